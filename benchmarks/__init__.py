@@ -1,0 +1,1 @@
+"""Measurements as commands, each printing one line of JSON."""

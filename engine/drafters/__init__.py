@@ -1,0 +1,1 @@
+"""Drafters propose tokens; the engine alone decides what is kept."""

@@ -1,0 +1,104 @@
+"""What goes into the engine and what comes out: token ids only; text is the business of the layer above."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-sequence or stop token
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one answer is chosen. With equal parameters and equal `seed` the answer is the same, however drafted."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits
+    stop_token_ids: frozenset[int] = frozenset()  # beside the model's own end-of-sequence ids
+    ignore_eos: bool = False
+    num_logprobs: int | None = None  # None: no log-probabilities; k: the sampled token's and the top k's
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0.0 <= self.temperature <= 2.0:
+            raise ValueError(f"temperature must be in 0..2, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in 0..1, got {self.min_p}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be in 0..2**64-1, got {self.seed}")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
+            raise ValueError(f"num_logprobs must be in 0..20, got {self.num_logprobs}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float  # of the model's own distribution (temperature 1, no filter), natural logarithm
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """One request's figures. Acceptance length counts the token the target adds itself: 1 + accepted / steps."""
+
+    num_spec_steps: int = 0  # verify passes, those without a draft included
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_spec_tokens: int = 0  # longest path a draft may have
+    acceptance_histogram: list[int] = field(default_factory=list)  # [i]: passes that accepted i draft tokens
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1.0 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    def record(self, *, drafted: int, accepted: int) -> None:
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        while len(self.acceptance_histogram) <= accepted:
+            self.acceptance_histogram.append(0)
+        self.acceptance_histogram[accepted] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step added to one request; `speculation` comes with the last one."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+    speculation: SpeculationStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer, from `engine.generate.generate`. An ending stop token is part of `token_ids`."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason
+    speculation: SpeculationStats

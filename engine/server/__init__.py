@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP server over one engine: `python -m engine.server`."""

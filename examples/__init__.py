@@ -1,0 +1,1 @@
+"""Runnable examples; `examples.demo` is what `make demo` runs."""

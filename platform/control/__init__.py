@@ -1,0 +1,1 @@
+"""The control plane: rows, services, API, gateway and admin. Never imports torch."""

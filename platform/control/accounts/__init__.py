@@ -1,0 +1,1 @@
+"""Organizations, users, members and API keys."""

@@ -1,0 +1,1 @@
+"""What every route shares: authentication, errors, paging, request ids."""

@@ -1,0 +1,1 @@
+"""OpenAI batches: validation of rows, shards in, output and error files out."""

@@ -1,0 +1,56 @@
+"""OpenAI's batch object. The work is a job of kind `batch`; this row holds what the API shows."""
+
+from django.db import models
+
+from control.accounts.models import Organization
+from control.catalog.models import BaseModel
+from control.files.models import File
+from control.ids import batch_id
+from control.jobs.models import Job
+
+
+class Batch(models.Model):
+    class Status(models.TextChoices):
+        VALIDATING = "validating"
+        FAILED = "failed"
+        IN_PROGRESS = "in_progress"
+        FINALIZING = "finalizing"
+        COMPLETED = "completed"
+        EXPIRED = "expired"
+        CANCELLING = "cancelling"
+        CANCELLED = "cancelled"
+
+    id = models.CharField(primary_key=True, max_length=40, default=batch_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="batches")
+    job = models.OneToOneField(Job, on_delete=models.PROTECT, related_name="batch")
+    input_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    output_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    error_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    tokens_key = models.CharField(max_length=400, blank=True, help_text="Token ids of the answers, for training.")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    endpoint = models.CharField(max_length=64)
+    completion_window = models.CharField(max_length=8, default="24h")
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.VALIDATING)
+    errors = models.JSONField(null=True, blank=True, help_text="[{code, line, message, param}], at most 1,000.")
+    warnings = models.JSONField(default=list, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    usage = models.JSONField(default=dict, blank=True)
+    total = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+    in_progress_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    finalizing_at = models.DateTimeField(null=True, blank=True)
+    completed_at = models.DateTimeField(null=True, blank=True)
+    failed_at = models.DateTimeField(null=True, blank=True)
+    expired_at = models.DateTimeField(null=True, blank=True)
+    cancelling_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name_plural = "batches"
+        indexes = [models.Index(fields=["organization", "-id"], name="batch_page")]
+
+    def __str__(self) -> str:
+        return self.id

@@ -1,0 +1,1 @@
+"""Base models and the speculators trained for them."""

@@ -1,0 +1,1 @@
+"""Dedicated endpoints: desired state, observed state, the supervisor between them."""

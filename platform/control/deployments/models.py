@@ -1,0 +1,48 @@
+"""A dedicated endpoint: the row says what should be, the supervisor reports what is."""
+
+from django.db import models
+
+from control.accounts.models import Organization
+from control.catalog.models import BaseModel, Speculator
+from control.ids import deployment_id
+
+
+class Deployment(models.Model):
+    class Desired(models.TextChoices):
+        RUNNING = "running"
+        STOPPED = "stopped"
+
+    class State(models.TextChoices):
+        PROVISIONING = "provisioning"
+        READY = "ready"
+        DEGRADED = "degraded"
+        STOPPING = "stopping"
+        STOPPED = "stopped"
+        FAILED = "failed"
+
+    id = models.CharField(primary_key=True, max_length=40, default=deployment_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="deployments")
+    name = models.CharField(max_length=64, help_text="What callers put into `model`.")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="deployments")
+    speculator = models.ForeignKey(
+        Speculator, on_delete=models.PROTECT, related_name="deployments", null=True, blank=True
+    )
+    desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
+    state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
+    generation = models.PositiveIntegerField(default=1, help_text="Grows with every change of what should be.")
+    observed_generation = models.PositiveIntegerField(default=0)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    process_started = models.CharField(max_length=40, blank=True, help_text="Start time of pid: tells a reused pid.")
+    port = models.PositiveIntegerField(null=True, blank=True)
+    token = models.CharField(max_length=64, blank=True, help_text="What the gateway shows the engine.")
+    crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
+    not_before = models.DateTimeField(null=True, blank=True)
+    error = models.JSONField(null=True, blank=True)
+    healthy_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "name"], name="deployment_name_per_organization")]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,1 @@
+"""Uploaded and produced files; the bytes live in storage."""

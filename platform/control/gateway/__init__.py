@@ -1,0 +1,1 @@
+"""Routes chat and completions to the deployment that serves them."""

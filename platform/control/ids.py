@@ -1,0 +1,48 @@
+"""Public ids: a prefix, the time and randomness, so that ids sort by creation and can't be guessed."""
+
+import secrets
+import time
+
+
+def new_id(prefix: str) -> str:
+    """`prefix` + 11 hex digits of milliseconds + 16 random hex digits; the prefix brings its own separator."""
+    return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(8)}"
+
+
+# One named function a kind: migrations refer to a column's default by its import path.
+
+
+def organization_id() -> str:
+    return new_id("org_")
+
+
+def file_id() -> str:
+    return new_id("file-")
+
+
+def base_model_id() -> str:
+    return new_id("model_")
+
+
+def speculator_id() -> str:
+    return new_id("spec_")
+
+
+def job_id() -> str:
+    return new_id("job_")
+
+
+def batch_id() -> str:
+    return new_id("batch_")
+
+
+def pipeline_id() -> str:
+    return new_id("pipe_")
+
+
+def deployment_id() -> str:
+    return new_id("dep_")
+
+
+def user_id() -> str:
+    return new_id("user_")

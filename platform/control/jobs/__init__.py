@@ -1,0 +1,1 @@
+"""Jobs: leases, fences, shards, events. The row is the job."""

@@ -1,0 +1,1 @@
+"""Prompts to endpoint as one resumable object."""

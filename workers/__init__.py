@@ -1,0 +1,1 @@
+"""GPU work and its supervision."""

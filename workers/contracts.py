@@ -1,0 +1,222 @@
+"""What crosses the border between the supervisor and the child process. Standard library only.
+
+The supervisor writes a spec as JSON, starts `python -m workers.run SPEC.json`, and reads one JSON event per
+line of the child's standard output (standard error is a log). The child sees local paths alone: the supervisor
+stages inputs in and uploads what an event names. So the child holds no database password and no S3 key.
+
+    {"event": "progress", "done": 12, "total": 160, "unit": "rows"}
+    {"event": "metrics", "step": 40, "data": {"loss": 1.9, "acceptance_length": 1.7}}
+    {"event": "shard", "shard_no": 3, "path": "...", "completed": 16, "failed": 0, "usage": {...}}
+    {"event": "checkpoint", "path": "...", "step": 40}
+    {"event": "finished", "result": {...}, "artifacts": {"speculator": "folder", "report": "file"}}
+    {"event": "failed", "failure_class": "user_config", "code": "model_not_loadable", "message": "..."}
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+MAX_SHARD_ROWS = 256
+
+
+class FailureClass(StrEnum):
+    """Whether another attempt can help. Only `INFRA` is retried without end, and only while there is progress."""
+
+    INVALID_INPUT = "invalid_input"
+    USER_CONFIG = "user_config"
+    INFRA = "infra"
+    OUT_OF_MEMORY = "out_of_memory"
+    BUG = "bug"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class ContractError(ValueError):
+    """A spec or an event that does not have the agreed form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRange:
+    shard_no: int
+    row_from: int
+    row_to: int  # exclusive
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.row_from < self.row_to:
+            raise ContractError(f"shard needs 0 <= row_from < row_to, got {self.row_from}..{self.row_to}")
+        if self.row_to - self.row_from > MAX_SHARD_ROWS:
+            raise ContractError(f"shard holds at most {MAX_SHARD_ROWS} rows, got {self.row_to - self.row_from}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """Answer rows of `input_path` and write one file per shard into `output_dir`.
+
+    `input_path` holds normalised rows, one JSON object a line: {"custom_id", "url", "body"}.
+    Each shard file is written under a temporary name, synced and renamed before its event is printed. Its lines:
+    {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
+    "finish_reason"}; the last three only where `ok`. The id of an output row is `batch_req_<job id tail>_<row>`.
+    """
+
+    kind: str = "batch"
+    job_id: str
+    model_dir: str
+    model_name: str
+    input_path: str
+    output_dir: str
+    shards: tuple[ShardRange, ...]
+    drafter: str = "ngram"
+    speculator_dir: str | None = None
+    max_batch_size: int = 16
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """Train a speculator on answers; resume from `checkpoint_dir` when it holds a checkpoint.
+
+    `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
+    `hyperparameters` are those of `method` (see workers/training/<method>/config.py); unknown keys are an error.
+    """
+
+    kind: str = "training"
+    job_id: str
+    model_dir: str
+    target_revision: str
+    method: str  # "medusa"
+    tokens_paths: tuple[str, ...]
+    output_dir: str
+    checkpoint_dir: str
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """Answer held-out prompts with and without the speculator and compare tokens and time.
+
+    `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json` and `report.png` into `output_dir`.
+    """
+
+    kind: str = "evaluation"
+    job_id: str
+    model_dir: str
+    model_name: str
+    prompts_path: str
+    output_dir: str
+    drafter: str
+    speculator_dir: str | None
+    concurrencies: tuple[int, ...] = (1,)
+    max_tokens: int | None = None  # caps every row's own max_tokens
+    repeats: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+Spec = BatchSpec | TrainingSpec | EvaluationSpec
+_SPECS: dict[str, type[Spec]] = {"batch": BatchSpec, "training": TrainingSpec, "evaluation": EvaluationSpec}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    event: str = "progress"
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    event: str = "metrics"
+    step: int
+    data: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDone:
+    event: str = "shard"
+    shard_no: int
+    path: str
+    completed: int
+    failed: int
+    usage: dict[str, int]  # prompt_tokens, completion_tokens, total_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """`path` is a folder that stays readable until the next checkpoint event."""
+
+    event: str = "checkpoint"
+    path: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    event: str = "finished"
+    result: dict[str, Any]
+    artifacts: dict[str, str]  # name -> file or folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    event: str = "failed"
+    failure_class: str
+    code: str
+    message: str
+
+
+Event = Progress | Metrics | ShardDone | Checkpoint | Finished | Failed
+_EVENTS: dict[str, type[Event]] = {
+    "progress": Progress,
+    "metrics": Metrics,
+    "shard": ShardDone,
+    "checkpoint": Checkpoint,
+    "finished": Finished,
+    "failed": Failed,
+}
+
+_Record = TypeVar("_Record")
+
+
+def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
+    known = {f.name for f in fields(record)}  # type: ignore[arg-type]  # every record here is a dataclass
+    if unknown := sorted(values.keys() - known):
+        raise ContractError(f"{record.__name__} knows {sorted(known)}, got also {unknown}")
+    try:
+        return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except TypeError as error:
+        raise ContractError(f"{record.__name__}: {error}") from error
+
+
+def write_spec(spec: Spec, path: Path) -> None:
+    path.write_text(json.dumps(asdict(spec)))
+
+
+def read_spec(path: Path) -> Spec:
+    """Raises: ContractError: unknown kind, unknown or missing field."""
+    values = json.loads(path.read_text())
+    if values.get("kind") not in _SPECS:
+        raise ContractError(f"kind must be one of {sorted(_SPECS)}, got {values.get('kind')!r}")
+    if "shards" in values:
+        values["shards"] = [_build(ShardRange, shard) for shard in values["shards"]]
+    return _build(_SPECS[values["kind"]], values)
+
+
+def encode_event(event: Event) -> str:
+    return json.dumps(asdict(event), separators=(",", ":"), allow_nan=False)
+
+
+def decode_event(line: str) -> Event:
+    """Raises: ContractError: not JSON, or not an event."""
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise ContractError(f"event must be one line of JSON, got {line[:80]!r}") from error
+    if not isinstance(values, dict) or values.get("event") not in _EVENTS:
+        raise ContractError(f"event must be one of {sorted(_EVENTS)}, got {line[:80]!r}")
+    return _build(_EVENTS[values["event"]], values)

@@ -1,0 +1,1 @@
+"""What the child process does: batch inference and evaluation."""

@@ -1,0 +1,1 @@
+"""Celery tasks: claim, supervise a child process, commit. Never imports torch."""

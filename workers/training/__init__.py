@@ -1,0 +1,1 @@
+"""Training of speculators, in the child process."""

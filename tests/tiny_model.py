@@ -1,0 +1,89 @@
+"""A causal model of a few thousand weights with a byte-level tokenizer: real files, no download, under a second.
+
+The weights are random but larger than usual, so that the distribution is far from flat: greedy answers differ from
+prompt to prompt, and no near-tie decides an argmax.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+Architecture = Literal["llama", "qwen2", "qwen3"]
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|start|>", "<|end|>")  # the first by this name, or Qwen's tokenizer adds it
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def make_tiny_model(
+    directory: Path,
+    architecture: Architecture = "llama",
+    *,
+    seed: int = 0,
+    num_layers: int = 2,
+    hidden_size: int = 64,
+    max_position_embeddings: int = 1024,
+    tie_word_embeddings: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Write config, safetensors, tokenizer and chat template into `directory` and return it.
+
+    The same arguments give the same bytes. `<|end|>` is the end-of-sequence token and rarely comes up by chance.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = _byte_tokenizer()
+    tokenizer.save_pretrained(directory)
+    config_class, model_class = _classes(architecture)
+    config = config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden_size // 4,
+        max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=tie_word_embeddings,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.to(dtype).save_pretrained(directory)
+    return directory
+
+
+def _classes(architecture: Architecture) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }[architecture]
+
+
+def _byte_tokenizer() -> PreTrainedTokenizerFast:
+    """256 bytes and three special tokens; no merges, so that any text has exactly one encoding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    pad, _, end = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+        tokenizer_object=core,
+        pad_token=pad,
+        eos_token=end,
+        additional_special_tokens=list(SPECIAL_TOKENS[1:2]),
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -40,9 +40,16 @@ class Deployment(models.Model):
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays: its process must stop, pipelines name it
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["organization", "name"], name="deployment_name_per_organization")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization", "name"],
+                condition=models.Q(deleted_at=None),
+                name="deployment_name_per_organization",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -34,6 +34,7 @@ class Job(models.Model):
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     stalled_attempts = models.PositiveIntegerField(default=0, help_text="Attempts in a row without progress.")
+    failures = models.JSONField(default=dict, blank=True, help_text="Failed attempts so far, by failure class.")
     lease_until = models.DateTimeField(null=True, blank=True)
     worker = models.CharField(max_length=120, blank=True)
     not_before = models.DateTimeField(null=True, blank=True)
@@ -72,6 +73,8 @@ class JobShard(models.Model):
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     usage = models.JSONField(default=dict, blank=True)
+    alone = models.BooleanField(default=False, help_text="Under suspicion: run by itself, so that a crash has a culprit.")
+    crashes = models.PositiveSmallIntegerField(default=0, help_text="Child processes that died while running it alone.")
 
     class Meta:
         constraints = [

@@ -19,6 +19,7 @@ class Pipeline(models.Model):
         GATING = "gating"
         DEPLOYING = "deploying"
         LIVE = "live"
+        SUCCEEDED = "succeeded"  # the gate said yes and nothing was to be deployed
         REJECTED = "rejected"  # the gate said no: nothing deployed, everything kept
         FAILED = "failed"
         CANCELLED = "cancelled"

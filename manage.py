@@ -1,0 +1,18 @@
+#!/usr/bin/env python
+"""Django's command line. `platform/` is a source folder, not a package: this is one of the places that know it."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent / "platform"))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}, whatever went wrong.
+
+    ApiError                  raised by services, selectors and views; knows its status
+    rest_framework's own      authentication, parsing, validation, 405, 415: translated by `exception_handler`
+    everything else           500 without a word about the cause, which is logged with the request's id
+"""
+
+import structlog
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, JsonResponse
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+log = structlog.get_logger(__name__)
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """Refuses a request.
+
+    `code` is permanent and for programs, `message` is for people and may change, `param` names the field at fault.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        type: str | None = None,  # noqa: A002  # the wire's name
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    """For views outside of rest_framework, as the gateway's."""
+    return JsonResponse(error.body(), status=error.status, headers=error.headers)
+
+
+def server_error() -> ApiError:
+    return ApiError(500, "The server had an error while processing your request.", "internal_error")
+
+
+def exception_handler(error: Exception, context: dict[str, object]) -> Response:
+    """rest_framework's EXCEPTION_HANDLER."""
+    translated = _translate(error)
+    if translated.status >= 500 and not isinstance(error, ApiError):
+        log.exception("request failed", exc_info=error)
+    return Response(translated.body(), status=translated.status, headers=translated.headers)
+
+
+def _translate(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case exceptions.ValidationError():
+            return _invalid(error.get_full_details())
+        case exceptions.AuthenticationFailed() | exceptions.NotAuthenticated():
+            return ApiError(401, str(error.detail), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        case exceptions.MethodNotAllowed():
+            return ApiError(405, str(error.detail), "method_not_allowed")
+        case exceptions.APIException():
+            return ApiError(error.status_code, str(error.detail), str(error.get_codes()))
+        case Http404():
+            return ApiError(404, "Not found.", "not_found")
+        case PermissionDenied():
+            return ApiError(403, "You may not do this.", "permission_denied")
+        case _:
+            return server_error()
+
+
+_CODES = {"required": "missing_required_parameter", "null": "missing_required_parameter"}
+
+
+def _invalid(details: object) -> ApiError:
+    """The first of rest_framework's validation errors: the wire has room for one."""
+    path: list[str] = []
+    while not (isinstance(details, dict) and isinstance(details.get("code"), str) and "message" in details):
+        if isinstance(details, dict):
+            name, details = next(iter(details.items()))
+            if name != "non_field_errors":
+                path.append(str(name))
+        elif isinstance(details, list):
+            position = next(i for i, item in enumerate(details) if item)
+            details = details[position]
+        else:
+            raise AssertionError(f"rest_framework's error details end in a message and a code, got {details!r}")
+    param = ".".join(path) or None
+    message = str(details["message"])
+    return ApiError(
+        400, f"{param}: {message}" if param else message, _CODES.get(details["code"], "invalid_value"), param
+    )

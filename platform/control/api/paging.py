@@ -1,0 +1,59 @@
+"""OpenAI's list object: newest first, `after` an id, `limit` 1 to 100."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.api.errors import ApiError
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+
+_Row = TypeVar("_Row", bound=Model)
+
+
+def paginate(
+    queryset: QuerySet[_Row],
+    request: Request,
+    serialize: Callable[[_Row], dict[str, Any]],
+    *,
+    max_limit: int = MAX_LIMIT,
+    default_limit: int = DEFAULT_LIMIT,
+) -> Response:
+    """One page of `queryset`, ordered by id: ids sort by creation, so a page stays put while rows are added.
+
+    `after` need not exist any more: a row deleted between two pages ends no listing.
+    Raises: ApiError: 400 for a limit out of range or an order other than asc and desc.
+    """
+    limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
+    ascending = _is_ascending(request.query_params.get("order", "desc"))
+    if after := request.query_params.get("after"):
+        queryset = queryset.filter(pk__gt=after) if ascending else queryset.filter(pk__lt=after)
+    rows = list(queryset.order_by("pk" if ascending else "-pk")[: limit + 1])
+    data = [serialize(row) for row in rows[:limit]]
+    return Response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(rows) > limit,
+        }
+    )
+
+
+def _limit(given: str | None, default: int, maximum: int) -> int:
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= maximum and len(given) < 9):
+        raise ApiError(400, f"limit must be in 1..{maximum}, got {given[:40]!r}", "invalid_value", "limit")
+    return int(given)
+
+
+def _is_ascending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order must be asc or desc, got {order[:40]!r}", "invalid_value", "order")
+    return order == "asc"

@@ -1,0 +1,70 @@
+"""Whether another attempt can help, and when. Pure: the decisions only, no rows.
+
+    invalid_input, user_config, expired   never
+    infra                                 as long as there is progress
+    out_of_memory                         once, with half the batch
+    bug                                   three tries
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workers.contracts import FailureClass
+
+MAX_STALLED_ATTEMPTS = 3
+MAX_TRIES: Mapping[FailureClass, int | None] = {
+    FailureClass.INVALID_INPUT: 1,
+    FailureClass.USER_CONFIG: 1,
+    FailureClass.EXPIRED: 1,
+    FailureClass.CANCELLED: 1,
+    FailureClass.INFRA: None,
+    FailureClass.OUT_OF_MEMORY: 2,
+    FailureClass.BUG: 3,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`code` is permanent and for programs, `message` for people."""
+
+    failure_class: FailureClass
+    code: str
+    message: str
+
+    def as_error(self) -> dict[str, str | bool]:
+        """The job's `error`: what the customer sees."""
+        return {
+            "class": self.failure_class.value,
+            "code": self.code,
+            "message": self.message,
+            "retryable": self.failure_class in (FailureClass.INFRA, FailureClass.BUG),
+        }
+
+
+CRASH_LOOP = Failure(
+    failure_class=FailureClass.INFRA,
+    code="worker_crash_loop",
+    message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
+)
+
+
+def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:
+    """What to fail the job with, or None to try again.
+
+    Args:
+        earlier: failures of the same class before this one.
+        stalled_attempts: attempts in a row without progress, the one that failed included.
+    """
+    tries = MAX_TRIES[failure.failure_class]
+    if tries is not None and earlier + 1 >= tries:
+        return failure
+    if stalled_attempts >= MAX_STALLED_ATTEMPTS:
+        cause = f"{CRASH_LOOP.message}; the last: {failure.code}: {failure.message}"
+        return Failure(failure_class=FailureClass.INFRA, code=CRASH_LOOP.code, message=cause[:2000])
+    return None
+
+
+def backoff_seconds(stalled_attempts: int, *, first: float, cap: float) -> float:
+    """Exponential with full jitter, so that a crowd of failed jobs does not come back at once."""
+    return random.uniform(0.0, min(cap, first * 2.0 ** max(0, stalled_attempts - 1)))

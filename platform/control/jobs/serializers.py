@@ -1,0 +1,45 @@
+"""Jobs as the API shows them. Times are Unix seconds, absent is null."""
+
+from datetime import datetime
+from typing import Any
+
+from control.jobs.models import Job, JobEvent
+
+
+def unix_seconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+def progress_json(job: Job) -> dict[str, Any] | None:
+    if not job.progress_unit:
+        return None
+    return {"done": job.progress_done, "total": job.progress_total, "unit": job.progress_unit}
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.pk,
+        "object": "job",
+        "kind": job.kind,
+        "status": job.status,
+        "attempt": job.attempt,
+        "progress": progress_json(job),
+        "metrics": job.metrics,
+        "result": job.result,
+        "error": job.error,
+        "created_at": unix_seconds(job.created_at),
+        "started_at": unix_seconds(job.started_at),
+        "finished_at": unix_seconds(job.finished_at),
+        "cancel_requested_at": unix_seconds(job.cancel_requested_at),
+    }
+
+
+def event_json(event: JobEvent) -> dict[str, Any]:
+    return {
+        "id": f"{event.job_id}-{event.seq}",
+        "object": "job.event",
+        "job_id": event.job_id,
+        "type": event.type,
+        "data": event.data,
+        "created_at": unix_seconds(event.created_at),
+    }

@@ -1,0 +1,204 @@
+"""The life of a job: the only writers of its row.
+
+Every write of an attempt carries the claim's fence and raises LeaseLost when that is old. `state` says how, `shards`
+commits results, `failures` decides about another try.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+from django.db.models import BooleanField, Case, F, Value, When
+from django.db.models.functions import Coalesce, Now
+
+from control.accounts.models import Organization
+from control.jobs.config import get_job_config
+from control.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
+from control.jobs.models import Job, Worker
+from control.jobs.selectors import is_due, jobs_due
+from control.jobs.state import Claim, event_add, from_now, held, transition, update_held
+from control.jobs.wake import wake, wake_on_commit
+from control.settings.config import get_config
+from workers.contracts import FailureClass
+
+RECONCILE_LIMIT = 100
+
+
+def job_submit(*, organization: Organization, kind: str, params: Mapping[str, Any]) -> Job:
+    """Queues work. `params` holds storage keys and ids, never paths of one machine."""
+    with transaction.atomic():
+        job = Job.objects.create(organization=organization, kind=Job.Kind(kind), params=dict(params))
+        event_add(job_id=job.pk, type="queued", data={})
+        wake_on_commit(job.pk)
+    return job
+
+
+def job_cancel(*, job: Job) -> bool:
+    """Asks for the end; whoever holds the job stops it within seconds and keeps what is finished.
+
+    Returns: False: it had ended, or had been cancelled, before.
+    """
+    with transaction.atomic():
+        asked = Job.objects.filter(
+            pk=job.pk, status__in=(Job.Status.QUEUED, Job.Status.RUNNING), cancel_requested_at=None
+        ).update(cancel_requested_at=Now(), not_before=None)
+        if asked:
+            event_add(job_id=job.pk, type="cancel_requested", data={})
+            wake_on_commit(job.pk)
+    return bool(asked)
+
+
+def job_claim(*, job_id: str, worker: str) -> Claim | None:
+    """Takes a due job: one UPDATE, so of two racing workers one gets it. None: not due, or somebody has it."""
+    with transaction.atomic():
+        claimed = (
+            Job.objects.filter(pk=job_id)
+            .filter(is_due())
+            .update(
+                status=Job.Status.RUNNING,
+                fence=F("fence") + 1,
+                attempt=F("attempt") + 1,
+                stalled_attempts=F("stalled_attempts") + 1,  # until a shard or checkpoint proves otherwise
+                lease_until=from_now(get_config().lease_seconds),
+                worker=worker,
+                not_before=None,
+                progress_at=Now(),
+                started_at=Coalesce("started_at", Now()),
+            )
+        )
+        if not claimed:
+            return None
+        row = Job.objects.only("fence", "stalled_attempts").get(pk=job_id)  # ours: the UPDATE holds its lock
+        event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
+    return Claim(
+        job_id=job_id, fence=row.fence, worker=worker, is_exhausted=row.stalled_attempts > MAX_STALLED_ATTEMPTS
+    )
+
+
+def job_renew(*, claim: Claim) -> bool:
+    """Prolongs the lease. Returns: whether the customer wants the job cancelled. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, lease_until=from_now(get_config().lease_seconds))
+        return held(claim).values_list(_is_cancel_requested(), flat=True).get()
+
+
+def _is_cancel_requested() -> Case:
+    return Case(
+        When(cancel_requested_at__isnull=False, then=Value(True)), default=Value(False), output_field=BooleanField()
+    )
+
+
+def job_progress(
+    *, claim: Claim, done: int, total: int, unit: str, metrics: Mapping[str, float] | None = None
+) -> None:
+    """Shows how far the child is; no proof of progress, that is a committed shard or checkpoint. Raises: LeaseLost."""
+    values: dict[str, Any] = {"progress_done": done, "progress_total": total, "progress_unit": unit}
+    if metrics is not None:
+        values["metrics"] = dict(metrics)
+    update_held(claim, progress_at=Now(), **values)
+
+
+def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
+    """Makes an uploaded checkpoint the one to resume from. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
+        event_add(job_id=claim.job_id, type="checkpoint_committed", data={"fence": claim.fence, "step": step})
+
+
+def job_succeed(*, claim: Claim, result: Mapping[str, Any]) -> None:
+    """Raises: LeaseLost."""
+    transition(
+        claim,
+        Job.Status.SUCCEEDED,
+        event="succeeded",
+        data={},
+        result=dict(result),
+        error=None,
+        finished_at=Now(),
+    )
+
+
+def job_end_cancelled(*, claim: Claim) -> None:
+    """Raises: LeaseLost."""
+    transition(claim, Job.Status.CANCELLED, event="cancelled", data={}, finished_at=Now())
+
+
+def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
+    """What `job_fail` would end the job with; None: it would be tried again."""
+    earlier = job.failures.get(failure.failure_class.value, 0)
+    return final_failure(failure, earlier=earlier, stalled_attempts=job.stalled_attempts)
+
+
+def job_fail(*, claim: Claim, failure: Failure) -> bool:
+    """Ends the attempt: with another one later, or with the job. Returns: whether the job ended. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, progress_at=Now())  # locks the row, so that what is read now stays true
+        job = Job.objects.get(pk=claim.job_id)
+        final = job_final_failure(job=job, failure=failure)
+        name = failure.failure_class.value
+        failures = {**job.failures, name: job.failures.get(name, 0) + 1}
+        if final is not None:
+            transition(
+                claim,
+                Job.Status.FAILED,
+                event="failed",
+                data=final.as_error(),
+                error=final.as_error(),
+                failures=failures,
+                finished_at=Now(),
+            )
+            return True
+        config = get_job_config()
+        pause = backoff_seconds(job.stalled_attempts, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+        transition(
+            claim,
+            Job.Status.QUEUED,
+            event="retried",
+            data={**failure.as_error(), "pause_seconds": round(pause, 3)},
+            failures=failures,
+            params=_smaller(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
+            not_before=from_now(pause),
+        )
+    return False
+
+
+def _smaller(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {**params, "max_batch_size": max(1, int(params.get("max_batch_size", 16)) // 2)}
+
+
+def job_release(*, claim: Claim) -> None:
+    """Gives an unfinished job back at once: the worker stops, which is not the job's fault. Raises: LeaseLost."""
+    with transaction.atomic():
+        transition(
+            claim,
+            Job.Status.QUEUED,
+            event="released",
+            data={},
+            # Not counted as stalled, and never below zero after a commit has reset it.
+            stalled_attempts=Case(
+                When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0)
+            ),
+        )
+        wake_on_commit(claim.job_id)
+
+
+def worker_beat(*, worker: str, role: str) -> None:
+    """Says "I am alive", on the database's clock."""
+    if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
+        Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
+
+
+def worker_leave(*, worker: str) -> None:
+    Worker.objects.filter(pk=worker).delete()
+
+
+def reconcile() -> int:
+    """Repeats the wake-ups of all due jobs: what makes a lost message harmless. Several may run at once.
+
+    Returns: how many jobs were due.
+    """
+    ids = list(jobs_due().values_list("pk", flat=True)[:RECONCILE_LIMIT])
+    for job_id in ids:
+        wake(job_id)
+    return len(ids)
+

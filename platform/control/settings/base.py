@@ -1,0 +1,112 @@
+"""What every installation shares. `embedded` and `production` add what they differ in."""
+
+import structlog
+
+from control.settings.config import Config, database_settings
+
+SLIPSTREAM = Config()
+
+DEBUG = False
+ALLOWED_HOSTS = [host.strip() for host in SLIPSTREAM.allowed_hosts.split(",") if host.strip()]
+ROOT_URLCONF = "control.urls"
+ASGI_APPLICATION = "control.asgi.application"
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+
+INSTALLED_APPS = [
+    "unfold",  # before django.contrib.admin: it replaces its templates
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "control.accounts",
+    "control.files",
+    "control.catalog",
+    "control.jobs",
+    "control.batches",
+    "control.deployments",
+    "control.pipelines",
+    "control.console",
+    "control.embedded",
+]
+AUTH_USER_MODEL = "accounts.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+MIDDLEWARE = [
+    "control.api.request_id.RequestIdMiddleware",  # first: errors of all others carry the id too
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+DATABASES = {"default": database_settings(SLIPSTREAM)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+STATIC_URL = "/static/"
+WHITENOISE_USE_FINDERS = True  # the console's few files are served from the packages: no collectstatic step
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
+FILE_UPLOAD_TEMP_DIR = None  # the ASGI server's spool of a large request body; uploads themselves go to staging_dir
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["control.api.auth.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["control.api.auth.HasApiKey"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "EXCEPTION_HANDLER": "control.api.errors.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+}
+
+_SHARED_PROCESSORS = [
+    structlog.contextvars.merge_contextvars,  # request_id
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+
+def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
+    """Django's LOGGING: one line an event on standard error, the library's and ours alike."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "line": {
+                "()": structlog.stdlib.ProcessorFormatter,
+                "foreign_pre_chain": _SHARED_PROCESSORS,
+                "processors": [
+                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                    structlog.processors.format_exc_info,
+                    renderer,
+                ],
+            }
+        },
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": SLIPSTREAM.log_level},
+        "loggers": {"django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level}},
+    }

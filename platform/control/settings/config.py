@@ -1,0 +1,87 @@
+"""What the environment decides, read once into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
+
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from workers.contracts import MAX_SHARD_ROWS
+
+MIB = 1024 * 1024
+
+
+class Config(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_", env_ignore_empty=True, frozen=True)
+
+    data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
+    database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
+    redis_url: SecretStr | None = None  # none: workers poll
+    s3_bucket: str | None = None  # none: a folder in data_dir
+    s3_endpoint_url: str | None = None  # none: AWS
+
+    lease_seconds: Annotated[float, Field(gt=0)] = 30.0
+    renew_seconds: Annotated[float, Field(gt=0)] = 10.0
+    reconcile_seconds: Annotated[float, Field(gt=0)] = 5.0
+    shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
+
+    max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
+    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of every request that is not an upload
+    secret_key: SecretStr | None = None
+    allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
+    device: str = "auto"
+    log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _lease_outlives_two_renewals(self) -> Self:
+        if self.lease_seconds < 2 * self.renew_seconds:
+            raise ValueError(
+                f"lease_seconds must be at least twice renew_seconds, got {self.lease_seconds} and {self.renew_seconds}"
+            )
+        return self
+
+    @property
+    def storage_dir(self) -> Path:
+        return self.data_dir / "storage"
+
+    @property
+    def staging_dir(self) -> Path:
+        """Where bytes lie between a socket and storage; emptied by whoever wrote there."""
+        return self.data_dir / "staging"
+
+
+def get_config() -> Config:
+    """The one in force: what `control.settings` read, or what a test has put in its place."""
+    config = settings.SLIPSTREAM
+    assert isinstance(config, Config)
+    return config
+
+
+def database_settings(config: Config) -> dict[str, object]:
+    """Django's DATABASES["default"]. Raises: ImproperlyConfigured: a URL that is not PostgreSQL's."""
+    if config.database_url is None:
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": config.data_dir / "slipstream.sqlite3",
+            # IMMEDIATE: a transaction that reads and then writes would else fail with "database is locked" at its
+            # first write, without waiting, whenever another one has written since it began.
+            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA journal_mode=WAL"},
+        }
+    url = urlsplit(config.database_url.get_secret_value())
+    if url.scheme not in ("postgresql", "postgres") or not url.path.strip("/"):
+        raise ImproperlyConfigured(
+            f"SLIPSTREAM_DATABASE_URL must be postgresql://user:password@host:port/name, got scheme {url.scheme!r}"
+        )
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(url.path.strip("/")),
+        "USER": unquote(url.username or ""),
+        "PASSWORD": unquote(url.password or ""),
+        "HOST": unquote(url.hostname or ""),
+        "PORT": str(url.port or ""),
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": dict(parse_qsl(url.query)),
+    }

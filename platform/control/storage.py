@@ -1,0 +1,177 @@
+"""Where bytes lie: a folder when embedded, S3 in production. Keys are relative paths with `/`; rows name them.
+
+A put is whole or absent: a reader never sees half a file. A folder is no object of its own, only a shared prefix, so
+`put_folder` is not atomic: its key belongs in a row only after it returned.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol, cast
+
+import boto3
+from botocore.config import Config as BotoConfig
+from botocore.exceptions import ClientError
+
+from control.settings.config import Config, get_config
+
+
+class StorageError(Exception):
+    """Root of what storage raises."""
+
+
+class InvalidKey(StorageError, ValueError):
+    """A key that is absolute, empty, or climbs out with `..`."""
+
+
+class ObjectMissing(StorageError, LookupError):
+    """No object has this key."""
+
+
+class Storage(Protocol):
+    def put_file(self, key: str, path: Path) -> None: ...
+    def put_folder(self, prefix: str, path: Path) -> None: ...
+    def get_file(self, key: str, path: Path) -> None:
+        """Copies the object to `path`, whose folder is made if needed. Raises: ObjectMissing."""
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        """Copies all objects below `prefix` into the folder `path`. Raises: ObjectMissing: there are none."""
+
+    def open(self, key: str) -> BinaryIO:
+        """Reads the object as a stream. Raises: ObjectMissing."""
+
+    def delete(self, key: str) -> None:
+        """Deletes one object; that it is not there is no error."""
+
+    def exists(self, key: str) -> bool: ...
+
+
+def get_storage() -> Storage:
+    config = get_config()
+    return S3Storage(config) if config.s3_bucket else FolderStorage(config.storage_dir)
+
+
+def checked_key(key: str) -> str:
+    parts = PurePosixPath(key).parts
+    if not parts or key.startswith("/") or ".." in parts or "\\" in key or "\0" in key:
+        raise InvalidKey(f"a key is a relative path without '..', got {key!r}")
+    return "/".join(parts)
+
+
+class FolderStorage:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def put_file(self, key: str, path: Path) -> None:
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        try:
+            with path.open("rb") as source, draft.open("xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+                copy.flush()
+                os.fsync(copy.fileno())  # the row that will name the key survives a power cut: so must the bytes
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def put_folder(self, prefix: str, path: Path) -> None:
+        for file, name in _files_below(path):
+            self.put_file(f"{prefix}/{name}", file)
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.open(key) as source, path.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        folder = self._path(prefix)
+        if not folder.is_dir():
+            raise ObjectMissing(f"no objects below {prefix!r}")
+        for _, name in _files_below(folder):
+            self.get_file(f"{prefix}/{name}", path / name)
+
+    def open(self, key: str) -> BinaryIO:
+        try:
+            return self._path(key).open("rb")
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise ObjectMissing(f"no object {key!r}") from error
+
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+
+    def exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+
+def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files and their names relative to `folder`; drafts of unfinished puts (`.name.random`) are no files yet."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            yield path, path.relative_to(folder).as_posix()
+
+
+class S3Storage:
+    def __init__(self, config: Config) -> None:
+        assert config.s3_bucket is not None
+        self.bucket = config.s3_bucket
+        self._client = _s3_client(config.s3_endpoint_url)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._client.upload_file(str(path), self.bucket, checked_key(key))
+
+    def put_folder(self, prefix: str, path: Path) -> None:
+        for file, name in _files_below(path):
+            self.put_file(f"{prefix}/{name}", file)
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._client.download_file(self.bucket, checked_key(key), str(path))
+        except ClientError as error:
+            raise _translated(error, key) from error
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        base = f"{checked_key(prefix)}/"
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
+        keys = [str(item["Key"]) for page in pages for item in page.get("Contents", [])]
+        if not keys:
+            raise ObjectMissing(f"no objects below {prefix!r}")
+        for key in keys:
+            self.get_file(key, path / checked_key(key.removeprefix(base)))
+
+    def open(self, key: str) -> BinaryIO:
+        try:
+            body = self._client.get_object(Bucket=self.bucket, Key=checked_key(key))["Body"]
+        except ClientError as error:
+            raise _translated(error, key) from error
+        return cast(BinaryIO, body)  # botocore's StreamingBody is an io.IOBase
+
+    def delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=self.bucket, Key=checked_key(key))
+
+    def exists(self, key: str) -> bool:
+        try:
+            self._client.head_object(Bucket=self.bucket, Key=checked_key(key))
+        except ClientError as error:
+            if isinstance(_translated(error, key), ObjectMissing):
+                return False
+            raise
+        return True
+
+
+@lru_cache(maxsize=4)
+def _s3_client(endpoint_url: str | None) -> Any:  # boto3 builds its clients at run time: they have no static type
+    timeouts = BotoConfig(connect_timeout=5, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
+    return boto3.client("s3", endpoint_url=endpoint_url, config=timeouts)
+
+
+def _translated(error: ClientError, key: str) -> Exception:
+    code = error.response.get("Error", {}).get("Code")
+    return ObjectMissing(f"no object {key!r}") if code in ("404", "NoSuchKey", "NotFound") else error

@@ -1,0 +1,20 @@
+"""All routes: the API under /v1/, the operators' console under /admin/."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+from control.api.views import health
+
+_API = ("files", "batches", "catalog", "jobs", "pipelines", "deployments", "gateway")
+
+urlpatterns = [
+    path("health", health),
+    path("admin/", include("control.console.urls")),
+    path("admin/", admin.site.urls),
+    *(path("v1/", include(f"control.{app}.urls")) for app in _API),
+]
+
+handler400 = "control.api.views.bad_request"
+handler403 = "control.api.views.permission_denied"
+handler404 = "control.api.views.not_found"
+handler500 = "control.api.views.server_error"

@@ -1,0 +1,75 @@
+"""Plain functions that make one row each, with defaults for whatever a test does not care about."""
+
+import io
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.test import Client
+
+from control.accounts.models import ApiKey, Organization
+from control.accounts.services import api_key_create, organization_create
+from control.catalog.models import BaseModel
+from control.files.models import File
+from control.files.services import file_create
+from control.jobs.models import Job
+
+_number = itertools.count(1)
+
+
+def make_organization(name: str | None = None) -> Organization:
+    return organization_create(name=name or f"Organization {next(_number)}")
+
+
+def make_key(organization: Organization | None = None, **values: Any) -> tuple[ApiKey, str]:
+    return api_key_create(organization=organization or make_organization(), name="test", **values)
+
+
+def client_of(organization: Organization) -> Client:
+    """Django's test client, signed in as the organization. A 500 comes back as a response, as it would live."""
+    _, token = make_key(organization)
+    return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
+
+
+def make_file(
+    organization: Organization | None = None,
+    content: bytes | str | Sequence[dict[str, Any]] = b'{"hello": "world"}\n',
+    *,
+    filename: str = "rows.jsonl",
+    purpose: str = File.Purpose.BATCH,
+) -> File:
+    """`content` may be rows, one JSON object a line."""
+    if not isinstance(content, (bytes, str)):
+        content = "".join(f"{json.dumps(row)}\n" for row in content)
+    data = content.encode() if isinstance(content, str) else content
+    return file_create(
+        organization=organization or make_organization(), filename=filename, purpose=purpose, source=io.BytesIO(data)
+    )
+
+
+def make_base_model(name: str | None = None, organization: Organization | None = None) -> BaseModel:
+    """The row alone; `tests.tiny_model` writes a folder with weights."""
+    return BaseModel.objects.create(
+        name=name or f"model-{next(_number)}",
+        organization=organization,
+        path=str(Path("/nonexistent/model")),
+        model_type="llama",
+        revision="0" * 64,
+    )
+
+
+def make_job(organization: Organization | None = None, *, kind: str = Job.Kind.TRAINING, **values: Any) -> Job:
+    """The row alone, without the event that `job_submit` writes."""
+    return Job.objects.create(organization=organization or make_organization(), kind=kind, **values)
+
+
+def chat_row(custom_id: str = "row-1", *, content: str = "2+2?", model: str = "", **body: Any) -> dict[str, Any]:
+    """One row of a batch input file."""
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": model, "messages": [{"role": "user", "content": content}], **body},
+    }

@@ -1,0 +1,100 @@
+"""Typed reading of a JSON object that somebody else wrote, with errors that name the field and both sides."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class InvalidRequest(ValueError):  # noqa: N818 - what it says, not where it is raised
+    """A request that its sender must change. `param` and `code` are OpenAI's; codes are permanent."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class Fields:
+    """One JSON object. A field that is null counts as absent. `path` is how errors name the object, "" at the top."""
+
+    def __init__(self, values: Any, *, path: str = "") -> None:
+        if not isinstance(values, Mapping):
+            name = path or "the body"
+            raise InvalidRequest(f"{name} must be a JSON object, got {_kind(values)}", param=path or None)
+        self._values = values
+        self.path = path
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def string(self, name: str, default: str) -> str:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._invalid(name, f"must be a string, got {_kind(value)}")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._invalid(name, f"must be true or false, got {_kind(value)}")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self._values.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self._invalid(name, f"must be a JSON object, got {_kind(value)}")
+        return value
+
+    def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int | None:
+        """None where absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        bounds = f"an integer of at least {at_least}" if at_most is None else f"an integer in {at_least}..{at_most}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._invalid(name, f"must be {bounds}, got {_kind(value)}")
+        if value < at_least or (at_most is not None and value > at_most):
+            raise self._invalid(name, f"must be {bounds}, got {value}")
+        return value
+
+    def number(
+        self, name: str, default: float, *, at_least: float = -math.inf, above: float = -math.inf, at_most: float
+    ) -> float:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        lower = f"[{at_least:g}" if at_least > above else f"({above:g}"
+        bounds = f"a number in {lower}, {at_most:g}]"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._invalid(name, f"must be {bounds}, got {_kind(value)}")
+        if not (above < value and at_least <= value <= at_most):  # so written, NaN fails too
+            raise self._invalid(name, f"must be {bounds}, got {value}")
+        return float(value)
+
+    def _invalid(self, name: str, problem: str) -> InvalidRequest:
+        param = f"{self.path}.{name}" if self.path else name
+        return InvalidRequest(f"{param} {problem}", param=param)
+
+
+def _kind(value: Any) -> str:
+    """The value as JSON names its type; long or nested values are not repeated to whoever reads a log."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the string {value!r:.40}"
+    return "a list" if isinstance(value, list) else "an object"

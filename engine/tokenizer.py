@@ -1,0 +1,137 @@
+"""The model's tokenizer and chat template, over `transformers`. Knows nothing of requests, stop strings or time.
+
+Text of an answer is `decode(ids)`: special tokens left out, nothing tidied up. So it is a function of the ids alone,
+and `engine.text.TextStream` can give out the very same text piece by piece.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class ChatTemplateError(ValueError):
+    """The model has no chat template, or its template refuses these messages."""
+
+
+class Tokenizer:
+    """Safe to use from several threads: nothing changes after construction."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        """`eos_token_ids`: ids that the model's own configuration ends an answer with, beside the tokenizer's."""
+        self._tokenizer = tokenizer
+        decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
+        self._byte_level = '"ByteLevel"' in decoders
+        self._byte_fallback = '"ByteFallback"' in decoders
+        self._special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._added = frozenset(tokenizer.added_tokens_decoder)
+        own = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+        self.eos_token_ids: frozenset[int] = eos_token_ids | own
+        self.vocab_size: int = len(tokenizer)  # ids are below it; a model may have rows beyond
+
+    @classmethod
+    def load(cls, model_dir: Path) -> "Tokenizer":
+        """Reads local files alone and runs no code of theirs.
+
+        Raises: OSError, ValueError: the folder holds no tokenizer that `transformers` can load.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+        return cls(tokenizer, eos_token_ids=_configured_eos(model_dir))
+
+    def encode(self, text: str) -> list[int]:
+        """With what the tokenizer itself puts around a text (a begin-of-sequence token, for some models)."""
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Renders the model's own template in the sandbox of `transformers`.
+
+        Args:
+            template_variables: what the template may read beside the messages, such as Qwen3's `enable_thinking`.
+
+        Raises: ChatTemplateError: no template, one that refuses the messages, or a reserved variable.
+        """
+        variables = dict(template_variables or {})
+        if reserved := sorted(variables.keys() & _reserved_variables()):
+            raise ChatTemplateError(f"chat template variables must not be any of {reserved}: they are reserved")
+        if not self._tokenizer.chat_template:
+            raise ChatTemplateError("this model has no chat template; use /v1/completions with a prompt")
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
+                **variables,
+            )
+        except (TemplateError, TypeError) as error:  # TypeError: a template that adds text to what is none
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+        return cast(list[int], ids)  # so with tokenize and without return_dict
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cast(str, text)  # as for any one sequence
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, special tokens by name. Part of a character for some tokens, so bytes."""
+        token = self._token(token_id)
+        if token_id in self._added:
+            return token.encode()
+        if self._byte_level:
+            table = _byte_of_character()
+            return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return token.replace("▁", " ").encode()
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out."""
+        return token_id in self._special
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one raw byte, whose text depends on the byte tokens beside it."""
+        return self._byte_fallback and _BYTE_TOKEN.fullmatch(self._token(token_id)) is not None
+
+    def _token(self, token_id: int) -> str:
+        """As written in the vocabulary; "" for an id beyond it."""
+        token = cast(str | None, self._tokenizer.convert_ids_to_tokens(token_id))
+        return token or ""
+
+
+def _configured_eos(model_dir: Path) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, inverted. Source: `bytes_to_unicode` of OpenAI's gpt-2 encoder."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+@cache
+def _reserved_variables() -> frozenset[str]:
+    own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return frozenset(own) | {"messages"}

@@ -1,0 +1,94 @@
+"""A draft: a tree of guessed tokens under the last committed one. A chain is a tree without branches."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """N nodes, parents before children.
+
+    tokens: [N]. Guessed token of each node.
+    parents: [N]. Index of the parent node, -1 for children of the last committed token.
+    survival: [N]. Estimated probability that the node is accepted; never above its parent's.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.parents) == len(self.survival):
+            sizes = (len(self.tokens), len(self.parents), len(self.survival))
+            raise ValueError(f"tokens, parents and survival must be of one length, got {sizes}")
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"parent of node {node} must be in -1..{node - 1}, got {parent}")
+            if parent >= 0 and self.survival[node] > self.survival[parent]:
+                raise ValueError(f"node {node} can't be likelier than its parent {parent}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> list[int]:
+        """[N], 1 for children of the last committed token."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def only(self, nodes: Sequence[int]) -> "Draft":
+        """The draft cut down to these nodes (ascending, closed under parents)."""
+        index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
+        return Draft(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(index[self.parents[node]] for node in nodes),
+            tuple(self.survival[node] for node in nodes),
+        )
+
+
+EMPTY_DRAFT = Draft((), (), ())
+
+
+def chain(tokens: Sequence[int], survival: Sequence[float]) -> Draft:
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(survival))
+
+
+def grow_tree(tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]], budget: int) -> Draft:
+    """The `budget` likeliest nodes of the tree whose depth d offers the same candidates under every node.
+
+    Args:
+        tokens: [depth][k]. Candidates of each depth, best first.
+        probabilities: [depth][k]. Theirs, descending; a node's survival is the product along its path.
+
+    Best first: after a node come its first child and its next sibling, so the heap holds all that can be next.
+    Source: JetSpec, arXiv:2606.18394; OPT-Tree before it.
+    """
+    kept_tokens: list[int] = []
+    parents: list[int] = []
+    survival: list[float] = []
+    heap: list[tuple[float, int, int, int]] = []  # (-survival, depth, rank, parent)
+
+    def offer(depth: int, rank: int, parent: int) -> None:
+        if depth < len(tokens) and rank < len(tokens[depth]):
+            above = survival[parent] if parent >= 0 else 1.0
+            heapq.heappush(heap, (-above * probabilities[depth][rank], depth, rank, parent))
+
+    offer(0, 0, -1)
+    while heap and len(kept_tokens) < budget:
+        negative, depth, rank, parent = heapq.heappop(heap)
+        kept_tokens.append(tokens[depth][rank])
+        parents.append(parent)
+        survival.append(-negative)
+        offer(depth + 1, 0, len(kept_tokens) - 1)
+        offer(depth, rank + 1, parent)
+    return Draft(tuple(kept_tokens), tuple(parents), tuple(survival))

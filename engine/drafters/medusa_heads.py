@@ -1,0 +1,115 @@
+"""Medusa heads: from the hidden state that chose token t, head i guesses token t + 1 + i. Trainer and engine share this.
+
+    features_i = h;  layer by layer  features_i += SiLU(W_i features_i + b_i)        W zero at the start
+    logits_i   = lm_head features_i                                                  tied: the target's lm_head rows
+              or head_i  features_i                                                  untied: own weights, lm_head's copy
+
+Only tokens of a draft vocabulary are ever proposed: those the target uses in its answers. Files: `config.json`,
+`medusa_lm_head.safetensors` with LoRAX's names (`{head}.{layer}.linear.{weight,bias}`, untied also `{head}.{layers}.weight`)
+and, with a reduced vocabulary, `draft_vocab.safetensors`.
+
+Source: Cai et al. 2024, arXiv:2401.10774; layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.errors import SpeculatorNotLoadable
+
+WEIGHTS_FILE = "medusa_lm_head.safetensors"
+VOCAB_FILE = "draft_vocab.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaConfig:
+    hidden_size: int
+    num_heads: int
+    num_layers: int = 1
+    draft_vocab_size: int
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:
+            raise ValueError(f"sizes must be at least 1, got {self}")
+
+
+class MedusaHeads(nn.Module):
+    """draft_vocab: [Vd] int64, ascending token ids."""
+
+    draft_vocab: Tensor
+
+    def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
+        """`lm_head`: the target's [V, H]; untied heads start as its rows."""
+        super().__init__()
+        if draft_vocab.shape != (config.draft_vocab_size,):
+            raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")
+        self.config = config
+        H, K = config.hidden_size, config.num_heads
+        self.weight = nn.Parameter(torch.zeros(config.num_layers, K, H, H))
+        self.bias = nn.Parameter(torch.zeros(config.num_layers, K, H))
+        self.register_buffer("draft_vocab", draft_vocab)
+        self.head: nn.Parameter | None = None
+        if not config.tied:
+            rows = torch.zeros(config.draft_vocab_size, H) if lm_head is None else lm_head[draft_vocab].float()
+            self.head = nn.Parameter(rows.unsqueeze(0).repeat(K, 1, 1))  # [K, Vd, H]
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """hidden [R, H] -> [R, K, H]."""
+        x = hidden.unsqueeze(1).expand(-1, self.config.num_heads, -1)  # [R, K, H]
+        for weight, bias in zip(self.weight, self.bias, strict=True):
+            x = x + functional.silu(torch.einsum("rkh,kgh->rkg", x, weight) + bias)
+        return x
+
+    def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
+        """hidden [R, H], lm_head [Vd, H] (the target's rows of the draft vocabulary) -> [R, K, Vd]."""
+        x = self.features(hidden)
+        return x @ lm_head.T if self.head is None else torch.einsum("rkh,kvh->rkv", x, self.head)
+
+    def save(self, folder: Path, *, base_model: str) -> None:
+        """Writes the three files into an existing folder, weights in bfloat16."""
+        tensors = {}
+        for layer in range(self.config.num_layers):
+            for head in range(self.config.num_heads):
+                tensors[f"{head}.{layer}.linear.weight"] = self.weight[layer, head]
+                tensors[f"{head}.{layer}.linear.bias"] = self.bias[layer, head]
+        if self.head is not None:
+            for head in range(self.config.num_heads):
+                tensors[f"{head}.{self.config.num_layers}.weight"] = self.head[head]
+        stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        save_file(stored, folder / WEIGHTS_FILE)
+        save_file({"draft_vocab": self.draft_vocab.contiguous()}, folder / VOCAB_FILE)
+        values = {
+            "base_model_name_or_path": base_model,
+            "medusa_num_heads": self.config.num_heads,
+            "medusa_num_layers": self.config.num_layers,
+            "version": "2" if self.config.tied else "1",
+            "slipstream": asdict(self.config),
+        }
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "MedusaHeads":
+        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged or of other shapes."""
+        try:
+            config = MedusaConfig(**json.loads((folder / "config.json").read_text())["slipstream"])
+            tensors = load_file(folder / WEIGHTS_FILE)
+            heads = cls(config, load_file(folder / VOCAB_FILE)["draft_vocab"])
+            with torch.no_grad():
+                heads._read(tensors)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise SpeculatorNotLoadable(f"{folder} holds no Medusa heads: {error!r}") from error
+        return heads
+
+    def _read(self, tensors: dict[str, Tensor]) -> None:
+        for head in range(self.config.num_heads):
+            for layer in range(self.config.num_layers):
+                self.weight[layer, head].copy_(tensors[f"{head}.{layer}.linear.weight"])
+                self.bias[layer, head].copy_(tensors[f"{head}.{layer}.linear.bias"])
+            if self.head is not None:
+                self.head[head].copy_(tensors[f"{head}.{self.config.num_layers}.weight"])

@@ -1,0 +1,51 @@
+"""From folders to an engine."""
+
+from pathlib import Path
+
+from engine.config import EngineConfig, ModelConfig, resolve_device, resolve_dtype
+from engine.drafters.base import Drafter
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.loop import Engine
+from engine.model import Decoder
+from engine.rotary import rotary_tables
+from engine.weights import load_weights
+
+DRAFTERS = ("none", "ngram", "medusa")
+
+
+def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
+    """Raises: ModelNotLoadable: the folder holds no model this engine serves."""
+    config = ModelConfig.from_folder(model_dir)
+    resolved_dtype, resolved_device = resolve_dtype(dtype, config), resolve_device(device)
+    weights = load_weights(model_dir, config, resolved_dtype, resolved_device)
+    tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
+    return Decoder(config, weights, tables, resolved_dtype)
+
+
+def load_drafter(name: str, model: Decoder, speculator_dir: Path | None) -> Drafter:
+    """Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model."""
+    if name not in DRAFTERS:
+        raise SpeculatorNotLoadable(f"drafter must be one of {', '.join(DRAFTERS)}, got {name!r}")
+    if name == "none":
+        return NoDrafter()
+    if name == "ngram":
+        return NgramDrafter()
+    if speculator_dir is None:
+        raise SpeculatorNotLoadable(f"drafter {name} needs a speculator folder")
+    return MedusaDrafter.load(speculator_dir, model)
+
+
+def load_engine(
+    model_dir: Path,
+    *,
+    drafter: str = "none",
+    speculator_dir: Path | None = None,
+    config: EngineConfig | None = None,
+) -> Engine:
+    """Raises: ModelNotLoadable, SpeculatorNotLoadable."""
+    config = config or EngineConfig()
+    model = load_model(model_dir, dtype=config.dtype, device=config.device)
+    return Engine(model, load_drafter(drafter, model, speculator_dir), config)

@@ -1,0 +1,130 @@
+"""Paged tree attention with rows that depend on nothing but their own keys.
+
+A row at position p has p + 1 keys: the first `prefix_lens[m]` lie where its sequence's slot table says, the rest on
+its own path through the draft tree (its ancestors, then itself). Keys are taken in position order, so plain decoding,
+a chain and a tree add in the same order. Softmax runs online over blocks of 16 positions counted from position 0.
+
+Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor, dtype_code
+from kernels.cpu.library import library
+
+_BLOCK = 16
+_MAX_HEAD_DIM = 256  # cpu/attention.c keeps a head in registers and on the stack
+_MAX_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """Which keys each of M rows attends to.
+
+    slot_tables: [S, L] int32. Slot of each committed position of each sequence.
+    seqs: [M] int64. Row of `slot_tables`.
+    prefix_lens: [M] int64. Keys taken from the slot table.
+    paths: [M, P] int32. Slots of the row's path, in position order; unused places are ignored.
+    path_lens: [M] int64.
+    """
+
+    slot_tables: Tensor
+    seqs: Tensor
+    prefix_lens: Tensor
+    paths: Tensor
+    path_lens: Tensor
+
+    def check(self) -> None:
+        """Raises: ValueError: shapes or dtypes do not fit."""
+        M = self.seqs.shape[0]
+        check_tensor(self.slot_tables, "slot_tables", (None, None), torch.int32)
+        check_tensor(self.seqs, "seqs", (M,), torch.int64)
+        check_tensor(self.prefix_lens, "prefix_lens", (M,), torch.int64)
+        check_tensor(self.paths, "paths", (M, None), torch.int32)
+        check_tensor(self.path_lens, "path_lens", (M,), torch.int64)
+
+    def slots(self, row: int) -> Tensor:
+        """[p + 1] int64: the row's keys in position order."""
+        prefix = self.slot_tables[self.seqs[row], : self.prefix_lens[row]]
+        return torch.cat((prefix, self.paths[row, : self.path_lens[row]])).long()
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D]. Every block has one shape."""
+    num_kv_heads, D = keys.shape[1:]
+    query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D]
+    top = query.new_full(query.shape[:2], float("-inf"))
+    total = torch.zeros_like(top)
+    out = torch.zeros_like(query)
+    for start in range(0, keys.shape[0], _BLOCK):
+        count = min(_BLOCK, keys.shape[0] - start)
+        k, v = query.new_zeros(_BLOCK, num_kv_heads, D), query.new_zeros(_BLOCK, num_kv_heads, D)
+        k[:count], v[:count] = keys[start : start + count], values[start : start + count]
+        scores = torch.einsum("hgd,jhd->hgj", query, k)
+        scores[..., count:] = float("-inf")
+        new_top = torch.maximum(top, scores.amax(-1))
+        weights = torch.exp(scores - new_top.unsqueeze(-1))  # [Hkv, G, 16]
+        factor = torch.exp(top - new_top)
+        total = total * factor + weights.sum(-1)
+        out = out * factor.unsqueeze(-1) + torch.einsum("hgj,jhd->hgd", weights, v)
+        top = new_top
+    return (out / total.unsqueeze(-1)).flatten(0, 1)
+
+
+def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+    """As `attention`, row by row."""
+    out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
+    for row in range(q.shape[0]):
+        slots = rows.slots(row)
+        out[row] = _attend(q[row], k_cache[slots].float(), v_cache[slots].float()).to(out.dtype)
+    return out
+
+
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+    """Softmax(q k / sqrt(D)) v for every row.
+
+    Args:
+        q: [M, Hq, D] float32; heads lie beside each other, rows may be strided.
+        k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16; Hkv divides Hq.
+
+    Returns: [M, Hq, D] in the caches' dtype.
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    rows.check()
+    M, Hq, D = q.shape
+    num_slots, Hkv, _ = k_cache.shape
+    check_tensor(k_cache, "k_cache", (num_slots, Hkv, D), k_cache.dtype)
+    check_tensor(v_cache, "v_cache", (num_slots, Hkv, D), k_cache.dtype)
+    if Hq % Hkv or q.dtype != torch.float32 or q.stride()[1:] != (D, 1) or rows.seqs.shape[0] != M:
+        raise ValueError(
+            f"q must be float32 [{rows.seqs.shape[0]}, n * {Hkv}, {D}] with heads beside each other, "
+            f"got {q.dtype} {list(q.shape)} strides {q.stride()}"
+        )
+    kernels = library() if q.device.type == "cpu" else None
+    if kernels is None or D % 16 or D > _MAX_HEAD_DIM or Hq // Hkv > _MAX_GROUP:
+        return attention_reference(q, k_cache, v_cache, rows)
+    out = torch.empty(M, Hq, D, dtype=k_cache.dtype)
+    kernels.slipstream_attention(
+        q.data_ptr(),
+        q.stride(0),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        rows.slot_tables.data_ptr(),
+        rows.slot_tables.shape[1],
+        rows.seqs.data_ptr(),
+        rows.prefix_lens.data_ptr(),
+        rows.paths.data_ptr(),
+        rows.paths.shape[1],
+        rows.path_lens.data_ptr(),
+        out.data_ptr(),
+        M,
+        Hq,
+        Hkv,
+        D,
+        D**-0.5,
+        dtype_code(k_cache, "k_cache"),
+    )
+    return out

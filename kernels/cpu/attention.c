@@ -1,0 +1,109 @@
+/* Paged tree attention, one row at a time.
+ *
+ * A row at position p attends to p + 1 keys in position order: the first `prefix_lens[m]` through its sequence's slot
+ * table, the others through its own path of draft nodes. Softmax runs online over blocks of 16 positions counted from
+ * position 0. So the additions are the same whether a key was committed, belongs to a chain or to a tree, and
+ * whatever else is in the batch.
+ */
+#include <math.h>
+#include "common.h"
+
+#define BLOCK 16
+#define MAX_GROUP 16
+#define MAX_D 256
+
+struct softmax {
+    float max, sum;
+};
+
+/* One block: scores of `count` keys against one query, running softmax, weights into `p`; returns the factor for what
+ * was accumulated before. */
+static inline float fold(struct softmax *state, float *scores, int count, float *p) {
+    for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
+    float top = state->max;
+    for (int j = 0; j < count; j++) top = scores[j] > top ? scores[j] : top;
+    vf weights = vf_exp(vf_load(scores) - top);
+    vf_store(p, weights);
+    float factor[LANES];
+    vf_store(factor, vf_exp(vf_set(state->max - top)));
+    float sum = 0.0f;
+    for (int j = 0; j < count; j++) sum += p[j];
+    state->sum = state->sum * factor[0] + sum;
+    state->max = top;
+    return factor[0];
+}
+
+static inline vf load_lanes(const void *p, int64_t i, int dtype) {
+    return dtype == BF16 ? vf_load_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
+}
+
+static inline __attribute__((always_inline)) void attend(
+    const float *q, const void *k_cache, const void *v_cache, const int32_t *prefix, int64_t prefix_len,
+    const int32_t *path, int64_t path_len, void *out, int64_t head, int64_t group, int64_t Hkv, const int64_t D,
+    float scale, const int dtype) {
+    const int64_t lanes = D / LANES;
+    vf acc[MAX_GROUP][MAX_D / LANES], query[MAX_GROUP][MAX_D / LANES];
+    struct softmax state[MAX_GROUP];
+    for (int64_t g = 0; g < group; g++) {
+        state[g] = (struct softmax){-INFINITY, 0.0f};
+        for (int64_t i = 0; i < lanes; i++) {
+            acc[g][i] = vf_set(0.0f);
+            query[g][i] = vf_load(q + g * D + i * LANES) * scale;
+        }
+    }
+    int64_t total = prefix_len + path_len;
+    for (int64_t start = 0; start < total; start += BLOCK) {
+        int count = total - start < BLOCK ? (int)(total - start) : BLOCK;
+        int64_t offsets[BLOCK];
+        float scores[MAX_GROUP][BLOCK], p[MAX_GROUP][BLOCK];
+        for (int j = 0; j < count; j++) {
+            int64_t at = start + j;
+            int64_t slot = at < prefix_len ? prefix[at] : path[at - prefix_len];
+            offsets[j] = (slot * Hkv + head) * D;
+            for (int64_t g = 0; g < group; g++) {
+                vf dot = vf_set(0.0f);
+                for (int64_t i = 0; i < lanes; i++)
+                    dot += query[g][i] * load_lanes(k_cache, offsets[j] + i * LANES, dtype);
+                scores[g][j] = vf_sum(dot);
+            }
+        }
+        for (int64_t g = 0; g < group; g++) {
+            float factor = fold(&state[g], scores[g], count, p[g]);
+            for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factor;
+        }
+        for (int j = 0; j < count; j++)
+            for (int64_t i = 0; i < lanes; i++) {
+                vf v = load_lanes(v_cache, offsets[j] + i * LANES, dtype);
+                for (int64_t g = 0; g < group; g++) acc[g][i] += p[g][j] * v;
+            }
+    }
+    for (int64_t g = 0; g < group; g++)
+        for (int64_t i = 0; i < lanes; i++) {
+            float values[LANES];
+            vf_store(values, acc[g][i] / state[g].sum);
+            for (int j = 0; j < LANES; j++) store_any(out, g * D + i * LANES + j, dtype, values[j]);
+        }
+}
+
+/* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]
+ * int32. rows_seq, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
+ * D is a multiple of 16 up to 256, Hq / Hkv at most 16. */
+void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
+                          const int32_t *slot_tables, int64_t table_stride, const int64_t *rows_seq,
+                          const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
+                          const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
+                          float scale, int dtype) {
+    int64_t group = Hq / Hkv, element = dtype == BF16 ? 2 : 4;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t task = M * Hkv - 1; task >= 0; task--) { /* the longest rows of a prefill come first */
+        int64_t m = task / Hkv, head = task % Hkv;
+        const float *query = q + m * q_stride + head * group * D;
+        const int32_t *prefix = slot_tables + rows_seq[m] * table_stride, *path = paths + m * path_stride;
+        void *o = (char *)out + (m * Hq + head * group) * D * element;
+#define CALL(dim, type)                                                                                            \
+    attend(query, k_cache, v_cache, prefix, prefix_lens[m], path, path_lens[m], o, head, group, Hkv, dim, scale, type)
+        if (dtype == BF16 && D == 64) CALL(64, BF16); /* constants after inlining: the common shapes */
+        else if (dtype == BF16 && D == 128) CALL(128, BF16);
+        else CALL(D, dtype);
+    }
+}

@@ -1,0 +1,104 @@
+/* Shared by the CPU kernels: 16-lane vectors, bf16 conversion, exp.
+ *
+ * Row invariance: every output element is computed by one thread, in one fixed order that depends on the
+ * operation's own sizes only, never on how many rows, sequences or threads take part. So a row of a batch, of a
+ * chain or of a tree has the bits it has alone. Nothing here may break that: no split of a sum over threads, no
+ * tile shape chosen from the number of rows that changes the order of additions.
+ */
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+typedef float vf __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+enum dtype { F32 = 0, BF16 = 1 };
+
+static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf vf_set(float x) { return (vf){} + x; }
+
+static inline float bf16_to_f32(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Round to nearest even; NaN stays NaN. */
+static inline uint16_t f32_to_bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static inline vf vf_load_bf16(const uint16_t *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    vu u = __builtin_convertvector(h, vu) << 16;
+    vf f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Per lane: mask (all ones or zero) ? a : b. C has no ?: on vectors. */
+static inline vf vf_select(vi mask, vf a, vf b) {
+    vi x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    vi chosen = (mask & x) | (~mask & y);
+    vf result;
+    memcpy(&result, &chosen, sizeof result);
+    return result;
+}
+
+/* Lanes added pairwise, always in one order. */
+static inline float vf_sum(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#endif
+    float x[LANES];
+    vf_store(x, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) x[i] += x[i + width];
+    return x[0];
+}
+
+static inline float load_any(const void *p, int64_t i, int dtype) {
+    return dtype == BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+static inline void store_any(void *p, int64_t i, int dtype, float value) {
+    if (dtype == BF16) ((uint16_t *)p)[i] = f32_to_bf16(value);
+    else ((float *)p)[i] = value;
+}
+
+/* exp(x) for x <= ~88, relative error about 2e-7 (Cephes' polynomial); below -87 it is 0. */
+static inline vf vf_exp(vf x) {
+    vi tiny = x < -87.0f;
+    vf clamped = vf_select(tiny, vf_set(-87.0f), x);
+    vf scaled = clamped * 1.44269504088896341f;
+    vf rounder = vf_set(12582912.0f); /* 1.5 * 2**23: adding and subtracting it rounds to nearest */
+    vf n = (scaled + rounder) - rounder;
+    vf r = clamped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    vf p = vf_set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vi e = (__builtin_convertvector(n, vi) + 127) << 23;
+    vf power;
+    memcpy(&power, &e, sizeof power);
+    vf result = p * power;
+    return vf_select(tiny, vf_set(0.0f), result);
+}

@@ -1,0 +1,88 @@
+"""Compiles the C kernels on first use and loads them.
+
+The shared library is kept in a cache folder under a name made from its sources, the compiler and the processor, so a
+new version or another machine never meets an old build. Without a C compiler `library()` is None and every operation
+falls back to its torch reference: slower, with other bits, but just as invariant.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_SOURCES = ("linear.c", "rows.c", "attention.c")
+# No -ffast-math: it would let the compiler reorder sums, and differently in each unrolled variant.
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp")
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "slipstream_linear": (*[_POINTER] * 4, *[_LONG] * 3, _INT, _INT),
+    "slipstream_rms_norm": (*[_POINTER] * 3, _LONG, _LONG, _FLOAT, _INT),
+    "slipstream_rope_write": (*[_POINTER] * 7, _FLOAT, *[_POINTER] * 2, *[_LONG] * 4, _INT),
+    "slipstream_swiglu": (*[_POINTER] * 2, _LONG, _LONG, _INT),
+    "slipstream_attention": (
+        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
+        *(_POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _INT),
+    ),
+}
+
+
+class CompileError(RuntimeError):
+    """The compiler refused the sources; the message holds its words."""
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream" / "kernels"
+
+
+def _compile(compiler: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [compiler, *_FLAGS, *(str(_FOLDER / name) for name in _SOURCES), "-o", str(built), "-lm"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise CompileError(f"{' '.join(command)}\n{result.stderr[-2000:]}")
+        built.rename(target)  # atomic: processes that start together may both build
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels, or None where there is no working C compiler (a warning says why).
+
+    `SLIPSTREAM_CPU_KERNELS=off` turns them off.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:
+        return None
+    digest = hashlib.sha256(repr((_FLAGS, compiler, _processor())).encode())
+    for path in (_FOLDER / "common.h", *(_FOLDER / name for name in _SOURCES)):
+        digest.update(path.read_bytes())
+    target = _cache_folder() / f"cpu-{digest.hexdigest()[:20]}.so"
+    try:
+        if not target.exists():
+            _compile(compiler, target)
+        loaded = ctypes.CDLL(str(target))
+    except (CompileError, OSError) as error:
+        warnings.warn(f"CPU kernels are not available, decoding will be slow: {error}", stacklevel=2)
+        return None
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = None
+    return loaded

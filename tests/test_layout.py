@@ -1,0 +1,85 @@
+"""The layout holds: `platform` stays Python's own, `kernels` stays ours, and importing a package does nothing."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, SOURCE_FOLDERS, TOP_LEVEL, source_files
+
+PACKAGES = ("kernels", "engine", "workers", "control", "slipstream")
+
+
+def importable_names() -> list[str]:
+    """What `import NAME` finds first in our folders when they lead the path."""
+    roots = [ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS)]
+    modules = [path.stem for root in roots for path in root.glob("*.py")]
+    packages = [path.parent.name for root in roots for path in root.glob("*/__init__.py")]
+    return modules + packages
+
+
+def test_platform_is_still_pythons_own() -> None:
+    """In a fresh interpreter, in the project's root, where our folder of that name leads the path."""
+    program = "import platform; print(platform.__file__); assert platform.system()"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert not Path(result.stdout.strip()).is_relative_to(ROOT / "platform")
+
+
+def test_platform_is_a_folder_and_no_package() -> None:
+    assert (ROOT / "platform").is_dir()
+    assert not (ROOT / "platform" / "__init__.py").exists()
+
+
+def test_nothing_of_ours_shadows_the_standard_library() -> None:
+    assert sorted(set(importable_names()) & set(sys.stdlib_module_names)) == []
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_packages_are_found_where_they_should_be(name: str) -> None:
+    module = importlib.import_module(name)
+
+    assert module.__file__ is not None
+    assert Path(module.__file__).is_relative_to(ROOT), f"another package named {name!r} is installed beside us"
+
+
+def test_kernels_has_no_version() -> None:
+    """transformers takes a package `kernels` with a version for the one on PyPI, and would call into it."""
+    assert not hasattr(importlib.import_module("kernels"), "__version__")
+
+
+def test_init_files_hold_a_docstring_at_most() -> None:
+    """An import has no effect. The SDK's façade may name what it exports, and nothing else."""
+    busy = []
+    for file in source_files():
+        if file.path.name != "__init__.py":
+            continue
+        allowed: tuple[type[ast.stmt], ...] = ()
+        if file.module == "slipstream":
+            allowed = (ast.ImportFrom, ast.Assign)
+        statements = [node for node in file.tree.body if not _is_docstring(node) and not isinstance(node, allowed)]
+        if statements:
+            busy.append(str(file.path))
+
+    assert busy == []
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_every_folder_with_python_is_a_package() -> None:
+    """Tests too: two files of one name in different folders would otherwise collide."""
+    folders = {
+        parent
+        for folder in TOP_LEVEL
+        for path in (ROOT / folder).rglob("*.py")
+        for parent in path.relative_to(ROOT).parents
+        if parent != Path() and str(parent) not in SOURCE_FOLDERS
+    }
+    missing = sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists())
+
+    assert missing == []

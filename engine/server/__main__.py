@@ -1,0 +1,112 @@
+"""`python -m engine.server`: serve one model over OpenAI's chat and completions API.
+
+Prints one JSON line when a token can be generated: {"event": "ready", "model", "host", "port", ...}. Where the model
+can't be loaded, one {"event": "failed", "code", "message"} and exit status 1.
+The environment variable SLIPSTREAM_ENGINE_TOKEN holds the bearer token; without it the server is open.
+"""
+
+import os
+
+# Read when OpenMP loads with torch: threads that spin while they wait take the cores from those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import argparse
+import json
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from engine.config import EngineConfig
+from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.load import load_engine
+from engine.server.app import ServerApp, ServerConfig
+from engine.server.process import Process
+from engine.tokenizer import Tokenizer
+
+TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the name of it
+
+
+def main() -> None:
+    args = _arguments()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    listener = _listen(args.host, args.port)
+    app = _load(args)
+    host, port = listener.getsockname()[:2]
+    ready = {
+        "event": "ready",
+        "model": args.model_name,
+        "drafter": args.drafter,
+        "host": host,
+        "port": port,
+        "max_seq_len": app.desk.worker.engine.max_seq_len,
+        "pid": os.getpid(),
+    }
+    process = Process(app, drain_seconds=args.drain_seconds, ready_line=json.dumps(ready))
+    process.run_until_stopped(listener)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.server", description="Serve one model, OpenAI's way.")
+    parser.add_argument("--model-dir", type=Path, required=True, help="folder of safetensors, config and tokenizer")
+    parser.add_argument("--model-name", required=True, help="what requests call it")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True, help="0: any free one, named in the ready line")
+    parser.add_argument("--drafter", default="none", help="none, ngram or medusa")
+    parser.add_argument("--speculator-dir", type=Path, help="folder of a trained speculator")
+    parser.add_argument("--max-batch-size", type=int, default=16)
+    parser.add_argument("--max-seq-len", type=int, help="default: the model's own")
+    parser.add_argument("--max-waiting", type=int, default=64, help="choices beyond the batch before 429")
+    parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
+    parser.add_argument("--drain-seconds", type=float, default=30.0)
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    return parser.parse_args()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before the model loads, so that a taken port is known at once; connections are accepted after."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        _fail("address_in_use", f"cannot listen on {host}:{port}: {error}")
+    return listener
+
+
+def _load(args: argparse.Namespace) -> ServerApp:
+    try:
+        config = EngineConfig(
+            max_batch_size=args.max_batch_size, max_seq_len=args.max_seq_len, dtype=args.dtype, device=args.device
+        )
+        engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
+        tokenizer = Tokenizer.load(args.model_dir)
+    except SpeculatorNotLoadable as error:
+        _fail("speculator_not_loadable", str(error))
+    except (ModelNotLoadable, OSError) as error:
+        _fail("model_not_loadable", str(error))
+    except ValueError as error:
+        _fail("invalid_argument", str(error))
+    return ServerApp(
+        engine,
+        tokenizer,
+        ServerConfig(
+            model_name=args.model_name,
+            max_batch_size=args.max_batch_size,
+            max_waiting=args.max_waiting,
+            max_body_bytes=args.max_body_bytes,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
+        ),
+    )
+
+
+def _fail(code: str, message: str) -> NoReturn:
+    print(json.dumps({"event": "failed", "code": code, "message": message}), flush=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

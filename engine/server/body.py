@@ -1,0 +1,47 @@
+"""A request's body: bounded, and JSON as the standard has it."""
+
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from engine.fields import InvalidRequest
+
+
+async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
+    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 400 for one that is no JSON object."""
+    raw = await _read(request, max_bytes)
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+        if b"\\ud" in raw.lower():  # an escaped surrogate without its other half is JSON, but no text
+            json.dumps(body, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the body must be JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the body must be a JSON object, got {type(body).__name__}", code="invalid_json")
+    return body
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(int(declared), max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise _too_large(num_bytes, max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(num_bytes: int, max_bytes: int) -> InvalidRequest:
+    message = f"the body may have at most {max_bytes} bytes, got {num_bytes} or more"
+    return InvalidRequest(message, code="request_too_large", status=413)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

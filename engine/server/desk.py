@@ -1,0 +1,128 @@
+"""Between the event loop and the engine's thread: takes generations in, up to a limit, and sorts reports to them.
+
+All methods belong to the event loop. A place is taken for each choice and is free again once it ended.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from engine.fields import InvalidRequest
+from engine.request import Request, StepOutput
+from engine.server.errors import Draining, EngineBroken, Overloaded, ServerFault
+from engine.server.worker import Engine, EngineWorker, Report
+
+
+class Generation:
+    """The choices of one response. Whoever opened it calls `close`, which is harmless when all has ended."""
+
+    def __init__(self, desk: "Desk", requests: Sequence[Request]) -> None:
+        self._desk = desk
+        self._ids = [request.request_id for request in requests]
+        self._open = {request_id: index for index, request_id in enumerate(self._ids)}
+        self._news: asyncio.Queue[Report] = asyncio.Queue()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def next(self) -> tuple[int, StepOutput]:
+        """The next step's output of any choice, and that choice's index.
+
+        Raises: InvalidRequest, ServerFault: a choice failed; the caller is to give up the others.
+        """
+        report = await self._news.get()
+        if report.failure is not None:
+            raise report.failure
+        assert report.output is not None
+        return self._ids.index(report.request_id), report.output
+
+    def cancel(self, index: int) -> None:
+        """The choice's last output still comes."""
+        self._desk.worker.cancel(self._ids[index])
+
+    def close(self) -> None:
+        """Gives up what has not ended."""
+        for request_id in list(self._open):
+            self._desk.worker.cancel(request_id)
+            self._leave(request_id)
+
+    def hear(self, report: Report) -> None:
+        self._news.put_nowait(report)
+        if report.failure is not None or (report.output and report.output.finish_reason is not None):
+            self._leave(report.request_id)
+
+    def fail(self, fault: ServerFault) -> None:
+        """Ends it from the server's side."""
+        for request_id in list(self._open):
+            self._desk.worker.cancel(request_id)
+            self.hear(Report(request_id, None, fault))
+
+    def _leave(self, request_id: str) -> None:
+        if self._open.pop(request_id, None) is not None:
+            self._desk.forget(request_id)
+
+
+class Desk:
+    """`start` before `open`."""
+
+    def __init__(self, engine: Engine, *, max_open: int) -> None:
+        """`max_open`: choices that may run or wait."""
+        self.worker = EngineWorker(engine, deliver=self._deliver)
+        self._max_open = max_open
+        self._generations: dict[str, Generation] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._generations)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worker.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.worker.stop, 10.0)
+
+    def open(self, requests: Sequence[Request]) -> Generation:
+        """Raises: Overloaded, EngineBroken; InvalidRequest: they could never all be taken in at once."""
+        if self.worker.broken:
+            raise EngineBroken(f"the engine is broken: {self.worker.broken}")
+        if len(requests) > self._max_open:
+            raise InvalidRequest(f"n must be at most {self._max_open} on this server, got {len(requests)}", param="n")
+        if self.num_open + len(requests) > self._max_open:
+            raise Overloaded(
+                f"{self.num_open} choices run or wait and this request asks for {len(requests)} more; "
+                f"the limit is {self._max_open}"
+            )
+        generation = Generation(self, requests)
+        for request in requests:
+            self._generations[request.request_id] = generation
+            self.worker.submit(request)
+        return generation
+
+    def fail_all(self) -> None:
+        """Ends every generation because the process must end."""
+        for generation in set(self._generations.values()):
+            generation.fail(Draining("the server stopped before the answer was complete"))
+
+    def forget(self, request_id: str) -> None:
+        self._generations.pop(request_id, None)
+
+    def _deliver(self, reports: list[Report]) -> None:
+        """On the engine's thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._sort, reports)
+
+    def _sort(self, reports: list[Report]) -> None:
+        for report in reports:
+            if (generation := self._generations.get(report.request_id)) is not None:
+                generation.hear(report)
+
+
+async def wait_until_empty(desk: Desk, *, timeout_seconds: float) -> bool:
+    """Returns whether all generations ended in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while desk.num_open and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    return not desk.num_open

@@ -1,0 +1,59 @@
+"""What the server itself can fail with; what a sender must change is `engine.fields.InvalidRequest`.
+
+ServerFault
+├── Overloaded        429, too many requests wait already
+├── Unauthorized      401
+├── Draining          503, the process is about to end
+├── EngineBroken      503, no request can be answered any more
+└── GenerationFailed  500, this one request failed in the engine
+"""
+
+from typing import Any
+
+from engine.responses import error_body
+
+
+class ServerFault(Exception):  # noqa: N818 - the server's side of InvalidRequest
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+    retry_after_seconds: int | None = None  # set: the same request may succeed later
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def body(self) -> dict[str, Any]:
+        return error_body(self.message, kind=self.kind, code=self.code)
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_seconds is None else {"retry-after": str(self.retry_after_seconds)}
+
+
+class Overloaded(ServerFault):
+    status = 429
+    kind = "rate_limit_error"
+    code = "engine_overloaded"
+    retry_after_seconds = 1
+
+
+class Unauthorized(ServerFault):
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Draining(ServerFault):
+    status = 503
+    code = "server_draining"
+    retry_after_seconds = 1
+
+
+class EngineBroken(ServerFault):
+    status = 503
+    code = "engine_unavailable"
+    retry_after_seconds = 5
+
+
+class GenerationFailed(ServerFault):
+    code = "generation_failed"

@@ -1,0 +1,199 @@
+"""POST /v1/chat/completions and /v1/completions, whole and streamed, given up when the client leaves."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.answer import Piece
+from engine.fields import InvalidRequest
+from engine.responses import Head, error_body, usage_block, usage_chunk
+from engine.server.body import read_json
+from engine.server.desk import Desk
+from engine.server.errors import Draining, ServerFault
+from engine.server.formats import Format
+from engine.server.metrics import ServerMetrics
+from engine.server.run import Run
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class Generations:
+    """`draining` turns new ones away; `num_active` counts those whose response is not complete."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        *,
+        model_name: str,
+        max_seq_len: int,
+        max_body_bytes: int,
+    ) -> None:
+        self.draining = False
+        self.num_active = 0
+        self._desk = desk
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._model_name = model_name
+        self._max_seq_len = max_seq_len
+        self._max_body_bytes = max_body_bytes
+        # A long prompt takes a while to tokenise: not on the event loop, and one at a time.
+        self._parser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parser")
+
+    async def create(self, request: Request, form: Format) -> Response:
+        """Raises: InvalidRequest, ServerFault: before anything was sent."""
+        if self.draining:
+            raise Draining("the server is about to stop and takes no new requests")
+        self.num_active += 1
+        try:
+            response = await self._respond(request, form)
+        except BaseException:
+            self.num_active -= 1
+            raise
+        if not isinstance(response, _EventStream):
+            self.num_active -= 1
+        return response
+
+    def check_model(self, name: str) -> None:
+        """Raises: InvalidRequest: 404 for a model that is not the one served. "" is whichever is."""
+        if name not in ("", self._model_name):
+            message = f"the model {name!r:.100} does not exist here; this server has {self._model_name!r}"
+            raise InvalidRequest(message, param="model", code="model_not_found", status=404)
+
+    async def _respond(self, request: Request, form: Format) -> Response:
+        body = await read_json(request, max_bytes=self._max_body_bytes)
+        parse = partial(form.parse, body, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len)
+        parsed = await asyncio.get_running_loop().run_in_executor(self._parser, parse)
+        self.check_model(parsed.model)
+        head = Head(
+            response_id=f"{form.id_prefix}{uuid4().hex}",
+            created=int(time.time()),
+            model=self._model_name,
+            seed=parsed.seed,
+        )
+        run = Run(self._desk, parsed, request_id=head.response_id, tokenizer=self._tokenizer, metrics=self._metrics)
+        try:
+            if not parsed.stream:
+                return await _unless_left(request, self._whole(run, head, form))
+            pieces = run.pieces()
+            # A request that fails at once gets its status code: 200 is sent with the first piece at hand.
+            first = await _unless_left(request, _first(pieces))
+        except BaseException:
+            run.close()
+            raise
+        return _EventStream(self._events(run, head, form, first, pieces), on_end=partial(self._end, run))
+
+    async def _whole(self, run: Run, head: Head, form: Format) -> Response:
+        async for _ in run.pieces():
+            pass
+        return JSONResponse(
+            form.whole(
+                head,
+                run.answers(),
+                num_prompt_tokens=run.parsed.num_prompt_tokens,
+                stats=run.stats,
+                tokenizer=self._tokenizer,
+            )
+        )
+
+    async def _events(
+        self, run: Run, head: Head, form: Format, first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]]
+    ) -> AsyncIterator[bytes]:
+        # OpenAI's clients expect the key on every chunk once they asked for usage.
+        extra: dict[str, Any] = {"usage": None} if run.parsed.include_usage else {}
+        try:
+            for index in range(len(run.parsed.choices)):
+                for chunk in form.opening(head, index):
+                    yield _event(chunk | extra)
+            async for index, piece in _chain(first, rest):
+                for chunk in form.chunks(head, index, piece, self._tokenizer):
+                    yield _event(chunk | extra)
+            if run.parsed.include_usage:
+                yield _event(self._usage(run, head, form))
+            yield b"data: [DONE]\n\n"
+        except InvalidRequest as error:
+            yield _event(error_body(error.message, param=error.param, code=error.code))
+        except ServerFault as fault:
+            yield _event(fault.body())
+        except Exception as error:  # the response's boundary: 200 is sent, so only an event can tell the client
+            logger.exception("a stream failed")
+            yield _event(
+                error_body(f"internal error ({type(error).__name__})", kind="server_error", code="internal_error")
+            )
+
+    def _usage(self, run: Run, head: Head, form: Format) -> dict[str, Any]:
+        usage = usage_block(
+            num_prompt_tokens=run.parsed.num_prompt_tokens, num_completion_tokens=run.num_completion_tokens
+        )
+        return usage_chunk(head, form.chunk_kind, usage=usage, stats=run.stats)
+
+    def _end(self, run: Run) -> None:
+        run.close()
+        self.num_active -= 1
+
+
+class _EventStream(StreamingResponse):
+    """Calls `on_end` once, whether the stream was read to its end, abandoned, or never begun."""
+
+    def __init__(self, events: AsyncIterator[bytes], *, on_end: partial[None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The work's result, unless the client leaves first.
+
+    Raises: ClientDisconnect; what the work raises.
+    """
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for unfinished in (task, leaving):
+            unfinished.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone. The body has been read, so nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first(pieces: AsyncIterator[tuple[int, Piece]]) -> tuple[int, Piece]:
+    return await anext(pieces)
+
+
+async def _chain(first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[tuple[int, Piece]]:
+    yield first
+    async for item in rest:
+        yield item
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,69 @@
+"""The server's process: its socket, its signals, and how it ends.
+
+SIGTERM or SIGINT: /health says 503 and new requests are refused, those in flight go on for up to `drain_seconds`,
+what is left then gets an error, and the process ends with status 0. A second signal ends it at once.
+"""
+
+import asyncio
+import socket
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+
+from engine.server.app import ServerApp
+
+_FLUSH_SECONDS = 5  # for connections to take their last bytes
+
+
+class Process(uvicorn.Server):
+    """`run_until_stopped` from the main thread, once."""
+
+    def __init__(self, app: ServerApp, *, drain_seconds: float, ready_line: str) -> None:
+        config = uvicorn.Config(
+            app.asgi,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=_FLUSH_SECONDS,
+        )
+        super().__init__(config)
+        self._app = app
+        self._drain_seconds = drain_seconds
+        self._ready_line = ready_line
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def run_until_stopped(self, listener: socket.socket) -> None:
+        self.run(sockets=[listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if problem := await self._app.health.problem():
+            print(f"the engine generates no token: {problem}", file=sys.stderr)
+            sys.exit(1)
+        print(self._ready_line, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs between any two instructions of the main thread, so it only schedules."""
+        if self._loop is None or self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        self._app.drain()
+        deadline = time.monotonic() + self._drain_seconds
+        while self._app.generations.num_active and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self._app.desk.fail_all()
+        self.should_exit = True

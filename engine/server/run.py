@@ -1,0 +1,86 @@
+"""One response in the making: the engine's steps of all its choices, as text."""
+
+import time
+from collections.abc import AsyncIterator
+
+from engine.answer import Answer, AnswerStream, Piece
+from engine.protocol import ParsedRequest
+from engine.request import SpeculationStats
+from engine.responses import merged_stats
+from engine.server.desk import Desk, Generation
+from engine.server.metrics import ServerMetrics
+from engine.tokenizer import Tokenizer
+
+
+class Run:
+    """Iterate `pieces` to the end, then read `answers` and `stats`; `close` in any case."""
+
+    def __init__(
+        self, desk: Desk, parsed: ParsedRequest, *, request_id: str, tokenizer: Tokenizer, metrics: ServerMetrics
+    ) -> None:
+        """Raises: what `Desk.open` raises."""
+        self.parsed = parsed
+        self._metrics = metrics
+        self._streams = [
+            AnswerStream(tokenizer, stop=parsed.stop, logprobs=sampling.num_logprobs is not None)
+            for _, sampling in parsed.choices
+        ]
+        self._parts: list[SpeculationStats] = []
+        self._generation: Generation = desk.open(parsed.engine_requests(request_id))
+        self._started_at = time.monotonic()
+        self._heard_at: dict[int, float] = {}
+        metrics.prompt_tokens.inc(parsed.num_prompt_tokens)
+
+    @property
+    def stats(self) -> SpeculationStats:
+        return merged_stats(self._parts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(stream.num_tokens for stream in self._streams)
+
+    def answers(self) -> list[Answer]:
+        return [stream.answer() for stream in self._streams]
+
+    def close(self) -> None:
+        self._generation.close()
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """What each step shows of each choice, empty pieces included.
+
+        Raises: InvalidRequest, ServerFault: a choice failed.
+        """
+        num_unfinished = len(self._streams)
+        while num_unfinished:
+            index, output = await self._generation.next()
+            stream = self._streams[index]
+            was_finished, num_before = stream.finish_reason is not None, stream.num_tokens
+            piece = stream.push(output.token_ids, output.logprobs, output.finish_reason)
+            self._observe(index, stream.num_tokens - num_before)
+            if output.finish_reason is not None:
+                num_unfinished -= 1
+                self._finish(stream, output.speculation)
+            elif stream.stopped and not was_finished:
+                self._generation.cancel(index)  # its last output still brings the speculation figures
+            if not was_finished:
+                yield index, piece
+
+    def _observe(self, index: int, num_tokens: int) -> None:
+        if num_tokens == 0:
+            return
+        now = time.monotonic()
+        before = self._heard_at.get(index)
+        self._heard_at[index] = now
+        self._metrics.generation_tokens.inc(num_tokens)
+        if before is None:
+            self._metrics.time_to_first_token.observe(now - self._started_at)
+        else:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency.observe((now - before) / num_tokens)
+
+    def _finish(self, stream: AnswerStream, speculation: SpeculationStats | None) -> None:
+        assert stream.finish_reason is not None
+        self._metrics.request_ended(str(stream.finish_reason), seconds=time.monotonic() - self._started_at)
+        if speculation is not None:
+            self._parts.append(speculation)
+            self._metrics.count_speculation(speculation)

@@ -1,0 +1,116 @@
+"""How fast does the engine answer, how many drafted tokens does it keep, and where does the time go?
+
+    python -m benchmarks.decode --model DIR --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
+
+prints one line of JSON:
+
+    tokens_per_second           generated tokens over wall time, reading the prompts included; the median of --repeats
+    decode_tokens_per_second    the same without the time of passes that read prompts
+    acceptance_length           tokens a pass yields for one answer: 1 + accepted / passes; 1.0 without a drafter
+    acceptance_rate_per_position  [i]: share of passes that kept more than i drafted tokens
+    phase_seconds               wall time of the median run by phase of the engine's step
+
+The model is loaded and warmed up first. Compare two drafters on one quiet machine, by turns: A B A B.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.workload import WorkloadError, add_drafter, arguments, make_engine, read_prompts, requests
+from engine.errors import EngineError
+from engine.generate import generate
+from engine.loop import Engine
+from engine.request import Completion, Request
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    seconds: float
+    phase_seconds: dict[str, float]
+    completions: list[Completion]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return self.num_tokens / (self.seconds - self.phase_seconds.get("prefill", 0.0))
+
+
+def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
+    """(acceptance length, share of passes that kept more than i drafted tokens for i = 0, 1, ...)."""
+    num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
+    accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
+    deepest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
+    kept_more = [
+        sum(sum(completion.speculation.acceptance_histogram[depth + 1 :]) for completion in completions)
+        for depth in range(deepest - 1)
+    ]
+    return 1 + accepted / max(1, num_passes), [count / max(1, num_passes) for count in kept_more]
+
+
+def measure(engine: Engine, work: Sequence[Request]) -> Measurement:
+    before = dict(engine.phase_seconds)
+    started = time.perf_counter()
+    completions = generate(engine, work)
+    seconds = time.perf_counter() - started
+    phases = {phase: total - before[phase] for phase, total in engine.phase_seconds.items()}
+    return Measurement(seconds=seconds, phase_seconds=phases, completions=completions)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Raises: WorkloadError, EngineError: the prompts, the model or the speculator cannot be used."""
+    engine = make_engine(args, drafter=args.drafter, batch_size=args.batch_size)
+    room = engine.max_seq_len - args.max_tokens
+    prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=room, limit=args.limit)
+    work = requests(prompts, args)
+    measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget learns
+    runs = sorted((measure(engine, work) for _ in range(args.repeats)), key=lambda run: run.seconds)
+    median = runs[len(runs) // 2]
+    length, rates = acceptance(median.completions)
+    return {
+        "tokens_per_second": round(median.tokens_per_second, 2),
+        "decode_tokens_per_second": round(median.decode_tokens_per_second, 2),
+        "acceptance_length": round(length, 3),
+        "acceptance_rate_per_position": [round(rate, 4) for rate in rates],
+        "phase_seconds": {phase: round(seconds, 3) for phase, seconds in median.phase_seconds.items()},
+        "seconds": round(median.seconds, 3),
+        "seconds_of_each_run": [round(run.seconds, 3) for run in runs],
+        "tokens": median.num_tokens,
+        "prompts": len(prompts),
+        "drafter": args.drafter,
+        "batch_size": args.batch_size,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "seed": args.seed,
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "device": str(engine.model.device),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("Measures tokens per second, acceptance length and the time of each phase.")
+    add_drafter(parser)
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="the median run counts (default 1)")
+    try:
+        result = run(parser.parse_args(argv))
+    except (WorkloadError, EngineError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Grade-school word problems as rows of an OpenAI batch file: some to learn from, others held out.
+
+They come from `reasoning_gym`'s gsm_symbolic, drawn with a fixed seed, so that every run has the same ones. No question
+is in both sets, though both come from the same hundred templates: what a customer's traffic is like, too.
+
+    python -m examples.prompts FOLDER      writes FOLDER/distill.jsonl and FOLDER/held_out.jsonl
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import reasoning_gym
+
+SEED = 20250219
+SYSTEM = "You are a helpful assistant. You first think about the reasoning process and then provide the answer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSets:
+    distill: list[str]
+    held_out: list[str]
+
+    def __post_init__(self) -> None:
+        if shared := set(self.distill) & set(self.held_out):
+            raise ValueError(f"held-out questions must be new, got {len(shared)} of the other set")
+
+
+def prompt_sets(num_distill: int, num_held_out: int, *, seed: int = SEED) -> PromptSets:
+    """The held-out questions come first from the generator, so that they stay the same with more to learn from."""
+    questions = _distinct_questions(seed)
+    held_out = [next(questions) for _ in range(num_held_out)]
+    return PromptSets(distill=[next(questions) for _ in range(num_distill)], held_out=held_out)
+
+
+def _distinct_questions(seed: int) -> Iterator[str]:
+    dataset = reasoning_gym.create_dataset("gsm_symbolic", size=100_000, seed=seed)
+    seen = set()
+    for index in range(len(dataset)):
+        question = dataset[index]["question"]
+        if question not in seen:
+            seen.add(question)
+            yield question
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Question: {question}"}]
+
+
+def batch_row(custom_id: str, question: str, *, model: str, max_tokens: int) -> dict[str, Any]:
+    body = {"model": model, "messages": messages(question), "max_tokens": max_tokens, "temperature": 0}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def write_rows(path: Path, questions: Sequence[str], *, prefix: str, model: str, max_tokens: int) -> None:
+    rows = (
+        batch_row(f"{prefix}-{number:04}", question, model=model, max_tokens=max_tokens)
+        for number, question in enumerate(questions)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes word problems as OpenAI batch rows.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--distill", type=int, default=192, metavar="N", help="questions to learn from (default 192)")
+    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="questions held out (default 32)")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--max-tokens", type=int, default=160)
+    args = parser.parse_args()
+    sets = prompt_sets(args.distill, args.held_out)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, questions in (("distill", sets.distill), ("held_out", sets.held_out)):
+        path = args.folder / f"{name}.jsonl"
+        write_rows(path, questions, prefix=name, model=args.model, max_tokens=args.max_tokens)
+        print(f"{path}: {len(questions)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,39 +1,18 @@
-"""API keys in, an organization out. People sign in to the console, never here.
+"""What routes build on: the base of rest_framework views, and the check for views outside of it."""
 
-rest_framework loads this module while it loads its own views: nothing here may import `rest_framework.views`.
-"""
-
-from django.http import HttpRequest
-from rest_framework import authentication, permissions
 from rest_framework.request import Request
+from rest_framework.views import APIView
 
 from control.accounts.models import ApiKey, Organization
-from control.accounts.selectors import api_key_authenticate
-from control.api.errors import ApiError
+from control.api.authentication import authenticate_request as authenticate_request  # for the gateway
 
 
-def authenticate_request(request: HttpRequest) -> ApiKey:
-    """For views outside of rest_framework. Raises: ApiError: 401."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise ApiError(
-            401,
-            "You didn't provide an API key. Provide it in the header `Authorization: Bearer YOUR_KEY`.",
-            "missing_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-    return api_key_authenticate(token.strip())
+class OrganizationView(APIView):
+    """By the time a method runs, the caller's key has been checked; `self.organization` is its organization."""
 
+    organization: Organization
 
-class ApiKeyAuthentication(authentication.BaseAuthentication):
-    def authenticate(self, request: Request) -> tuple[Organization, ApiKey]:
-        key = authenticate_request(request._request)
-        return key.organization, key
-
-    def authenticate_header(self, request: Request) -> str:
-        return "Bearer"
-
-
-class HasApiKey(permissions.BasePermission):
-    def has_permission(self, request: Request, view: object) -> bool:
-        return isinstance(request.auth, ApiKey)
+    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
+        super().initial(request, *args, **kwargs)
+        assert isinstance(request.auth, ApiKey)  # HasApiKey has refused everything else
+        self.organization = request.auth.organization

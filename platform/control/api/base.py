@@ -1,17 +1,3 @@
-"""The base of every route."""
+"""The former place of `OrganizationView`."""
 
-from rest_framework.request import Request
-from rest_framework.views import APIView
-
-from control.accounts.models import ApiKey, Organization
-
-
-class OrganizationView(APIView):
-    """By the time a method runs, the caller's key has been checked; `self.organization` is its organization."""
-
-    organization: Organization
-
-    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
-        super().initial(request, *args, **kwargs)
-        assert isinstance(request.auth, ApiKey)  # HasApiKey has refused everything else
-        self.organization = request.auth.organization
+from control.api.auth import OrganizationView as OrganizationView

@@ -1,3 +1,9 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.batches.views import BatchCancelView, BatchesView, BatchView
+
+urlpatterns = [
+    path("batches", BatchesView.as_view()),
+    path("batches/<str:batch_id>", BatchView.as_view()),
+    path("batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
+]

@@ -1,3 +1,11 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.catalog.views import ModelsView, ModelView, SpeculatorPlotView, SpeculatorsView, SpeculatorView
+
+urlpatterns = [
+    path("models", ModelsView.as_view()),
+    path("models/<path:name>", ModelView.as_view()),  # path: names may hold a slash, as "organization/model"
+    path("speculators", SpeculatorsView.as_view()),
+    path("speculators/<str:speculator_id>", SpeculatorView.as_view()),
+    path("speculators/<str:speculator_id>/plot", SpeculatorPlotView.as_view()),
+]

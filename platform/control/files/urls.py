@@ -1,3 +1,9 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.files.views import FileContentView, FilesView, FileView
+
+urlpatterns = [
+    path("files", FilesView.as_view()),
+    path("files/<str:file_id>", FileView.as_view()),
+    path("files/<str:file_id>/content", FileContentView.as_view()),
+]

@@ -74,8 +74,8 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
 FILE_UPLOAD_TEMP_DIR = None  # the ASGI server's spool of a large request body; uploads themselves go to staging_dir
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["control.api.auth.ApiKeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["control.api.auth.HasApiKey"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["control.api.authentication.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["control.api.authentication.HasApiKey"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "EXCEPTION_HANDLER": "control.api.errors.exception_handler",

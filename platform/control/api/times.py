@@ -1,0 +1,7 @@
+"""Times on the wire are integer Unix seconds, absent is null."""
+
+import datetime as dt
+
+
+def unix(moment: dt.datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())

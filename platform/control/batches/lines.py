@@ -1,0 +1,42 @@
+"""Lines of a byte stream, numbered, of limited length: one endless line takes no more memory than a short one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_LINE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    number: int  # from 1
+    content: bytes | None  # without the line end; None: longer than allowed
+    size_bytes: int  # without the line feed
+
+
+def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
+    """Lines end with a line feed; a last one without it counts, an empty rest behind the last line feed does not."""
+    number, held, size = 1, bytearray(), 0
+    while chunk := source.read(CHUNK_BYTES):
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            yield _line(number, held, size, chunk[start:end], max_line_bytes)
+            number, held, size, start = number + 1, bytearray(), 0, end + 1
+        rest = chunk[start:]
+        size += len(rest)
+        if size <= max_line_bytes:
+            held += rest
+        else:
+            held.clear()  # too long already: only its length is still counted
+    if size:
+        yield _line(number, held, size, b"", max_line_bytes)
+
+
+def _line(number: int, held: bytearray, held_size: int, tail: bytes, max_line_bytes: int) -> Line:
+    size = held_size + len(tail)
+    return Line(number, bytes(held) + tail if size <= max_line_bytes else None, size)

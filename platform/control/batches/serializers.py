@@ -1,0 +1,90 @@
+"""OpenAI's batch object, and what a request for one may say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework import serializers
+
+from control.api.times import unix
+from control.batches.models import Batch
+from control.batches.services import COMPLETION_WINDOWS
+from control.batches.state import TERMINAL
+
+MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+
+
+def batch_body(batch: Batch) -> dict[str, Any]:
+    """`batch` comes from `batches.selectors`, or has ended or just begun."""
+    return {
+        "id": batch.pk,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.base_model.name if batch.base_model else None,
+        "errors": _errors(batch),
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": unix(batch.created_at),
+        "in_progress_at": unix(batch.in_progress_at),
+        "expires_at": unix(batch.expires_at),
+        "finalizing_at": unix(batch.finalizing_at),
+        "completed_at": unix(batch.completed_at),
+        "failed_at": unix(batch.failed_at),
+        "expired_at": unix(batch.expired_at),
+        "cancelling_at": unix(batch.cancelling_at),
+        "cancelled_at": unix(batch.cancelled_at),
+        "request_counts": _request_counts(batch),
+        "usage": _usage(batch.usage),
+        "metadata": batch.metadata,
+        "warnings": batch.warnings,  # ours: what was taken though it was not quite right
+    }
+
+
+def _errors(batch: Batch) -> dict[str, Any] | None:
+    """`total_count` is ours: `data` ends after 1,000 bad lines."""
+    if not batch.errors:
+        return None
+    return {"object": "list", "data": batch.errors, "total_count": batch.num_errors}
+
+
+def _request_counts(batch: Batch) -> dict[str, int]:
+    """Exact once the batch has ended; before that, the sums over finished shards that the selector brings along."""
+    if batch.status in TERMINAL:
+        return {"total": batch.total, "completed": batch.completed, "failed": batch.failed}
+    completed, failed = getattr(batch, "shards_completed", 0), getattr(batch, "shards_failed", 0)
+    return {"total": batch.total, "completed": completed, "failed": failed}
+
+
+def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.get("input_tokens", 0),
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage.get("output_tokens", 0),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.get("total_tokens", 0),
+    }
+
+
+class BatchInput(serializers.Serializer[dict[str, Any]]):
+    input_file_id = serializers.CharField(max_length=80)
+    endpoint = serializers.CharField(max_length=80)
+    completion_window = serializers.ChoiceField(choices=list(COMPLETION_WINDOWS))
+    metadata = serializers.DictField(
+        child=serializers.CharField(max_length=MAX_METADATA_VALUE, allow_blank=True, trim_whitespace=False),
+        allow_null=True,
+        default=None,
+    )
+    model = serializers.CharField(max_length=120, allow_null=True, default=None)
+    output_expires_after = serializers.DictField(allow_null=True, default=None)
+
+    def validate_metadata(self, metadata: dict[str, str] | None) -> dict[str, str] | None:
+        if metadata is None:
+            return None
+        if len(metadata) > MAX_METADATA_PAIRS:
+            raise serializers.ValidationError(f"at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}")
+        for key in metadata:
+            if not 1 <= len(key) <= MAX_METADATA_KEY or "\0" in key:
+                raise serializers.ValidationError(f"a key has 1 to {MAX_METADATA_KEY} characters, got {key[:80]!r}")
+        return metadata

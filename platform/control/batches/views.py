@@ -1,0 +1,41 @@
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.api.auth import OrganizationView
+from control.api.paging import paginate
+from control.batches.selectors import batch_get, batches_list
+from control.batches.serializers import BatchInput, batch_body
+from control.batches.services import batch_cancel, batch_create
+from control.files.selectors import file_get
+from control.files.serializers import expires_after
+
+
+class BatchesView(OrganizationView):
+    def get(self, request: Request) -> Response:
+        return paginate(batches_list(self.organization), request, batch_body)
+
+    def post(self, request: Request) -> Response:
+        form = BatchInput(data=request.data)
+        form.is_valid(raise_exception=True)
+        values = form.validated_data
+        batch = batch_create(
+            organization=self.organization,
+            input_file=file_get(self.organization, values["input_file_id"], param="input_file_id"),
+            endpoint=values["endpoint"],
+            completion_window=values["completion_window"],
+            metadata=values["metadata"],
+            model=values["model"],
+            output_expires_after=expires_after(values["output_expires_after"], param="output_expires_after"),
+        )
+        return Response(batch_body(batch))
+
+
+class BatchView(OrganizationView):
+    def get(self, request: Request, batch_id: str) -> Response:
+        return Response(batch_body(batch_get(self.organization, batch_id)))
+
+
+class BatchCancelView(OrganizationView):
+    def post(self, request: Request, batch_id: str) -> Response:
+        batch_cancel(batch=batch_get(self.organization, batch_id))
+        return Response(batch_body(batch_get(self.organization, batch_id)))

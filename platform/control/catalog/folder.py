@@ -1,0 +1,150 @@
+"""Looks at a folder with a model before anything loads it, and says why it is refused. Standard library only.
+
+What is let in can hold no code: JSON, text and safetensors, whose header is checked here down to the last byte. The
+revision names exactly what was checked: SHA-256 over the config and the weights.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+ALLOWED_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "LICENSE*",
+    "*.md",
+    ".gitattributes",
+)
+TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+MAX_HEADER_BYTES = 16 << 20
+MAX_TENSORS = 20_000
+MAX_JSON_BYTES = 64 << 20
+_ITEM_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+}  # fmt: skip
+
+
+class UnusableModel(ValueError):
+    """The folder does not hold a model that we serve. `code` is permanent."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    path: Path
+    model_type: str
+    revision: str  # SHA-256, hexadecimal
+
+
+def inspect_folder(path: Path) -> ModelFolder:
+    """Reads every byte of the weights once, for the revision. Raises: UnusableModel."""
+    if not path.is_dir():
+        raise UnusableModel("model_folder_missing", f"there is no folder {path}")
+    _check_names(path)
+    config = _read_json(path / "config.json")
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        if (path / name).exists() and "auto_map" in _read_json(path / name):
+            raise UnusableModel("model_code_forbidden", f"{name} names code of its own (auto_map), which is never run")
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        message = f"model_type must be one of {sorted(MODEL_TYPES)}, got {model_type!r}"
+        raise UnusableModel("model_type_unsupported", message)
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise UnusableModel("model_weights_missing", f"{path} holds no *.safetensors")
+    if not any((path / name).exists() for name in TOKENIZER_NAMES):
+        raise UnusableModel("model_tokenizer_missing", f"{path} holds none of {', '.join(TOKENIZER_NAMES)}")
+    for file in weights:
+        check_safetensors(file)
+    return ModelFolder(path=path, model_type=model_type, revision=_revision([path / "config.json", *weights]))
+
+
+def _check_names(path: Path) -> None:
+    for entry in sorted(path.iterdir()):
+        if entry.is_symlink():
+            message = f"{entry.name} is a symbolic link: copy the folder with its links followed (cp -rL)"
+            raise UnusableModel("model_file_forbidden", message)
+        if not entry.is_file() or not any(fnmatch(entry.name, pattern) for pattern in ALLOWED_NAMES):
+            message = f"{entry.name} may not be part of a model; allowed are {', '.join(ALLOWED_NAMES)}"
+            raise UnusableModel("model_file_forbidden", message)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UnusableModel("model_config_missing", f"{path.parent} holds no {path.name}")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise UnusableModel("model_config_invalid", f"{path.name} must be at most {MAX_JSON_BYTES:,} bytes")
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UnusableModel("model_config_invalid", f"{path.name} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UnusableModel("model_config_invalid", f"{path.name} must hold an object")
+    return values
+
+
+def check_safetensors(path: Path) -> None:
+    """Header and size fit, and tensors lie side by side from the first byte to the last.
+
+    Raises: UnusableModel.
+    Source: https://github.com/huggingface/safetensors, "Format".
+    """
+    try:
+        end = 0
+        for begin, stop, expected in sorted(_spans(path)):
+            if begin != end or stop - begin != expected:
+                raise ValueError(f"bytes {begin}..{stop} should begin at {end} and be {expected} long")
+            end = stop
+        with path.open("rb") as file:
+            data_bytes = path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
+        if end != data_bytes:
+            raise ValueError(f"the tensors end at byte {end} of {data_bytes}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnusableModel("model_weights_invalid", f"{path.name} is not a safetensors file: {error}") from error
+
+
+def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
+    """First byte, end and expected length of every tensor, relative to the header's end."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+            raise ValueError(f"the header cannot have {header_bytes:,} bytes")
+        header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    if not 1 <= len(header) <= MAX_TENSORS:
+        raise ValueError(f"a file holds 1 to {MAX_TENSORS:,} tensors, got {len(header):,}")
+    for tensor in header.values():
+        begin, stop = tensor["data_offsets"]
+        shape = tensor["shape"]
+        if not all(isinstance(n, int) and n >= 0 for n in (begin, stop, *shape)):
+            raise ValueError("offsets and shapes are numbers of 0 or more")
+        yield begin, stop, math.prod(shape) * _ITEM_BITS[tensor["dtype"]] // 8
+
+
+def _revision(files: list[Path]) -> str:
+    """Over names and contents, so that a renamed weight file is another revision too."""
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            whole.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,39 @@
+"""Readers of base models and speculators."""
+
+from django.db.models import Q, QuerySet
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.catalog.models import BaseModel, Speculator
+
+
+def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
+    """The organization's own, and those that everyone may use; an own one hides a shared one of the same name."""
+    own = BaseModel.objects.filter(organization=organization)
+    visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=own.values("name"))
+    return BaseModel.objects.filter(visible)
+
+
+def base_model_get(organization: Organization, name: str) -> BaseModel:
+    """Raises: ApiError: 404 with code model_not_found."""
+    model = base_models_list(organization).filter(name=name).first()
+    if model is None:
+        raise ApiError(
+            404,
+            f"The model {name[:120]!r} does not exist or you do not have access to it.",
+            "model_not_found",
+            "model",
+        )
+    return model
+
+
+def speculators_list(organization: Organization) -> QuerySet[Speculator]:
+    return Speculator.objects.filter(organization=organization).select_related("base_model")
+
+
+def speculator_get(organization: Organization, speculator_id: str) -> Speculator:
+    """Raises: ApiError: 404, also for another organization's speculator."""
+    speculator = speculators_list(organization).filter(pk=speculator_id).first()
+    if speculator is None:
+        raise ApiError(404, f"No such speculator: {speculator_id[:80]}", "speculator_not_found", "speculator_id")
+    return speculator

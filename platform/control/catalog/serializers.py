@@ -1,0 +1,47 @@
+"""OpenAI's model object, and our speculator."""
+
+from typing import Any
+
+from control.api.times import unix
+from control.catalog.models import BaseModel, Speculator
+from control.deployments.models import Deployment
+
+SHARED_OWNER = "slipstream"
+
+
+def base_model_body(model: BaseModel) -> dict[str, Any]:
+    owner = model.organization_id or SHARED_OWNER
+    return {"id": model.name, "object": "model", "created": unix(model.created_at), "owned_by": owner}
+
+
+def deployment_model_body(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "id": deployment.name,
+        "object": "model",
+        "created": unix(deployment.created_at),
+        "owned_by": deployment.organization_id,
+    }
+
+
+def models_body(models: list[BaseModel], deployments: list[Deployment]) -> dict[str, Any]:
+    """OpenAI's list of models has no pages. A deployment hides a base model of its name, as it does for chat."""
+    named = {deployment.name for deployment in deployments}
+    data = [deployment_model_body(deployment) for deployment in deployments]
+    data += [base_model_body(model) for model in models if model.name not in named]
+    return {"object": "list", "data": data}
+
+
+def speculator_body(speculator: Speculator) -> dict[str, Any]:
+    return {
+        "id": speculator.pk,
+        "object": "speculator",
+        "name": speculator.name,
+        "version": speculator.version,
+        "kind": speculator.kind,
+        "model": speculator.base_model.name,
+        "status": speculator.status,
+        "target_revision": speculator.target_revision,
+        "training": speculator.training,
+        "report": speculator.report,
+        "created_at": unix(speculator.created_at),
+    }

@@ -1,0 +1,48 @@
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.api.auth import OrganizationView
+from control.api.errors import ApiError
+from control.api.paging import paginate
+from control.catalog.selectors import base_model_get, base_models_list, speculator_get, speculators_list
+from control.catalog.serializers import base_model_body, deployment_model_body, models_body, speculator_body
+from control.deployments.models import Deployment
+from control.files.streaming import StoredFileResponse
+from control.storage import ObjectMissing
+
+
+class ModelsView(OrganizationView):
+    def get(self, request: Request) -> Response:
+        models = base_models_list(self.organization).order_by("name")
+        deployments = Deployment.objects.filter(organization=self.organization, deleted_at=None).order_by("name")
+        return Response(models_body(list(models), list(deployments)))
+
+
+class ModelView(OrganizationView):
+    def get(self, request: Request, name: str) -> Response:
+        deployment = Deployment.objects.filter(organization=self.organization, deleted_at=None, name=name).first()
+        if deployment is not None:
+            return Response(deployment_model_body(deployment))
+        return Response(base_model_body(base_model_get(self.organization, name)))
+
+
+class SpeculatorsView(OrganizationView):
+    def get(self, request: Request) -> Response:
+        return paginate(speculators_list(self.organization), request, speculator_body)
+
+
+class SpeculatorView(OrganizationView):
+    def get(self, request: Request, speculator_id: str) -> Response:
+        return Response(speculator_body(speculator_get(self.organization, speculator_id)))
+
+
+class SpeculatorPlotView(OrganizationView):
+    def get(self, request: Request, speculator_id: str) -> StoredFileResponse:
+        """The latest evaluation's plot, a PNG."""
+        speculator = speculator_get(self.organization, speculator_id)
+        try:
+            if speculator.plot_key:
+                return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
+        except ObjectMissing:
+            pass  # as good as never drawn
+        raise ApiError(404, f"Speculator {speculator.pk} has no plot yet.", "plot_not_found", "speculator_id")

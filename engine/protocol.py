@@ -245,7 +245,7 @@ def _message(message: Fields) -> dict[str, str]:
 def _content(message: Fields) -> str:
     content = message.get("content")
     if isinstance(content, str):
-        return content
+        return _encodable(content, param=f"{message.path}.content")
     if not isinstance(content, list) or not content:
         raise InvalidRequest(
             f"{message.path}.content must be a string or a list of text parts, got {content!r:.80}",
@@ -258,18 +258,29 @@ def _content(message: Fields) -> str:
                 f"{part.path} must be {{'type': 'text', 'text': string}}, got type {part.get('type')!r:.40}",
                 param=part.path,
             )
-    return "\n".join(part.string("text", "") for part in parts)
+    return "\n".join(_encodable(part.string("text", ""), param=part.path) for part in parts)
+
+
+def _encodable(text: str, *, param: str) -> str:
+    """JSON can spell half a character, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{param} must be valid Unicode, got a lone surrogate at character {error.start}", param=param
+        ) from error
+    return text
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """A string, token ids, or a list of either."""
     if isinstance(prompt, str):
-        return (tuple(tokenizer.encode(prompt)),)
+        return (tuple(tokenizer.encode(_encodable(prompt, param="prompt"))),)
     if _is_ids(prompt, tokenizer):
         return (tuple(prompt),)
     if isinstance(prompt, list) and prompt:
         if all(isinstance(item, str) for item in prompt):
-            return tuple(tuple(tokenizer.encode(item)) for item in prompt)
+            return tuple(tuple(tokenizer.encode(_encodable(item, param="prompt"))) for item in prompt)
         if all(_is_ids(item, tokenizer) for item in prompt):
             return tuple(tuple(item) for item in prompt)
     raise InvalidRequest(

@@ -1,0 +1,215 @@
+"""Text given out piece by piece equals the text decoded at once, whatever the pieces."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from engine.text import TextStream
+from engine.tokenizer import Tokenizer as EngineTokenizer
+
+unhurried = settings(deadline=None)  # a busy machine is no failure
+
+SPECIAL = ["<|end|>", "<|start|>"]
+
+
+def byte_level_tokenizer() -> EngineTokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("a", "b"), ("ab", "c"), ("Ã", "©"), ("ð", "Ł")]  # the last is half of an emoji
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *("".join(pair) for pair in merges)])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return EngineTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=core, eos_token=SPECIAL[0], additional_special_tokens=SPECIAL[1:])
+    )
+
+
+def byte_fallback_tokenizer() -> EngineTokenizer:
+    """As Llama 2 and Mistral have it: "▁" for a space, raw bytes for what the vocabulary lacks."""
+    pieces = ["a", "b", "▁", "▁a", "ab", "é"]
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *pieces])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("▁", "a")], byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(?!)"), behavior="isolated")
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return EngineTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=core, eos_token=SPECIAL[0], additional_special_tokens=SPECIAL[1:])
+    )
+
+
+TOKENIZERS = {"byte level": byte_level_tokenizer(), "byte fallback": byte_fallback_tokenizer()}
+BYTE_LEVEL = TOKENIZERS["byte level"]
+
+
+@st.composite
+def ids_and_splits(draw: st.DrawFn) -> tuple[EngineTokenizer, list[int], list[int]]:
+    tokenizer = TOKENIZERS[draw(st.sampled_from(sorted(TOKENIZERS)))]
+    random_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=24)
+    # Random ids are mostly broken characters; encoded text is mostly whole ones.
+    texts = st.text("abc é漢👩‍👧\n", max_size=12).map(tokenizer.encode)
+    ids = draw(st.one_of(random_ids, texts, st.tuples(texts, random_ids).map(lambda pair: pair[0] + pair[1])))
+    return tokenizer, ids, draw(st.lists(st.integers(1, 5), min_size=len(ids), max_size=len(ids)))
+
+
+def pieces_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(list(ids[at : at + size]))
+        at += size
+    return [piece for piece in pieces if piece]
+
+
+def stream_text(stream: TextStream, pieces: Sequence[Sequence[int]]) -> str:
+    shown = "".join(stream.push(piece) for piece in pieces)
+    return shown + stream.finish()
+
+
+def cut_at_first_complete(text: str, stop: Sequence[str]) -> str:
+    """The specification of stop strings, one character at a time."""
+    for end in range(1, len(text) + 1):
+        complete = [s for s in stop if text[:end].endswith(s)]
+        if complete:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+@unhurried
+@given(ids_and_splits())
+def test_pieces_put_together_are_the_full_decoding(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
+    tokenizer, ids, sizes = case
+    stream = TextStream(tokenizer)
+
+    shown = stream_text(stream, pieces_of(ids, sizes))
+
+    assert shown == tokenizer.decode(ids)
+    assert stream.text == shown
+    assert stream.num_tokens == len(ids)
+
+
+@unhurried
+@given(ids_and_splits(), st.lists(st.text("abc é漢�", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_text_ends_before_the_stop_string_complete_first(
+    case: tuple[EngineTokenizer, list[int], list[int]], stop: list[str]
+) -> None:
+    tokenizer, ids, sizes = case
+    stream = TextStream(tokenizer, stop=stop)
+
+    shown = stream_text(stream, pieces_of(ids, sizes))
+
+    assert shown == cut_at_first_complete(tokenizer.decode(ids), stop)
+
+
+@unhurried
+@given(ids_and_splits(), st.lists(st.text("abc é", min_size=1, max_size=3), min_size=1, max_size=2))
+def test_how_ids_are_split_changes_neither_the_tokens_taken_nor_where_they_start(
+    case: tuple[EngineTokenizer, list[int], list[int]], stop: list[str]
+) -> None:
+    tokenizer, ids, sizes = case
+    in_pieces, one_by_one = TextStream(tokenizer, stop=stop), TextStream(tokenizer, stop=stop)
+
+    stream_text(in_pieces, pieces_of(ids, sizes))
+    stream_text(one_by_one, [[i] for i in ids])
+
+    assert in_pieces.num_tokens == one_by_one.num_tokens
+    assert in_pieces.token_starts == one_by_one.token_starts
+    assert in_pieces.stop_string == one_by_one.stop_string
+
+
+@unhurried
+@given(ids_and_splits())
+def test_what_was_shown_is_never_taken_back(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
+    tokenizer, ids, sizes = case
+    stream, taken = TextStream(tokenizer), []
+
+    for piece in pieces_of(ids, sizes):
+        stream.push(piece)
+        taken += piece
+        assert tokenizer.decode(taken).startswith(stream.text)
+
+
+def test_an_incomplete_character_is_held_back() -> None:
+    emoji = BYTE_LEVEL.encode("👩")
+    assert len(emoji) == 3  # one token is two of its four bytes
+    stream = TextStream(BYTE_LEVEL)
+
+    assert [stream.push([token]) for token in emoji] == ["", "", "👩"]
+
+
+def test_an_answer_that_ends_within_a_character_shows_it_as_a_replacement() -> None:
+    stream = TextStream(BYTE_LEVEL)
+
+    assert stream.push(BYTE_LEVEL.encode("a👩")[:2]) == "a"
+    assert stream.finish() == "\ufffd"
+
+
+def test_bytes_that_never_make_a_character_are_shown_but_for_the_last() -> None:
+    lone = BYTE_LEVEL.encode("👩")[-1]  # a continuation byte
+    stream = TextStream(BYTE_LEVEL)
+
+    assert stream.push([lone, lone, lone]) == "\ufffd\ufffd"
+
+
+def test_a_run_of_raw_bytes_waits_for_its_end() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    acute = [2 + byte for byte in "é".encode()]
+    stream = TextStream(tokenizer)
+
+    assert [stream.push([token]) for token in acute] == ["", ""]
+    assert stream.push(tokenizer.encode("b")) == "éb"
+
+
+def test_a_special_token_is_not_shown() -> None:
+    stream = TextStream(BYTE_LEVEL)
+
+    assert stream.push([*BYTE_LEVEL.encode("a"), 1, *BYTE_LEVEL.encode("b")]) == "ab"
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+    stream = TextStream(BYTE_LEVEL, stop=["bcd"])
+
+    assert stream.push(BYTE_LEVEL.encode("ab")) == "a"
+    assert stream.push(BYTE_LEVEL.encode("c")) == ""
+    assert stream.push(BYTE_LEVEL.encode("x")) == "bcx"
+    assert not stream.stopped
+
+
+def test_a_stop_string_across_pieces_ends_the_text() -> None:
+    stream = TextStream(BYTE_LEVEL, stop=["b c"])
+
+    shown = stream_text(stream, [BYTE_LEVEL.encode(text) for text in ("xb", " ", "cde", "f")])
+
+    assert shown == "x"
+    assert stream.stop_string == "b c"
+    assert stream.num_tokens == 4  # x, b, space, c: those after it were never asked for
+
+
+def test_of_stop_strings_complete_at_once_the_longest_is_cut() -> None:
+    stream = TextStream(BYTE_LEVEL, stop=["c", "abc"])
+
+    assert stream.push(BYTE_LEVEL.encode("xabcd")) == "x"
+
+
+def test_a_held_beginning_of_a_stop_string_is_shown_at_the_end() -> None:
+    stream = TextStream(BYTE_LEVEL, stop=["stop"])
+
+    assert stream.push(BYTE_LEVEL.encode("a sto")) == "a "
+    assert stream.finish() == "sto"
+
+
+def test_after_a_stop_string_nothing_is_taken() -> None:
+    stream = TextStream(BYTE_LEVEL, stop=["b"])
+    stream.push(BYTE_LEVEL.encode("ab"))  # one token
+
+    assert stream.push(BYTE_LEVEL.encode("more")) == ""
+    assert stream.finish() == ""
+    assert stream.text == "a"
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
+        TextStream(BYTE_LEVEL, stop=["a", ""])

@@ -1,0 +1,116 @@
+"""The tokenizer of a model folder, and its chat template."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.tokenizer import ChatTemplateError, Tokenizer
+from tests.tiny_model import make_tiny_model
+
+USER_ASKS = [{"role": "user", "content": "hé"}]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.load(model_dir)
+
+
+def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return b"".join(tokenizer.token_bytes(i) for i in ids).decode()
+
+
+def test_text_comes_back_from_its_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("  a 漢 , b\n")) == "  a 漢 , b\n"
+
+
+def test_a_chat_is_rendered_by_the_models_own_template(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_chat(USER_ASKS)
+
+    assert shown(tokenizer, ids) == "<|start|>user\nhé<|end|>\n<|start|>assistant\n"
+
+
+def test_the_generation_prompt_can_be_left_out(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_chat(USER_ASKS, add_generation_prompt=False)
+
+    assert shown(tokenizer, ids) == "<|start|>user\nhé<|end|>\n"
+
+
+def test_special_tokens_have_a_name_and_no_text(tokenizer: Tokenizer) -> None:
+    (end,) = tokenizer.eos_token_ids
+
+    assert tokenizer.token_bytes(end) == b"<|end|>"
+    assert tokenizer.is_special(end)
+    assert tokenizer.decode([end]) == ""
+
+
+def test_tokens_of_one_character_hold_its_bytes(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("é ")] == [b"\xc3", b"\xa9", b" "]
+
+
+def test_an_id_beyond_the_vocabulary_stands_for_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
+def test_end_tokens_of_the_generation_config_count_too(model_dir: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
+
+    assert Tokenizer.load(tmp_path).eos_token_ids >= {0, 2}
+
+
+def folder_with_template(model_dir: Path, folder: Path, template: str | None) -> Path:
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (folder / name).write_bytes((model_dir / name).read_bytes())
+    values = json.loads((folder / "tokenizer_config.json").read_text())
+    values.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_model_without_a_template_says_so(model_dir: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", None))
+
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        tokenizer.encode_chat(USER_ASKS)
+
+
+def test_a_template_that_refuses_the_messages_says_why(model_dir: Path, tmp_path: Path) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
+
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        tokenizer.encode_chat(USER_ASKS)
+
+
+@pytest.mark.parametrize(
+    "attack", ["messages.__class__.__mro__", "messages.append(1)", "''.__class__.__subclasses__()"]
+)
+def test_a_template_cannot_leave_its_sandbox(model_dir: Path, tmp_path: Path, attack: str) -> None:
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", "{{ " + attack + " }}"))
+
+    with pytest.raises(ChatTemplateError, match="unsafe"):
+        tokenizer.encode_chat(USER_ASKS)
+
+
+def test_a_template_reads_the_variables_of_a_request(model_dir: Path, tmp_path: Path) -> None:
+    template = "{% if enable_thinking %}think{% else %}speak{% endif %}"
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
+
+    assert tokenizer.decode(tokenizer.encode_chat(USER_ASKS, template_variables={"enable_thinking": True})) == "think"
+    assert tokenizer.decode(tokenizer.encode_chat(USER_ASKS)) == "speak"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
+def test_a_variable_cannot_replace_what_the_server_decides(tokenizer: Tokenizer, name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=f"{name}.*reserved"):
+        tokenizer.encode_chat(USER_ASKS, template_variables={name: "x"})

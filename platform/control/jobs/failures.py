@@ -1,9 +1,9 @@
 """Whether another attempt can help, and when. Pure: the decisions only, no rows.
 
-    invalid_input, user_config, expired   never
-    infra                                 as long as there is progress
-    out_of_memory                         once, with half the batch
-    bug                                   three tries
+invalid_input, user_config, expired   never
+infra                                 as long as there is progress
+out_of_memory                         once, with half the batch
+bug                                   three tries
 """
 
 import random

@@ -36,7 +36,7 @@ def job_json(job: Job) -> dict[str, Any]:
 
 def event_json(event: JobEvent) -> dict[str, Any]:
     return {
-        "id": f"{event.job_id}-{event.seq}",
+        "id": str(event.seq),
         "object": "job.event",
         "job_id": event.job_id,
         "type": event.type,

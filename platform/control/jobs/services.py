@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
-from django.db.models import BooleanField, Case, F, Value, When
+from django.db.models import Case, F, Value, When
 from django.db.models.functions import Coalesce, Now
 
 from control.accounts.models import Organization
@@ -17,7 +17,7 @@ from control.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds
 from control.jobs.models import Job, Worker
 from control.jobs.selectors import is_due, jobs_due
 from control.jobs.state import Claim, event_add, from_now, held, transition, update_held
-from control.jobs.wake import wake, wake_on_commit
+from control.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.settings.config import get_config
 from workers.contracts import FailureClass
 
@@ -79,23 +79,17 @@ def job_renew(*, claim: Claim) -> bool:
     """Prolongs the lease. Returns: whether the customer wants the job cancelled. Raises: LeaseLost."""
     with transaction.atomic():
         update_held(claim, lease_until=from_now(get_config().lease_seconds))
-        return held(claim).values_list(_is_cancel_requested(), flat=True).get()
+        return held(claim).filter(cancel_requested_at__isnull=False).exists()
 
 
-def _is_cancel_requested() -> Case:
-    return Case(
-        When(cancel_requested_at__isnull=False, then=Value(True)), default=Value(False), output_field=BooleanField()
-    )
-
-
-def job_progress(
-    *, claim: Claim, done: int, total: int, unit: str, metrics: Mapping[str, float] | None = None
-) -> None:
+def job_progress(*, claim: Claim, done: int, total: int, unit: str) -> None:
     """Shows how far the child is; no proof of progress, that is a committed shard or checkpoint. Raises: LeaseLost."""
-    values: dict[str, Any] = {"progress_done": done, "progress_total": total, "progress_unit": unit}
-    if metrics is not None:
-        values["metrics"] = dict(metrics)
-    update_held(claim, progress_at=Now(), **values)
+    update_held(claim, progress_done=done, progress_total=total, progress_unit=unit, progress_at=Now())
+
+
+def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
+    """Shows the child's latest figures. Raises: LeaseLost."""
+    update_held(claim, metrics=dict(metrics), progress_at=Now())
 
 
 def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
@@ -175,9 +169,7 @@ def job_release(*, claim: Claim) -> None:
             event="released",
             data={},
             # Not counted as stalled, and never below zero after a commit has reset it.
-            stalled_attempts=Case(
-                When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0)
-            ),
+            stalled_attempts=Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0)),
         )
         wake_on_commit(claim.job_id)
 
@@ -198,7 +190,7 @@ def reconcile() -> int:
     Returns: how many jobs were due.
     """
     ids = list(jobs_due().values_list("pk", flat=True)[:RECONCILE_LIMIT])
-    for job_id in ids:
-        wake(job_id)
+    if ids and not is_backed_up():
+        for job_id in ids:
+            wake(job_id)
     return len(ids)
-

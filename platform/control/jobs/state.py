@@ -32,7 +32,7 @@ LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
 TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
 
 
-class LeaseLost(Exception):  # noqa: N818  # a fact about the lease, and the usual name
+class LeaseLost(Exception):  # a fact about the lease, and the usual name
     """A write carried an old fence and changed nothing. The attempt must stop; somebody else has the job."""
 
 

@@ -19,6 +19,8 @@ from control.settings.config import get_config
 log = structlog.get_logger(__name__)
 
 TASK_NAME = "workers.look_at"
+QUEUE = "slipstream.jobs"
+MAX_BACKLOG = 100  # messages; a worker that is busy for an hour must not find an hour of repetitions
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
 # Measured with a frozen Redis: publishing never returned by default, and after 2.1 s with such limits.
 TRANSPORT_OPTIONS: dict[str, Any] = {
@@ -47,10 +49,27 @@ def wake(job_id: str) -> None:
     if url is None or time.monotonic() < _quiet_until:
         return
     try:
-        _producer(url.get_secret_value()).send_task(TASK_NAME, args=[job_id], retry=False, ignore_result=True)
+        _producer(url.get_secret_value()).send_task(
+            TASK_NAME, args=[job_id], queue=QUEUE, retry=False, ignore_result=True
+        )
     except (OperationalError, RedisError, OSError) as error:
         _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
         log.warning("wake-up not sent; the reconciler will", job_id=job_id, error=str(error))
+
+
+def is_backed_up() -> bool:
+    """Whether there are so many unread messages that repeating some is pointless. Never raises, as `wake`."""
+    global _quiet_until
+    url = get_config().redis_url
+    if url is None or time.monotonic() < _quiet_until:
+        return True
+    try:
+        with _producer(url.get_secret_value()).connection_for_write() as connection:
+            return bool(connection.default_channel.client.llen(QUEUE) >= MAX_BACKLOG)
+    except (OperationalError, RedisError, OSError) as error:
+        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        log.warning("queue not reached", error=str(error))
+        return True
 
 
 @lru_cache(maxsize=1)

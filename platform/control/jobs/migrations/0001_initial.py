@@ -78,8 +78,8 @@ class Migration(migrations.Migration):
                 ('completed', models.PositiveIntegerField(default=0)),
                 ('failed', models.PositiveIntegerField(default=0)),
                 ('usage', models.JSONField(blank=True, default=dict)),
-                ('alone', models.BooleanField(default=False, help_text='Under suspicion: run by itself, so that a crash has a culprit.')),
-                ('crashes', models.PositiveSmallIntegerField(default=0, help_text='Child processes that died while running it alone.')),
+                ('alone', models.BooleanField(default=False, help_text='Suspected of a crash: run by itself.')),
+                ('crashes', models.PositiveSmallIntegerField(default=0, help_text='Children that died while running it alone.')),
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='shards', to='jobs.job')),
             ],
             options={

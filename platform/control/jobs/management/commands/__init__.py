@@ -1,0 +1,1 @@
+"""`manage.py runworker` and `manage.py reconcile`."""

@@ -1,0 +1,18 @@
+"""`manage.py runworker`: a worker without Redis, which polls the job table.
+
+The control plane never imports `workers.tasks`, so this process becomes the worker instead of containing it.
+"""
+
+import os
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+
+class Command(BaseCommand):
+    help = "Runs jobs by polling the database; `celery -A workers.celery_app worker` does the same over Redis."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        os.execve(sys.executable, [sys.executable, "-m", "workers.tasks"], environment)  # noqa: S606  # no shell wanted

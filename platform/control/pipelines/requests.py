@@ -1,0 +1,67 @@
+"""What a customer may ask of a pipeline: checked at the border, with defaults. Unknown keys are an error."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from control.api.errors import ApiError
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # also an endpoint's name
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Training(BaseModel):
+    """Other keys are hyperparameters; the method itself knows which there are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    kind: Literal["medusa"] = "medusa"
+
+
+class Evaluation(_Strict):
+    concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class Gate(_Strict):
+    min_speedup: Annotated[float, Field(ge=0)] = 1.0
+    min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
+    outputs_equal: bool = True
+
+
+class PipelineRequest(_Strict):
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    model: str
+    prompts_file: str
+    held_out_file: str | None = None
+    held_out: Annotated[int, Field(ge=1)] | None = None  # rows to split off the prompts; only without held_out_file
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    gate: Gate = Gate()
+    deploy: bool = True
+
+
+def parse_pipeline_request(body: Any) -> PipelineRequest:
+    """Raises: ApiError: 400, naming the first field at fault."""
+    if not isinstance(body, dict):
+        raise ApiError(400, f"The body must be a JSON object, got {type(body).__name__}.", "invalid_value")
+    try:
+        request = PipelineRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(str(part) for part in first["loc"])
+        got = "" if first["type"] == "missing" else f", got {ascii(first['input'])[:60]}"
+        raise ApiError(400, f"{param}: {first['msg']}{got}", _code(first["type"]), param) from None
+    if request.held_out_file is not None and request.held_out is not None:
+        message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
+        raise ApiError(400, message, "invalid_value", "held_out")
+    return request
+
+
+def _code(error_type: str) -> str:
+    return {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}.get(
+        error_type, "invalid_value"
+    )

@@ -1,0 +1,127 @@
+"""Pipelines from the customer's side: create, cancel, resume. `stages` moves them on."""
+
+from django.db import transaction
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.batches.services import batch_cancel
+from control.catalog.selectors import base_model_get
+from control.deployments.models import Deployment
+from control.deployments.services import deployment_start, deployment_stop
+from control.files.models import File
+from control.files.selectors import file_get
+from control.ids import pipeline_id
+from control.jobs.services import job_cancel
+from control.pipelines.held_out import normalise_held_out, split_prompts
+from control.pipelines.models import Pipeline, PipelineEvent
+from control.pipelines.requests import PipelineRequest
+from control.pipelines.selectors import pipeline_fresh
+from control.pipelines.stages import held_out_key, pipeline_advance
+from control.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
+
+
+def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
+    """Checks everything that can be checked now, splits off held-out prompts if need be, and starts.
+
+    Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that is not there, 409 for an
+        endpoint name that is taken.
+    """
+    base_model = base_model_get(organization, request.model)
+    prompts = _batch_file(organization, request.prompts_file, "prompts_file")
+    if request.deploy:
+        _refuse_taken_name(organization, request.name)
+    if request.held_out_file is None:
+        prompts, held_out = split_prompts(prompts, held_out=request.held_out)
+    else:
+        held_out = _batch_file(organization, request.held_out_file, "held_out_file")
+    identity = pipeline_id()
+    normalise_held_out(held_out, base_model=base_model, key=held_out_key(organization.pk, identity))
+    with transaction.atomic():
+        pipeline = Pipeline.objects.create(
+            id=identity,
+            organization=organization,
+            name=request.name,
+            base_model=base_model,
+            prompts_file=prompts,
+            held_out_file=held_out,
+            training=request.training.model_dump(),
+            evaluation=request.evaluation.model_dump(),
+            gate=request.gate.model_dump(),
+            deploy=request.deploy,
+        )
+        PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
+    return pipeline_advance(pipeline=pipeline)
+
+
+def _batch_file(organization: Organization, file_id: str, param: str) -> File:
+    file = file_get(organization, file_id, param=param)
+    if file.purpose != File.Purpose.BATCH:
+        message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", param)
+    return file
+
+
+def _refuse_taken_name(organization: Organization, name: str) -> None:
+    if Deployment.objects.filter(organization=organization, name=name, deleted_at=None).exists():
+        raise ApiError(409, f"There is a deployment named {name!r} already.", "name_taken", "name")
+
+
+def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
+    """Ends it where it stands; finished stages and partial results are kept, and it can be resumed.
+
+    Raises: ApiError: 400, it has ended.
+    """
+    while True:
+        pipeline = pipeline_fresh(pipeline)
+        if pipeline.status == Status.CANCELLED:
+            return pipeline
+        if pipeline.status not in ACTIVE:
+            raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
+        with transaction.atomic():
+            if transition(pipeline, Status.CANCELLED):
+                _stop_stage(pipeline)
+                return pipeline_fresh(pipeline)
+        # It moved on meanwhile: look again.
+
+
+def _stop_stage(pipeline: Pipeline) -> None:
+    match pipeline.status:
+        case Status.DISTILLING if pipeline.batch is not None and not pipeline.batch.job.finished_at:
+            batch_cancel(batch=pipeline.batch)
+        case Status.TRAINING if pipeline.training_job is not None:
+            job_cancel(job=pipeline.training_job)
+        case Status.EVALUATING if pipeline.evaluation_job is not None:
+            job_cancel(job=pipeline.evaluation_job)
+        case Status.DEPLOYING if pipeline.deployment is not None:
+            deployment_stop(deployment=pipeline.deployment)
+
+
+def pipeline_resume(*, pipeline: Pipeline) -> Pipeline:
+    """Starts the stage in which it failed or was cancelled again, with a new job. Finished stages are kept.
+
+    Raises: ApiError: 400, it neither failed nor was cancelled.
+    """
+    pipeline = pipeline_fresh(pipeline)
+    if pipeline.status not in RESUMABLE:
+        raise ApiError(400, f"Cannot resume a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
+    stage = stage_at_end(pipeline)
+    status = next(status for status, name in STAGES.items() if name == stage)
+    forgotten: dict[Status, dict[str, None]] = {
+        Status.DISTILLING: {"batch": None},
+        Status.TRAINING: {"training_job": None, "speculator": None},
+        Status.EVALUATING: {"evaluation_job": None},
+    }
+    with transaction.atomic():
+        moved = transition(
+            pipeline, status, data={"stage": stage, "resumed": True}, error=None, **forgotten.get(status, {})
+        )
+        if moved and status == Status.DEPLOYING and pipeline.deployment is not None:
+            _deploy_again(pipeline, pipeline.deployment)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def _deploy_again(pipeline: Pipeline, deployment: Deployment) -> None:
+    if deployment.deleted_at is None:
+        deployment_start(deployment=deployment)
+    else:
+        Pipeline.objects.filter(pk=pipeline.pk).update(deployment=None)

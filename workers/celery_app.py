@@ -1,0 +1,78 @@
+"""The worker over Redis: `celery -A workers.celery_app worker`.
+
+A message says "look at job N" and nothing more; the row is the job (`control.jobs`). So messages are acknowledged
+early and may be lost: with late acknowledgement this transport lost a message for good when a worker died between two
+of its commands, ran a long task five times, and restarted a crashing one 173 times in 25 s.
+
+The pool is `solo`: the task runs in the process that Celery's signals reach and that `kill -9` ends, and the job's
+child dies with it. One worker process per GPU.
+"""
+
+import os
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+
+from control.jobs.wake import QUEUE, TASK_NAME, TRANSPORT_OPTIONS
+from control.settings.config import get_config
+
+_redis_url = get_config().redis_url
+
+app = Celery("slipstream", broker=_redis_url.get_secret_value() if _redis_url else None)
+app.conf.update(
+    task_acks_late=False,
+    task_reject_on_worker_lost=False,
+    task_ignore_result=True,
+    task_publish_retry=False,
+    task_default_queue=QUEUE,
+    task_serializer="json",
+    accept_content=["json"],
+    result_backend=None,
+    worker_pool="solo",
+    worker_concurrency=1,
+    worker_disable_prefetch=True,
+    worker_prefetch_multiplier=1,
+    worker_soft_shutdown_timeout=20,
+    worker_enable_soft_shutdown_on_idle=True,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options=TRANSPORT_OPTIONS,
+)
+
+
+class _Process:
+    """This process's worker, made once Celery is ready."""
+
+    worker: Any = None  # a JobWorker; its module needs Django's models, which are not loaded yet
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
+def _start(**_: object) -> None:
+    from workers.tasks.worker import JobWorker
+
+    _Process.worker = JobWorker()
+    _Process.worker.start()
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _drain(**_: object) -> None:
+    if _Process.worker is not None:
+        _Process.worker.stop.set()
+
+
+@worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _close(**_: object) -> None:
+    if _Process.worker is not None:
+        _Process.worker.close()
+
+
+@app.task(name=TASK_NAME, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+def look_at(job_id: str) -> None:
+    """Everything else is in the row; a wake-up that comes twice or too late finds nothing to claim."""
+    assert _Process.worker is not None, "tasks run in a worker only"
+    _Process.worker.look_at(job_id)

@@ -1,0 +1,151 @@
+"""One attempt at a job: claim, run its handler under a lease, write down how it ended.
+
+look_at ── job_claim ── Lease ── handler.run ──> job_succeed
+                                   │ Cancelled ──> handler.end, job_end_cancelled
+                                   │ Draining ──> job_release
+                                   │ AttemptFailed ──> job_fail (after handler.end, if that is the end)
+                                   └ LeaseLost ──> nothing: somebody else has the job
+"""
+
+import errno
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+from botocore.exceptions import BotoCoreError, ClientError
+from django.db import DatabaseError
+
+from control.jobs.failures import CRASH_LOOP, Failure
+from control.jobs.models import Job
+from control.jobs.services import (
+    job_claim,
+    job_end_cancelled,
+    job_fail,
+    job_final_failure,
+    job_release,
+    job_succeed,
+)
+from control.jobs.state import Claim, LeaseLost
+from control.pipelines.stages import pipelines_advance_after_job
+from control.settings.config import get_config
+from control.storage import StorageError
+from workers.contracts import FailureClass
+from workers.tasks.lease import Lease
+from workers.tasks.outcomes import AttemptFailed, Cancelled, Draining
+
+log = structlog.get_logger(__name__)
+
+
+class Ending(StrEnum):
+    """How a job ends without success."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What a handler gets."""
+
+    claim: Claim
+    job: Job
+    lease: Lease
+    folder: Path  # empty; removed afterwards
+    log_path: Path  # of the child
+    stop: threading.Event  # set when this worker has to stop
+
+
+class Handler(Protocol):
+    def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        """Does the work, or what is left of it, and returns the job's result. Raises: Interruption, LeaseLost."""
+
+    def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
+        """Puts together what there is when a job ends without success. Restartable, and harmless when repeated."""
+
+
+def look_at(job_id: str, *, worker: str, stop: threading.Event, handlers: Mapping[str, Handler]) -> bool:
+    """Works on a job if it is due. Returns: False: it was not, or somebody else was faster."""
+    claim = job_claim(job_id=job_id, worker=worker)
+    if claim is None:
+        return False
+    job = Job.objects.select_related("organization").get(pk=job_id)
+    with structlog.contextvars.bound_contextvars(job_id=job_id, fence=claim.fence), _work_folder(claim) as folder:
+        log.info("job claimed", kind=job.kind, attempt=job.attempt)
+        with Lease(claim) as lease:
+            log_path = get_config().data_dir.resolve() / "logs" / "jobs" / f"{job_id}.{claim.fence}.log"
+            attempt = Attempt(claim=claim, job=job, lease=lease, folder=folder, log_path=log_path, stop=stop)
+            try:
+                _work(attempt, handlers[job.kind])
+            except LeaseLost:
+                log.warning("lease lost")
+    pipelines_advance_after_job(job_id=job_id)
+    return True
+
+
+def _work(attempt: Attempt, handler: Handler) -> None:
+    try:
+        if attempt.job.cancel_requested_at is not None:
+            raise Cancelled
+        if attempt.claim.is_exhausted:
+            raise AttemptFailed(CRASH_LOOP.failure_class, CRASH_LOOP.code, CRASH_LOOP.message)
+        job_succeed(claim=attempt.claim, result=handler.run(attempt))
+        log.info("job succeeded")
+    except LeaseLost:
+        raise
+    except Cancelled:
+        attempt.lease.check()
+        handler.end(attempt, Ending.CANCELLED, None)
+        job_end_cancelled(claim=attempt.claim)
+        log.info("job cancelled")
+    except Draining:
+        job_release(claim=attempt.claim)
+        log.info("job released")
+    except AttemptFailed as error:
+        _fail(attempt, handler, error.failure)
+    except Exception as error:  # the boundary of an attempt: whatever it was, the job must learn of it
+        log.exception("attempt broke")
+        _fail(attempt, handler, _classify(error))
+
+
+def _fail(attempt: Attempt, handler: Handler, failure: Failure) -> None:
+    attempt.lease.check()
+    attempt.job.refresh_from_db()
+    final = job_final_failure(job=attempt.job, failure=failure)
+    if final is not None:
+        handler.end(attempt, Ending.EXPIRED if final.failure_class is FailureClass.EXPIRED else Ending.FAILED, final)
+    ended = job_fail(claim=attempt.claim, failure=failure)
+    log.warning("attempt failed", code=failure.code, reason=failure.message, is_final=ended)
+
+
+def _classify(error: Exception) -> Failure:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Failure(failure_class=FailureClass.INFRA, code="disk_full", message="The worker's disk is full.")
+    if isinstance(error, StorageError | BotoCoreError | ClientError):
+        return Failure(failure_class=FailureClass.INFRA, code="storage_error", message="Storage could not be used.")
+    if isinstance(error, DatabaseError):
+        return Failure(failure_class=FailureClass.INFRA, code="database_error", message="The database failed.")
+    if isinstance(error, OSError):
+        return Failure(failure_class=FailureClass.INFRA, code="io_error", message="The worker's machine failed.")
+    # The cause stands in the log; a customer can do nothing with it and should not see our insides.
+    return Failure(failure_class=FailureClass.BUG, code="internal_error", message="The worker made an error.")
+
+
+@contextmanager
+def _work_folder(claim: Claim) -> Iterator[Path]:
+    """Effects: folders that killed attempts at this job left on this machine are removed too."""
+    root = get_config().data_dir.resolve() / "work"
+    for left in root.glob(f"{claim.job_id}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = root / f"{claim.job_id}.{claim.fence}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,155 @@
+"""Batch inference: hands open shards to a child until none is left, then has the files put together."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.db.models.functions import Now
+
+from control.batches.assemble import batch_assemble
+from control.batches.models import Batch
+from control.batches.services import batch_validate
+from control.jobs.failures import Failure
+from control.jobs.models import JobShard
+from control.jobs.selectors import num_rows_committed, shards_open
+from control.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards, job_commit_shard
+from control.settings.config import get_config
+from control.storage import get_storage
+from workers.contracts import BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
+from workers.tasks.attempt import Attempt, Ending
+from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed
+from workers.tasks.staging import model_dir, shard_key, stage_file
+from workers.tasks.supervise import run_child
+
+DEFAULT_BATCH_SIZE = 16
+
+
+class BatchHandler:
+    def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        batch = Batch.objects.select_related("base_model", "job").get(job_id=attempt.job.pk)
+        if batch.status == Batch.Status.VALIDATING:
+            batch_validate(batch=batch)
+        _refuse_ended(batch)
+        if shards_open(attempt.job.pk).exists():
+            self._answer_open_shards(attempt, batch)
+        attempt.lease.check()
+        batch_assemble(batch=batch, final="completed")
+        _refuse_ended(batch)
+        return {"completed": batch.completed, "failed": batch.failed, "usage": batch.usage}
+
+    def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
+        batch = Batch.objects.select_related("base_model", "job").get(job_id=attempt.job.pk)
+        error = None if failure is None or ending is Ending.EXPIRED else failure.as_error()
+        batch_assemble(batch=batch, final=ending.value, error=error)
+
+    def _answer_open_shards(self, attempt: Attempt, batch: Batch) -> None:
+        rows_path = stage_file(attempt.job.params["rows_key"], attempt.folder / "rows.jsonl")
+        while shards := next_hand(list(shards_open(attempt.job.pk))):
+            if _is_late(batch):
+                raise AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
+            spec = _spec(attempt, batch, rows_path, shards)
+            try:
+                run_child(
+                    attempt,
+                    spec,
+                    on_result=lambda event: commit_shard_file(attempt, event),
+                    rows_done_before=num_rows_committed(attempt.job.pk),
+                    rows_total=batch.total,
+                )
+            except ChildCrashed as crash:
+                if crash.got_going:
+                    _blame(attempt, rows_path, spec)
+                raise
+            _check_progress(attempt, shards)
+
+
+def _refuse_ended(batch: Batch) -> None:
+    """A batch may have ended before its job did: an earlier attempt died between the two, or the customer cancelled."""
+    match batch.status:
+        case Batch.Status.CANCELLING | Batch.Status.CANCELLED:
+            raise Cancelled
+        case Batch.Status.EXPIRED:
+            raise AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
+        case Batch.Status.FAILED:
+            raise AttemptFailed(FailureClass.INVALID_INPUT, "invalid_batch_input", "The input file is not valid.")
+
+
+def next_hand(open_shards: Sequence[JobShard]) -> list[JobShard]:
+    """What the next child gets: the shard most likely to crash it, alone; or else all that are above suspicion.
+
+    Suspects come first, the worst of them before all others: the search for a poison row ends before it is
+    interrupted by another one.
+    """
+    suspects = [shard for shard in open_shards if shard.alone]
+    if suspects:
+        return [max(suspects, key=lambda shard: (shard.crashes, -shard.row_from))]
+    return list(open_shards)
+
+
+def commit_shard_file(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+    """Uploads first, names the winner then: a row never points at bytes that are not there."""
+    assert isinstance(event, ShardDone), "batch inference makes no checkpoints"
+    shard = JobShard.objects.filter(job_id=attempt.job.pk, shard_no=event.shard_no).first()
+    if shard is None:
+        raise AttemptFailed(FailureClass.BUG, "invalid_event", f"shard {event.shard_no} does not exist")
+    key = shard_key(attempt.claim, shard.shard_no)
+    path = Path(event.path)
+    get_storage().put_file(key, path)
+    rows = ShardRows(completed=event.completed, failed=event.failed, usage=event.usage)
+    job_commit_shard(claim=attempt.claim, shard_no=event.shard_no, storage_key=key, rows=rows)
+    path.unlink(missing_ok=True)
+
+
+def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobShard]) -> BatchSpec:
+    params = attempt.job.params
+    base_model = batch.base_model
+    assert base_model is not None, "validation settles the model"
+    return BatchSpec(
+        job_id=attempt.job.pk,
+        model_dir=model_dir(base_model),
+        model_name=base_model.name,
+        input_path=str(rows_path),
+        output_dir=str(attempt.folder / "shards"),
+        shards=tuple(ShardRange(shard_no=s.shard_no, row_from=s.row_from, row_to=s.row_to) for s in shards),
+        drafter=params.get("drafter", "ngram"),
+        max_batch_size=params.get("max_batch_size", DEFAULT_BATCH_SIZE),
+        device=get_config().device,
+    )
+
+
+def _is_late(batch: Batch) -> bool:
+    return Batch.objects.filter(pk=batch.pk, expires_at__lt=Now()).exists()
+
+
+def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
+    left = shards_open(attempt.job.pk).filter(shard_no__in=[shard.shard_no for shard in shards]).count()
+    if left == len(shards):
+        raise AttemptFailed(FailureClass.BUG, "shards_missing", f"the child finished without any of {left} shards")
+
+
+def _blame(attempt: Attempt, rows_path: Path, spec: BatchSpec) -> None:
+    # The child takes rows in order and holds at most `max_batch_size` of them, each in an open shard: so only as
+    # many of the first open shards can have been in its hands.
+    handed = [shard.shard_no for shard in spec.shards]
+    still_open = shards_open(attempt.job.pk).filter(shard_no__in=handed).values_list("shard_no", flat=True)
+    convicted = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[: spec.max_batch_size]))
+    if convicted is not None:
+        path = attempt.folder / "crashed_row.jsonl"
+        path.write_text(json.dumps(crashed_row(attempt.job.pk, rows_path, convicted.row_from)) + "\n")
+        event = ShardDone(shard_no=convicted.shard_no, path=str(path), completed=0, failed=1, usage={})
+        commit_shard_file(attempt, event)
+
+
+def crashed_row(job_id: str, rows_path: Path, number: int) -> dict[str, Any]:
+    """A shard's line for a row that has no answer because it kills whoever tries."""
+    with rows_path.open("rb") as rows:
+        row = next(json.loads(line) for i, line in enumerate(rows) if i == number)
+    message = "The worker process crashed twice while it answered this request alone."
+    output = {
+        "id": f"batch_req_{job_id.rsplit('_', 1)[-1]}_{number}",
+        "custom_id": row["custom_id"],
+        "response": None,
+        "error": {"code": ROW_CRASHED_WORKER, "message": message},
+    }
+    return {"row": number, "custom_id": row["custom_id"], "ok": False, "output": output}

@@ -1,0 +1,132 @@
+"""One child process: started from a spec, read line by line, killed with everything it started."""
+
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import workers
+from control.jobs.config import get_job_config
+from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
+
+MAX_LOG_BYTES = 16 * 1024 * 1024
+TAIL_BYTES = 2000
+# No password, key or token of ours may reach a process that runs a customer's model.
+_ENVIRONMENT = (
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "TMPDIR",
+        "TZ",
+        "LANG",
+        "LC_",
+        "PYTHON",
+        "VIRTUAL_ENV",
+        "XDG_",
+        "LD_",
+        "DYLD_",
+        "MALLOC_",
+    ),
+    *("CC", "CXX", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "TRITON_"),
+    *("HF_HOME", "MALLOC_", "SLIPSTREAM_CPU_KERNELS", "COVERAGE_"),
+)  # names, or how they begin
+
+
+class ChildProcess:
+    """Start and stop it from one thread that outlives it: see `workers.tasks.bound`."""
+
+    def __init__(self, spec: Spec, *, folder: Path, log_path: Path) -> None:
+        spec_path = folder / "spec.json"
+        write_spec(spec, spec_path)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path = log_path
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "workers.tasks.bound", str(os.getpid()), *_command(), str(spec_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            cwd=folder,
+            start_new_session=True,  # its own group: killed with all that it started
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._threads = (
+            threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._keep_log, args=(self._process.stderr,), daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def next_event(self, timeout_seconds: float) -> Event | None:
+        """None: the child closed its output. Raises: queue.Empty: nothing was said in time."""
+        return self._events.get(timeout=timeout_seconds)
+
+    def wait(self, timeout_seconds: float) -> int:
+        """The exit status, negative for a signal; a child that outstays its last word is killed."""
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ends the whole process group, politely first if there is any grace. Harmless when it has ended."""
+        if self._process.poll() is None and grace_seconds > 0:
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):  # killed below
+                self._process.wait(grace_seconds)
+        self._signal(signal.SIGKILL)  # also what outlived the child itself
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def log_tail(self) -> str:
+        """The last words on standard error, for the operator who reads the error."""
+        with self._log_path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # the group is empty
+            os.killpg(self._process.pid, number)
+
+    def _read_events(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                try:
+                    self._events.put(decode_event(line.decode()))
+                except (ContractError, UnicodeDecodeError) as error:
+                    self._events.put(
+                        Failed(failure_class=FailureClass.BUG, code="invalid_event", message=str(error)[:500])
+                    )
+        self._events.put(None)
+
+    def _keep_log(self, stream: IO[bytes]) -> None:
+        written = 0
+        with stream, self._log_path.open("ab") as log:
+            while chunk := os.read(stream.fileno(), 65536):
+                log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
+                log.flush()
+                written += len(chunk)
+
+
+def _command() -> list[str]:
+    command = get_job_config().child_command
+    return shlex.split(command) if command else [sys.executable, "-m", "workers.run"]
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
+    root = str(Path(workers.__path__[0]).resolve().parent)
+    kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    return kept

@@ -1,0 +1,68 @@
+"""Holds a claim while its job is worked on: renews from a thread and says when the work has to end."""
+
+import threading
+import time
+from types import TracebackType
+
+import structlog
+from django.db import DatabaseError, connection
+
+from control.jobs.services import job_renew
+from control.jobs.state import Claim, LeaseLost
+from control.settings.config import get_config
+
+log = structlog.get_logger(__name__)
+
+CANCEL_POLL_SECONDS = 2.0  # a renewal also reads whether to cancel: a customer waits at most this long, plus a kill
+
+
+class Lease:
+    """A context manager. `lost` and `cancel_requested` are set from its thread and never cleared."""
+
+    def __init__(self, claim: Claim) -> None:
+        config = get_config()
+        self.claim = claim
+        self.lost = threading.Event()
+        self.cancel_requested = threading.Event()
+        self._interval_seconds = min(config.renew_seconds, CANCEL_POLL_SECONDS)
+        self._lease_seconds = config.lease_seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{claim.job_id}", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Call before a step that cannot carry the fence. Raises: LeaseLost."""
+        if self.lost.is_set():
+            raise LeaseLost(f"job {self.claim.job_id} is no longer held with fence {self.claim.fence}")
+        job_renew(claim=self.claim)
+
+    def _keep(self) -> None:
+        renewed_at = time.monotonic()
+        try:
+            while not self._closed.wait(self._interval_seconds):
+                try:
+                    if job_renew(claim=self.claim):
+                        self.cancel_requested.set()
+                    renewed_at = time.monotonic()
+                except LeaseLost:
+                    # A finished attempt gives its lease up by its last write; that is no loss.
+                    if not self._closed.is_set():
+                        self.lost.set()
+                    return
+                except DatabaseError as error:
+                    log.warning("lease not renewed", job_id=self.claim.job_id, error=str(error))
+                    connection.close()
+                    if time.monotonic() - renewed_at > self._lease_seconds:
+                        self.lost.set()
+                        return
+        finally:
+            connection.close()

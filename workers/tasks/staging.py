@@ -1,0 +1,55 @@
+"""Brings a job's inputs onto this machine and names the keys of its outputs."""
+
+from pathlib import Path
+
+from control.catalog.models import BaseModel, Speculator
+from control.jobs.state import Claim
+from control.storage import ObjectMissing, get_storage
+from workers.contracts import FailureClass
+from workers.tasks.outcomes import AttemptFailed
+
+
+def stage_file(key: str, path: Path) -> Path:
+    """Raises: AttemptFailed: the object is gone, and no other attempt will find it."""
+    try:
+        get_storage().get_file(key, path)
+    except ObjectMissing as error:
+        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+    return path
+
+
+def stage_folder(prefix: str, path: Path) -> Path:
+    """Raises: AttemptFailed: the folder is gone, and no other attempt will find it."""
+    try:
+        get_storage().get_folder(prefix, path)
+    except ObjectMissing as error:
+        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+    return path
+
+
+def model_dir(base_model: BaseModel) -> str:
+    """Raises: AttemptFailed: this machine does not have the model's folder."""
+    path = Path(base_model.path)
+    if not path.is_dir():
+        raise _gone("model_missing", f"The files of model {base_model.name!r} are not on the worker's machine.")
+    return str(path.resolve())
+
+
+def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:
+    return None if speculator is None else str(stage_folder(speculator.storage_prefix, path))
+
+
+def shard_key(claim: Claim, shard_no: int) -> str:
+    return f"jobs/{claim.job_id}/shards/{shard_no}.{claim.fence}.jsonl"
+
+
+def checkpoint_prefix(claim: Claim, step: int) -> str:
+    return f"jobs/{claim.job_id}/checkpoints/{step:08d}.{claim.fence}"
+
+
+def artifact_prefix(claim: Claim, name: str) -> str:
+    return f"jobs/{claim.job_id}/{name}.{claim.fence}"
+
+
+def _gone(code: str, message: str) -> AttemptFailed:
+    return AttemptFailed(FailureClass.USER_CONFIG, code, message)

@@ -1,0 +1,79 @@
+"""Training of a speculator: resumes from the last committed checkpoint and makes the artifact the speculator's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from control.catalog.models import Speculator
+from control.catalog.services import speculator_fail, speculator_ready
+from control.jobs.failures import Failure
+from control.jobs.services import job_commit_checkpoint
+from control.settings.config import get_config
+from control.storage import get_storage
+from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone, TrainingSpec
+from workers.tasks.attempt import Attempt, Ending
+from workers.tasks.outcomes import AttemptFailed
+from workers.tasks.staging import artifact_prefix, checkpoint_prefix, model_dir, stage_file, stage_folder
+from workers.tasks.supervise import run_child
+
+
+class TrainingHandler:
+    """`params`: speculator_id, tokens_key, method, hyperparameters, seed."""
+
+    def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        speculator = _speculator(attempt)
+        finished = run_child(
+            attempt, _spec(attempt, speculator), on_result=lambda event: _commit_checkpoint(attempt, event)
+        )
+        prefix = artifact_prefix(attempt.claim, "speculator")
+        get_storage().put_folder(prefix, artifact_path(finished, "speculator"))
+        attempt.lease.check()
+        speculator_ready(speculator=speculator, storage_prefix=prefix, training=finished.result)
+        return finished.result
+
+    def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
+        speculator = _speculator(attempt)
+        if speculator.status == Speculator.Status.TRAINING:
+            speculator_fail(speculator=speculator)
+
+
+def artifact_path(finished: Finished, name: str) -> Path:
+    """Raises: AttemptFailed: the child did not make what its kind of job must make."""
+    path = finished.artifacts.get(name)
+    if path is None or not Path(path).exists():
+        raise AttemptFailed(FailureClass.BUG, "artifact_missing", f"the child made no {name!r}")
+    return Path(path)
+
+
+def _speculator(attempt: Attempt) -> Speculator:
+    return Speculator.objects.select_related("base_model").get(
+        pk=attempt.job.params["speculator_id"], organization=attempt.job.organization
+    )
+
+
+def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
+    params = attempt.job.params
+    tokens = stage_file(params["tokens_key"], attempt.folder / "tokens.jsonl")
+    checkpoint_dir = attempt.folder / "checkpoint"
+    checkpoint_dir.mkdir()
+    if attempt.job.checkpoint_key:
+        stage_folder(attempt.job.checkpoint_key, checkpoint_dir)
+    return TrainingSpec(
+        job_id=attempt.job.pk,
+        model_dir=model_dir(speculator.base_model),
+        target_revision=speculator.target_revision,
+        method=params["method"],
+        tokens_paths=(str(tokens),),
+        output_dir=str(attempt.folder / "output"),
+        checkpoint_dir=str(checkpoint_dir),
+        hyperparameters=params.get("hyperparameters", {}),
+        seed=params.get("seed", 0),
+        device=get_config().device,
+    )
+
+
+def _commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+    assert isinstance(event, Checkpoint), "training makes no shards"
+    prefix = checkpoint_prefix(attempt.claim, event.step)
+    get_storage().put_folder(prefix, Path(event.path))
+    job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)

@@ -1,0 +1,99 @@
+"""What every worker does beside its jobs, and the worker that finds its jobs by polling.
+
+main thread    look_at, one job at a time: the child dies with this thread
+housekeeper    beats, repeats wake-ups, moves pipelines on, ends cancelled jobs that nobody works on
+"""
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+import structlog
+from django.db import DatabaseError, close_old_connections, connection
+
+from control.jobs.config import get_job_config
+from control.jobs.models import Job
+from control.jobs.selectors import jobs_due, jobs_to_cancel
+from control.jobs.services import reconcile, worker_beat, worker_leave
+from control.pipelines.stages import pipelines_reconcile
+from control.settings.config import get_config
+from workers.tasks.attempt import Handler, look_at
+from workers.tasks.batch import BatchHandler
+from workers.tasks.evaluation import EvaluationHandler
+from workers.tasks.training import TrainingHandler
+
+log = structlog.get_logger(__name__)
+
+HANDLERS: dict[str, Handler] = {
+    Job.Kind.BATCH: BatchHandler(),
+    Job.Kind.TRAINING: TrainingHandler(),
+    Job.Kind.EVALUATION: EvaluationHandler(),
+}
+
+
+class JobWorker:
+    """One per process. `stop` ends it: the running attempt drains, nothing new is claimed."""
+
+    def __init__(self) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.stop = threading.Event()
+        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
+
+    def start(self) -> None:
+        self._housekeeper.start()
+        log.info("worker started", worker=self.name)
+
+    def close(self) -> None:
+        self.stop.set()
+        self._housekeeper.join(timeout=10)
+        _safely(lambda: worker_leave(worker=self.name), "worker not signed off")
+        log.info("worker stopped", worker=self.name)
+
+    def look_at(self, job_id: str) -> bool:
+        if self.stop.is_set():
+            return False  # the reconciler of another worker will say it again
+        return look_at(job_id, worker=self.name, stop=self.stop, handlers=HANDLERS)
+
+    def poll_forever(self) -> None:
+        """Works on due jobs, oldest first, until `stop` is set."""
+        while not self.stop.is_set():
+            close_old_connections()
+            if not _safely(self._look_at_next, "could not look for jobs"):
+                self.stop.wait(get_job_config().poll_seconds)
+
+    def _look_at_next(self) -> bool:
+        job_id = jobs_due().values_list("pk", flat=True).first()
+        return job_id is not None and self.look_at(job_id)
+
+    def _keep_house(self) -> None:
+        chores: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
+            ("wake-ups not repeated", reconcile),
+            ("cancelled jobs not ended", self._end_cancelled),
+            ("pipelines not moved on", pipelines_reconcile),
+        )
+        while not self.stop.is_set():
+            close_old_connections()
+            for complaint, chore in chores:
+                _safely(chore, complaint)
+            self.stop.wait(get_config().reconcile_seconds)
+        connection.close()
+
+    def _end_cancelled(self) -> None:
+        """A busy worker must not keep a customer waiting who cancelled a job that never began."""
+        for job_id in jobs_to_cancel().values_list("pk", flat=True):
+            self.look_at(job_id)
+
+
+def _safely(chore: Callable[[], object], complaint: str) -> bool:
+    """The boundary of a loop that must not end: says what went wrong and lets the next round try again."""
+    try:
+        return bool(chore())
+    except DatabaseError as error:
+        log.warning(complaint, error=str(error))
+        connection.close()
+    except Exception:
+        log.exception(complaint)
+    return False

@@ -1,0 +1,64 @@
+"""How a child process says what went wrong. Standard library only.
+
+JobError
+├── UserConfigError    the customer's model or settings cannot work; never retried
+├── InvalidInputError  the customer's rows cannot work; never retried
+└── InfraError         this machine's fault; another attempt may succeed
+"""
+
+import errno
+
+from workers.contracts import ContractError, Failed, FailureClass
+
+_MAX_MESSAGE = 2000
+
+
+class JobError(Exception):
+    """`code` is permanent and for programs, the message is for people."""
+
+    failure_class = FailureClass.BUG
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UserConfigError(JobError):
+    failure_class = FailureClass.USER_CONFIG
+
+
+class InvalidInputError(JobError):
+    failure_class = FailureClass.INVALID_INPUT
+
+
+class InfraError(JobError):
+    failure_class = FailureClass.INFRA
+
+
+def failed_event(error: BaseException) -> Failed:
+    """Tells whether retrying helps; unknown exceptions are bugs, which are retried a few times only."""
+    failure_class, code = _classify(error)
+    message = str(error) or type(error).__name__
+    if failure_class is FailureClass.BUG and not isinstance(error, JobError):
+        message = f"{type(error).__name__}: {message}"
+    return Failed(failure_class=failure_class, code=code, message=message[:_MAX_MESSAGE])
+
+
+def _classify(error: BaseException) -> tuple[FailureClass, str]:
+    if isinstance(error, JobError):
+        return error.failure_class, error.code
+    if _is_out_of_memory(error):
+        return FailureClass.OUT_OF_MEMORY, "out_of_memory"
+    if isinstance(error, ContractError):
+        return FailureClass.BUG, "invalid_spec"
+    if isinstance(error, OSError):
+        return FailureClass.INFRA, "disk_full" if error.errno == errno.ENOSPC else "io_error"
+    return FailureClass.BUG, "unexpected_error"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch.OutOfMemoryError is told by its name, and the CPU allocator's plain RuntimeError by its text, so that
+    # this module needs no torch.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

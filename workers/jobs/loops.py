@@ -1,0 +1,22 @@
+"""Tells answers that fell into a loop: they are easy to draft, so they flatter every acceptance figure."""
+
+from collections.abc import Sequence
+
+LONGEST_PERIOD = 32
+MIN_REPEATS = 4  # the repeated part and its copies
+MIN_TOKENS = 24  # covered by the repetition; shorter ones ("0000", a row of dashes) occur in good answers
+
+
+def is_looping(token_ids: Sequence[int]) -> bool:
+    """Whether somewhere the same 1 to `LONGEST_PERIOD` tokens follow each other `MIN_REPEATS` times or more."""
+    return any(_has_loop(token_ids, period) for period in range(1, LONGEST_PERIOD + 1))
+
+
+def _has_loop(token_ids: Sequence[int], period: int) -> bool:
+    needed = max(MIN_TOKENS, MIN_REPEATS * period) - period  # tokens that equal the one a period before
+    equal = 0
+    for i in range(period, len(token_ids)):
+        equal = equal + 1 if token_ids[i] == token_ids[i - period] else 0
+        if equal >= needed:
+            return True
+    return False

@@ -1,0 +1,111 @@
+"""Checkpoints: a folder of safetensors and JSON that is there whole or not at all.
+
+    checkpoint-00000120/
+        tensors.safetensors   weights, optimizer moments, random state, best weights
+        state.json            counters and the position in the data
+        manifest.json         SHA-256 and size of both; written last
+
+A folder is filled under a temporary name, every file and the folder are synced, then it is renamed. A truncated or
+altered checkpoint fails its manifest and the one before it is used.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_PREFIX = "checkpoint-"
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_KEPT = 2  # the newest may be damaged, and a supervisor may still be reading the one before
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointError(ValueError):
+    """The folder is not a whole checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that the next step depends on."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    state: Mapping[str, Any]  # JSON
+
+
+def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Effects: older checkpoints but one are deleted. A checkpoint of the same step is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{_PREFIX}{snapshot.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}, partial / _TENSORS)
+    (partial / _STATE).write_text(json.dumps({"step": snapshot.step, **snapshot.state}))
+    manifest = {name: _fingerprint(partial / name) for name in (_TENSORS, _STATE)}
+    (partial / _MANIFEST).write_text(json.dumps(manifest))
+    for name in (_TENSORS, _STATE, _MANIFEST):
+        sync(partial / name)
+    sync(partial)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    sync(folder)
+    for old in _newest_first(folder)[_KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_newest_checkpoint(folder: Path) -> Snapshot | None:
+    """The newest whole checkpoint in `folder`, else `folder` itself if it is one; damaged ones are passed over."""
+    if not folder.is_dir():
+        return None
+    itself = [folder] if (folder / _MANIFEST).is_file() else []  # a supervisor may put back the files alone
+    for candidate in [*_newest_first(folder), *itself]:
+        try:
+            return read_checkpoint(candidate)
+        except CheckpointError as error:
+            logger.warning("checkpoint refused: %s", error)
+    return None
+
+
+def read_checkpoint(folder: Path) -> Snapshot:
+    """Raises: CheckpointError: a file is missing, shorter or longer than written, or has other bytes."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        for name in (_TENSORS, _STATE):
+            found = _fingerprint(folder / name)
+            if manifest[name] != found:
+                raise CheckpointError(f"{folder.name}/{name} should be {manifest[name]}, is {found}")
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder.name}: {error!r}") from error
+    state = json.loads((folder / _STATE).read_text())
+    return Snapshot(step=state.pop("step"), tensors=load_file(folder / _TENSORS), state=state)
+
+
+def sync(path: Path) -> None:
+    """fsync of a file or of a folder's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.iterdir() if p.name.startswith(_PREFIX) and p.is_dir()), reverse=True)
+
+
+def _fingerprint(path: Path) -> str:
+    data = path.read_bytes()
+    return f"{len(data)}:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,158 @@
+"""Training rows: what the target itself said, as token ids; never text that is tokenised again.
+
+A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target's final hidden state h[j] at
+absolute position P - 1 + j (0 <= j < N) chose c[j]. A drafter that reads h[j] knows c[j] too (it was just sampled)
+and drafts c[j + 1], c[j + 2], ... So row j of a conversation has the labels c[j + 1 + depth], and loss falls on the
+model's own tokens alone. An answer that was cut by the length limit has no end: nothing after its last token is
+learned, and it is counted.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.failures import InvalidInputError
+
+IGNORED = -1  # label of what must not be learned
+MIN_VALIDATION_CONVERSATIONS = 4
+MIN_CONVERSATIONS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    custom_id: str
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    cut_by_length: bool
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidInputError("invalid_training_row", f"{self.custom_id}: prompt_token_ids must not be empty")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.completion_token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Conversations in file order, split by a hash of their custom_id, so that a resumed run splits alike."""
+
+    train: tuple[Conversation, ...]
+    validation: tuple[Conversation, ...]
+    sha256: str  # over the files' bytes, in the given order
+    num_skipped: int  # answers of fewer than two tokens: nothing to draft
+
+    @property
+    def num_cut_by_length(self) -> int:
+        return sum(c.cut_by_length for c in (*self.train, *self.validation))
+
+
+def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
+    """Raises: InvalidInputError: a line is not a training row, or there are too few conversations."""
+    digest = hashlib.sha256()
+    conversations: list[Conversation] = []
+    for path in paths:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                digest.update(line)
+                if line.strip():
+                    conversations.append(_parse(line, where=f"{path.name}:{number}"))
+    usable = [c for c in conversations if len(c.completion_token_ids) >= 2]
+    if len(usable) < MIN_CONVERSATIONS:
+        raise InvalidInputError(
+            "too_few_conversations",
+            f"training needs at least {MIN_CONVERSATIONS} answers of two tokens or more, got {len(usable)}",
+        )
+    train, validation = split_by_hash(usable, fraction=validation_fraction)
+    return Corpus(
+        train=train,
+        validation=validation,
+        sha256=digest.hexdigest(),
+        num_skipped=len(conversations) - len(usable),
+    )
+
+
+def split_by_hash(
+    conversations: Sequence[Conversation], *, fraction: float
+) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
+    """Conversations with the smallest hashes validate; equal ids fall on one side. Both sides keep file order."""
+    hashes = sorted({_hash(c.custom_id) for c in conversations})
+    size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
+    if size >= len(hashes):
+        raise InvalidInputError(
+            "too_few_conversations", f"{size} validation conversations leave none of {len(hashes)} to train on"
+        )
+    chosen = set(hashes[:size])
+    train = tuple(c for c in conversations if _hash(c.custom_id) not in chosen)
+    validation = tuple(c for c in conversations if _hash(c.custom_id) in chosen)
+    return train, validation
+
+
+def _hash(custom_id: str) -> str:
+    return hashlib.sha256(custom_id.encode()).hexdigest()
+
+
+def _parse(line: bytes, *, where: str) -> Conversation:
+    try:
+        row = json.loads(line)
+        return Conversation(
+            custom_id=str(row["custom_id"]),
+            prompt_token_ids=tuple(map(int, row["prompt_token_ids"])),
+            completion_token_ids=tuple(map(int, row["completion_token_ids"])),
+            cut_by_length=row["finish_reason"] == "length",
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(
+            "invalid_training_row",
+            f"{where}: need custom_id, prompt_token_ids, completion_token_ids and finish_reason, got {error!r}",
+        ) from error
+
+
+def depth_labels(completion: Tensor, *, num_depths: int) -> Tensor:
+    """Labels of every row of one conversation.
+
+    Args:
+        completion: [N] int64, the answer's token ids.
+
+    Returns:
+        [N, num_depths] int64; [j, d] is c[j + 1 + d], or `IGNORED` past the end of the answer.
+    """
+    num_tokens = completion.shape[0]
+    padded = torch.cat([completion, completion.new_full((num_depths,), IGNORED)])
+    index = (
+        torch.arange(num_tokens, device=completion.device)[:, None]
+        + 1
+        + torch.arange(num_depths, device=completion.device)
+    )  # [N, D]
+    return padded[index]
+
+
+def token_counts(conversations: Sequence[Conversation], *, vocab_size: int) -> Tensor:
+    """[V] int64: how often each token occurs in the answers."""
+    ids = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
+    return torch.bincount(ids, minlength=vocab_size)
+
+
+def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = ()) -> Tensor:
+    """The reduced draft vocabulary: tokens that occur, most frequent first, ties to the smaller id.
+
+    Args:
+        counts: [V] int64.
+        size: the most tokens to keep.
+        always: kept even if unseen (ends of sequence).
+
+    Returns:
+        [Vd] int64, sorted, Vd <= size.
+    Source: FR-Spec's frequency-ranked vocabulary; the order is that of the `speculators` package.
+    """
+    ranked = counts.clone()
+    ranked[torch.tensor(sorted(always), dtype=torch.int64)] = counts.max() + 1
+    order = torch.argsort(ranked, descending=True, stable=True)[:size]
+    return order[ranked[order] > 0].sort().values

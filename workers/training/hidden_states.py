@@ -1,0 +1,77 @@
+"""The target's final hidden states over every conversation, computed once and kept in memory or in a file.
+
+Training reads each row many times, and the target's pass costs far more than the drafter's. One row takes
+H elements of the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.model import Decoder
+from workers.training.data import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """Rows of several conversations, one after the other.
+
+    hidden: [R, H] in the model's dtype; row `starts[i] + j` chose token c[j] of conversation i's answer.
+    completions: [R] int64. The chosen tokens c[j].
+    starts: [C + 1]. First row of each conversation, and R.
+    """
+
+    hidden: Tensor
+    completions: Tensor
+    starts: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.hidden.numel() * self.hidden.element_size()
+
+
+def rows_bytes(conversations: Sequence[Conversation], *, hidden_size: int, dtype: torch.dtype) -> int:
+    return sum(len(c.completion_token_ids) for c in conversations) * hidden_size * dtype.itemsize
+
+
+def compute_hidden_rows(
+    decoder: Decoder,
+    conversations: Sequence[Conversation],
+    *,
+    file: Path | None,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> HiddenRows:
+    """Runs the target over each conversation.
+
+    Args:
+        file: keeps the rows there, mapped into memory; None keeps them in memory.
+        on_done: called with the number of conversations done.
+    """
+    lengths = [len(c.completion_token_ids) for c in conversations]
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    hidden = _empty_rows(starts[-1], decoder, file)
+    for index, conversation in enumerate(conversations):
+        tokens = torch.tensor(
+            (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1]),
+            dtype=torch.int64,
+            device=decoder.device,
+        )
+        states = decoder.hidden_states(tokens)  # [P + N - 1, H]
+        hidden[starts[index] : starts[index + 1]] = states[len(conversation.prompt_token_ids) - 1 :]
+        on_done(index + 1)
+    completions = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
+    return HiddenRows(hidden=hidden, completions=completions.to(hidden.device), starts=tuple(starts))
+
+
+def _empty_rows(num_rows: int, decoder: Decoder, file: Path | None) -> Tensor:
+    shape = (num_rows, decoder.config.hidden_size)
+    if file is None:
+        return torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    flat = torch.from_file(str(file), shared=True, size=shape[0] * shape[1], dtype=decoder.dtype)
+    return flat.view(shape)

@@ -1,0 +1,131 @@
+"""Medusa heads under training: ties rows, heads and loss together, and validates with the drafter that serves."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.draft import grow_tree
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.model import Decoder
+from workers.training.data import IGNORED
+from workers.training.hidden_states import HiddenRows
+from workers.training.loop import BatchLoss, Validation
+from workers.training.medusa.config import MedusaHyperparameters
+from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
+from workers.training.medusa.loss import DepthSums, medusa_loss
+from workers.training.simulate import Acceptance, replay
+
+_VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
+
+
+class MedusaMethod:
+    def __init__(
+        self,
+        decoder: Decoder,
+        parameters: MedusaHyperparameters,
+        *,
+        draft_vocab: Tensor,
+        train: HiddenRows,
+        validation: HiddenRows,
+    ) -> None:
+        """draft_vocab: [Vd] int64, ascending token ids."""
+        self._decoder = decoder
+        self._parameters = parameters
+        vocab = draft_vocab.to(decoder.device)
+        config = MedusaConfig(
+            hidden_size=decoder.config.hidden_size,
+            num_heads=parameters.num_heads,
+            num_layers=parameters.num_layers,
+            draft_vocab_size=vocab.shape[0],
+            tied=parameters.tied,
+        )
+        self.heads = MedusaHeads(config, vocab, lm_head=decoder.lm_head).to(decoder.device)
+        self._lm_head = decoder.lm_head[vocab].float()  # [Vd, H]
+        self._train, self._validation = train, validation
+        self._rows = self._labelled(train, vocab)
+        self._validation_rows = self._labelled(validation, vocab)
+        wants_bfloat16 = {"auto": decoder.device.type == "cuda", "float32": False, "bfloat16": True}
+        self._bfloat16 = wants_bfloat16[parameters.precision]
+
+    @property
+    def module(self) -> nn.Module:
+        return self.heads
+
+    @property
+    def num_rows(self) -> int:
+        return self._rows.index.shape[0]
+
+    def loss(self, rows: Tensor) -> BatchLoss:
+        total, sums = self._loss(self._train, self._rows, rows.to(self._decoder.device))
+        return BatchLoss(total, nats=float(sums.nats.sum()), num_tokens=int(sums.count.sum()))
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        sums = self._validation_sums()
+        acceptance = self.simulate(self._validation)
+        return Validation(
+            acceptance_length=acceptance.length,
+            acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
+            accuracy_per_depth=tuple((sums.correct / sums.count.clamp(min=1)).tolist()),
+            loss=float(sums.nats.sum() / sums.count.sum().clamp(min=1)),
+        )
+
+    @torch.no_grad()
+    def simulate(self, rows: HiddenRows) -> Acceptance:
+        """What serving these conversations at temperature 0 would accept, with `draft_budget` nodes a pass."""
+        drafter = MedusaDrafter(self.heads, self._decoder)  # packs the weights in the model's dtype, as served
+        acceptance = Acceptance()
+        for start, end in zip(rows.starts, rows.starts[1:], strict=False):
+            tokens, probabilities = (t.tolist() for t in drafter.candidates(rows.hidden[start:end]))
+            replay(
+                rows.completions[start:end].tolist(),
+                lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], self._parameters.draft_budget),  # type: ignore[misc]
+                into=acceptance,
+            )
+        return acceptance
+
+    def _labelled(self, rows: HiddenRows, vocab: Tensor) -> MedusaRows:
+        return medusa_rows(
+            rows,
+            num_heads=self._parameters.num_heads,
+            draft_vocab=vocab,
+            vocab_size=self._decoder.config.vocab_size,
+        )
+
+    def _loss(self, source: HiddenRows, labelled: MedusaRows, rows: Tensor) -> tuple[Tensor, DepthSums]:
+        index, labels = labelled.index[rows], labelled.labels[rows]
+        hidden = source.hidden[index].float()  # [B, H]
+        with torch.autocast(self._decoder.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
+            if self.heads.training and self._parameters.dropout > 0.0:
+                hidden = functional.dropout(hidden, self._parameters.dropout)
+            logits = self.heads.logits(hidden, self._lm_head)  # [B, K, Vd]
+            target = self._target_logits(source, index)
+        return medusa_loss(
+            logits,
+            labels,
+            target,
+            soft_target_weight=self._parameters.soft_target_weight,
+            depth_decay=self._parameters.depth_decay,
+        )
+
+    @torch.no_grad()
+    def _target_logits(self, source: HiddenRows, index: Tensor) -> Tensor | None:
+        """[B, K, Vd]: the target's own logits where each head's token was chosen."""
+        if self._parameters.soft_target_weight == 0.0:
+            return None
+        shifted = shifted_index(index, num_heads=self._parameters.num_heads, num_rows=source.hidden.shape[0])
+        return functional.linear(source.hidden[shifted].float(), self._lm_head)
+
+    def _validation_sums(self) -> DepthSums:
+        labels = self._validation_rows.labels
+        assert (labels != IGNORED).any(dim=1).all()
+        parts = []
+        for start in range(0, labels.shape[0], _VALIDATION_ROWS):
+            rows = torch.arange(start, min(labels.shape[0], start + _VALIDATION_ROWS), device=labels.device)
+            parts.append(self._loss(self._validation, self._validation_rows, rows)[1])
+        return DepthSums(
+            nats=torch.stack([part.nats for part in parts]).sum(0),
+            correct=torch.stack([part.correct for part in parts]).sum(0),
+            count=torch.stack([part.count for part in parts]).sum(0),
+        )

@@ -1,0 +1,147 @@
+"""What can go wrong, by where it went wrong.
+
+SlipstreamError
+├── APIError                     talking to the service
+│   ├── APIConnectionError       no answer
+│   │   └── APITimeoutError
+│   ├── APIResponseError         an answer that is not what the API promises
+│   └── APIStatusError           an error answer: message, type, param, code, request_id
+│       ├── BadRequestError 400 · AuthenticationError 401 · PermissionDeniedError 403 · NotFoundError 404
+│       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
+├── BatchFailed                  `wait` ended without a usable answer
+├── PipelineFailed               `wait` ended and nothing is live
+└── WaitTimeout                  `wait` gave up; the work goes on
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # types.py raises from here
+    from slipstream.types import Batch, Pipeline
+
+
+class SlipstreamError(Exception):
+    pass
+
+
+class APIError(SlipstreamError):
+    pass
+
+
+class APIConnectionError(APIError):
+    pass
+
+
+class APITimeoutError(APIConnectionError):
+    pass
+
+
+class APIResponseError(APIError):
+    pass
+
+
+class APIStatusError(APIError):
+    """`code` is permanent and for programs; the message is for people."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        type: str | None = None,  # noqa: A002  # the wire's name
+        param: str | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        suffix = f" (request {request_id})" if request_id else ""
+        super().__init__(f"{status}: {message}{suffix}")
+        self.message = message
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.request_id = request_id
+
+
+class BadRequestError(APIStatusError):
+    pass
+
+
+class AuthenticationError(APIStatusError):
+    pass
+
+
+class PermissionDeniedError(APIStatusError):
+    pass
+
+
+class NotFoundError(APIStatusError):
+    pass
+
+
+class ConflictError(APIStatusError):
+    pass
+
+
+class UnprocessableEntityError(APIStatusError):
+    pass
+
+
+class RateLimitError(APIStatusError):
+    pass
+
+
+class InternalServerError(APIStatusError):
+    pass
+
+
+_BY_STATUS: dict[int, type[APIStatusError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: UnprocessableEntityError,
+    429: RateLimitError,
+}
+
+
+def status_error(status: int, body: object, request_id: str | None) -> APIStatusError:
+    """The error that an answer of this status stands for; `body` need not have OpenAI's shape."""
+    error = body.get("error") if isinstance(body, dict) else None
+    fields = error if isinstance(error, dict) else {}
+    kind = _BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
+    return kind(
+        str(fields.get("message") or "the answer gives no reason"),
+        status=status,
+        type=fields.get("type"),
+        param=fields.get("param"),
+        code=fields.get("code"),
+        request_id=request_id,
+    )
+
+
+class BatchFailed(SlipstreamError):
+    """`batch` tells the rest: its `errors` by line, or its `error_file_id`."""
+
+    def __init__(self, batch: "Batch") -> None:
+        if batch.status == "completed":
+            reason = f"all {batch.num_failed} rows failed; see its error file {batch.error_file_id}"
+        else:
+            reason = "; ".join(str(error) for error in batch.errors[:5]) or "no row was found to be at fault"
+        super().__init__(f"batch {batch.id} is {batch.status}: {reason}")
+        self.batch = batch
+
+
+class PipelineFailed(SlipstreamError):
+    """Failed, cancelled, or rejected by its gate; `pipeline` tells the rest."""
+
+    def __init__(self, pipeline: "Pipeline") -> None:
+        stage = next((stage.name for stage in pipeline.stages if stage.status == "failed"), None)
+        where = f" in stage {stage}" if stage else ""
+        reason = f": {pipeline.error_message} [{pipeline.error_code}]" if pipeline.error_message else ""
+        super().__init__(f"pipeline {pipeline.name} is {pipeline.status}{where}{reason}")
+        self.pipeline = pipeline
+
+
+class WaitTimeout(SlipstreamError, TimeoutError):
+    pass

@@ -1,0 +1,59 @@
+"""Files: prompts in, answers out."""
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO
+
+from slipstream.http import Http
+from slipstream.types import File, record
+
+
+class Files:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def upload(self, source: Path | str | bytes, *, purpose: str = "batch", filename: str | None = None) -> File:
+        """Send a file from a path, or from bytes under `filename`."""
+        if isinstance(source, bytes):
+            return self._upload(io.BytesIO(source), purpose, filename or "upload.jsonl")
+        path = Path(source)
+        with path.open("rb") as opened:
+            return self._upload(opened, purpose, filename or path.name)
+
+    def _upload(self, source: BinaryIO, purpose: str, filename: str) -> File:
+        return record(File, self._http.upload("files", {"purpose": purpose}, filename, source))
+
+    def retrieve(self, file_id: str) -> File:
+        return record(File, self._http.get(f"files/{file_id}"))
+
+    def list(self) -> Iterator[File]:
+        return (record(File, values) for values in self._http.pages("files"))
+
+    def delete(self, file_id: str) -> None:
+        self._http.delete(f"files/{file_id}")
+
+    def content(self, file_id: str) -> bytes:
+        with self._http.stream(f"files/{file_id}/content") as pieces:
+            return b"".join(pieces)
+
+    def download(self, file_id: str, to: Path | str) -> Path:
+        """Write the content to `to`; the file appears there whole or not at all."""
+        return save(self._http, f"files/{file_id}/content", Path(to))
+
+
+def save(http: Http, path: str, to: Path) -> Path:
+    """Stream the body of a GET into a file beside `to`, then rename it."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=to.parent, prefix=f".{to.name}.", delete=False) as part:
+        try:
+            with http.stream(path) as pieces:
+                part.writelines(pieces)
+            part.close()
+            os.replace(part.name, to)
+        except BaseException:
+            os.unlink(part.name)
+            raise
+    return to

@@ -1,0 +1,34 @@
+"""Asking again and again until something has come to its end."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from slipstream.errors import WaitTimeout
+
+_Object = TypeVar("_Object")
+
+
+def wait_for(
+    retrieve: Callable[[], _Object],
+    is_final: Callable[[_Object], bool],
+    *,
+    poll_seconds: float,
+    timeout_seconds: float | None,
+    on_progress: Callable[[_Object], None] | None,
+    sleep: Callable[[float], None],
+) -> _Object:
+    """The first final object; every one seen on the way, the last included, goes to `on_progress`.
+
+    Raises: WaitTimeout: `timeout_seconds` have passed.
+    """
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while True:
+        current = retrieve()
+        if on_progress is not None:
+            on_progress(current)
+        if is_final(current):
+            return current
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeout(f"not finished after {timeout_seconds:g} s: {current}")
+        sleep(poll_seconds)

@@ -1,0 +1,222 @@
+"""What goes over the wire: authentication, retries, errors, pages."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import slipstream
+from slipstream import Client
+from slipstream.errors import (
+    APIConnectionError,
+    APIResponseError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    ConflictError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    SlipstreamError,
+    UnprocessableEntityError,
+)
+from tests.sdk.api import ScriptedApi, deployment_json, failure, file_json, ok, page
+
+
+def test_every_request_carries_the_key_and_keeps_the_base_path() -> None:
+    api = ScriptedApi(ok(file_json()))
+
+    api.client().files.retrieve("file-1")
+
+    assert str(api.requests[0].url) == "http://api.test/v1/files/file-1"
+    assert api.requests[0].headers["authorization"] == "Bearer sk_live_secret"
+
+
+def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_BASE_URL", "http://env.test/v1/")
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "sk_env")
+    api = ScriptedApi(page())
+
+    with Client(transport=httpx2.MockTransport(api)) as client:
+        assert list(client.models.list()) == []
+
+    assert str(api.requests[0].url).startswith("http://env.test/v1/models")
+    assert api.requests[0].headers["authorization"] == "Bearer sk_env"
+
+
+@pytest.mark.parametrize(("url", "key", "missing"), [(None, "k", "base_url"), ("http://x/v1", None, "api_key")])
+def test_a_client_without_url_or_key_says_which(
+    monkeypatch: pytest.MonkeyPatch, url: str | None, key: str | None, missing: str
+) -> None:
+    monkeypatch.delenv("SLIPSTREAM_BASE_URL", raising=False)
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+
+    with pytest.raises(SlipstreamError, match=missing):
+        Client(url, key)
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_what_may_pass_is_tried_again(status: int) -> None:
+    api = ScriptedApi(failure(status), failure(status), ok(file_json()))
+
+    assert api.client().files.retrieve("file-1").id == "file-1"
+
+    assert len(api.slept) == 2
+    assert 0.3 < api.slept[0] <= 0.5 < api.slept[1] <= 1.0
+
+
+def test_the_third_failure_is_raised() -> None:
+    api = ScriptedApi(failure(503), failure(503), failure(503, "down"))
+
+    with pytest.raises(InternalServerError, match="down"):
+        api.client().files.retrieve("file-1")
+
+
+def test_the_servers_wait_is_honoured() -> None:
+    api = ScriptedApi(failure(429, retry_after="7"), failure(429, retry_after_ms="1500"), ok(file_json()))
+
+    api.client().files.retrieve("file-1")
+
+    assert api.slept == [7.0, 1.5]
+
+
+def test_a_wait_nobody_sits_through_is_shortened() -> None:
+    api = ScriptedApi(failure(429, retry_after="86400"), ok(file_json()))
+
+    api.client().files.retrieve("file-1")
+
+    assert api.slept[0] <= 0.5
+
+
+def test_the_server_decides_whether_to_retry() -> None:
+    stubborn = ScriptedApi(failure(503, x_should_retry="false"))
+    with pytest.raises(InternalServerError):
+        stubborn.client().files.retrieve("file-1")
+
+    kind = ScriptedApi(failure(400, x_should_retry="true"), ok(file_json()))
+    assert kind.client().files.retrieve("file-1").id == "file-1"
+
+
+def test_a_get_is_repeated_after_a_broken_connection() -> None:
+    api = ScriptedApi(httpx2.ReadError("reset"), ok(file_json()))
+
+    assert api.client().files.retrieve("file-1").id == "file-1"
+
+
+def test_a_post_that_may_have_been_carried_out_is_not_repeated() -> None:
+    api = ScriptedApi(httpx2.ReadError("reset"))
+
+    with pytest.raises(APIConnectionError, match=r"POST deployments: reset"):
+        api.client().deployments.create(name="math", model="tiny")
+
+
+def test_a_post_that_was_never_sent_is_repeated() -> None:
+    api = ScriptedApi(httpx2.ConnectError("refused"), ok(deployment_json()))
+
+    assert api.client().deployments.create(name="math", model="tiny").id == "dep_1"
+
+
+def test_a_timeout_is_told_apart() -> None:
+    api = ScriptedApi(httpx2.ReadTimeout("slow"))
+
+    with pytest.raises(APITimeoutError):
+        api.client(max_retries=0).files.retrieve("file-1")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, BadRequestError),
+        (401, AuthenticationError),
+        (403, PermissionDeniedError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (418, APIStatusError),
+        (422, UnprocessableEntityError),
+        (429, RateLimitError),
+        (500, InternalServerError),
+        (599, InternalServerError),
+    ],
+)
+def test_each_status_has_its_error(status: int, kind: type[APIStatusError]) -> None:
+    api = ScriptedApi(failure(status, "because", code="the_code", x_request_id="req_7"))
+
+    with pytest.raises(APIStatusError) as caught:
+        api.client(max_retries=0).files.retrieve("file-1")
+
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.code, caught.value.request_id) == (status, "the_code", "req_7")
+    assert str(caught.value) == f"{status}: because (request req_7)"
+
+
+def test_an_error_page_of_a_proxy_is_still_an_error() -> None:
+    api = ScriptedApi(httpx2.Response(404, text="<html>"))
+
+    with pytest.raises(NotFoundError, match="no reason"):
+        api.client().files.retrieve("file-1")
+
+
+@pytest.mark.parametrize("answer", [httpx2.Response(200, text="<html>"), ok(["a", "list"])])
+def test_an_answer_that_is_no_object_is_refused(answer: httpx2.Response) -> None:
+    with pytest.raises(APIResponseError, match="expected a JSON object"):
+        ScriptedApi(answer).client().files.retrieve("file-1")
+
+
+def test_a_list_goes_on_after_the_last_id_until_there_is_no_more() -> None:
+    api = ScriptedApi(page(file_json(id="file-3"), file_json(id="file-2"), has_more=True), page(file_json(id="file-1")))
+
+    assert [file.id for file in api.client().files.list()] == ["file-3", "file-2", "file-1"]
+
+    assert "after" not in api.requests[0].url.params
+    assert api.requests[1].url.params["after"] == "file-2"
+
+
+def test_an_upload_is_sent_whole_at_every_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"custom_id": "1"}\n')
+    api = ScriptedApi(failure(503), ok(file_json()))
+
+    api.client().files.upload(path)
+
+    for request in api.requests:
+        assert b'{"custom_id": "1"}' in request.content
+        assert b'filename="prompts.jsonl"' in request.content
+        assert b"batch" in request.content
+
+
+def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    def broken(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, stream=_Breaking())
+
+    api = ScriptedApi(broken, httpx2.Response(200, content=b"whole"))
+    client = api.client()
+
+    with pytest.raises(APIConnectionError):
+        client.files.download("file-1", tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+    assert client.files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+class _Breaking(httpx2.SyncByteStream):
+    def __iter__(self):  # type: ignore[no-untyped-def]  # the base class leaves it untyped
+        yield b"half"
+        raise httpx2.ReadError("gone")
+
+
+def test_what_is_exported_is_listed_in_order() -> None:
+    assert slipstream.__all__ == sorted(slipstream.__all__)
+    assert all(hasattr(slipstream, name) for name in slipstream.__all__)
+
+
+@pytest.mark.parametrize("call", [lambda c: c.files.delete("file-1"), lambda c: c.deployments.delete("dep_1")])
+def test_deleting_asks_to_delete(call: Callable[[Client], None]) -> None:
+    api = ScriptedApi(ok({"deleted": True}))
+
+    call(api.client())
+
+    assert api.requests[0].method == "DELETE"

@@ -12,33 +12,35 @@ FILE_FIELD = "file"
 
 
 class StagedUpload(UploadedFile):
-    """What the form holds under `file`. Django closes it at the request's end, which deletes the staged bytes."""
+    """What the form holds under `file`."""
 
     def __init__(self, writer: StagedWriter, name: str) -> None:
         super().__init__(name=name, size=writer.size_bytes)
-        self._writer = writer
         self.staged: StagedFile = writer.finish()
 
     def close(self) -> None:
-        self._writer.discard()
+        """Nothing is open: the bytes are the handler's to delete."""
 
 
 class StagingUploadHandler(FileUploadHandler):
-    file: StagedWriter  # type: ignore[assignment]  # Django's parser closes `handler.file` when a form breaks off
+    """Whoever installs it calls `discard` in the end: Django does not clean up after a form that breaks off."""
+
+    def __init__(self, request: Any = None) -> None:
+        super().__init__(request)
+        self._writers: list[StagedWriter] = []
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
         if self.field_name != FILE_FIELD:
             raise SkipFile
-        self.file = _ClosingWriter(new_staging_path(), limit_bytes=get_config().max_upload_bytes)
+        self._writers.append(StagedWriter(new_staging_path(), limit_bytes=get_config().max_upload_bytes))
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        self.file.write(raw_data)
+        self._writers[-1].write(raw_data)
 
     def file_complete(self, file_size: int) -> StagedUpload:
-        return StagedUpload(self.file, self.file_name or "file")
+        return StagedUpload(self._writers[-1], self.file_name or "file")
 
-
-class _ClosingWriter(StagedWriter):
-    def close(self) -> None:
-        self.discard()
+    def discard(self) -> None:
+        for writer in self._writers:
+            writer.discard()

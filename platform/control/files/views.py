@@ -1,6 +1,7 @@
 from typing import Any
 
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -23,8 +24,13 @@ class FilesView(OrganizationView):
     parser_classes = [MultiPartParser, JSONParser]
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
-        request.upload_handlers = [StagingUploadHandler(request)]
+        self._uploads = StagingUploadHandler(request)
+        request.upload_handlers = [self._uploads]
         return super().initialize_request(request, *args, **kwargs)
+
+    def finalize_response(self, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        self._uploads.discard()  # here, because rest_framework calls this after errors too
+        return super().finalize_response(*args, **kwargs)
 
     def get(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")

@@ -78,6 +78,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["control.api.authentication.HasApiKey"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "control.api.negotiation.AlwaysJson",
     "EXCEPTION_HANDLER": "control.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }

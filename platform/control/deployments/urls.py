@@ -1,3 +1,10 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.deployments import views
+
+urlpatterns = [
+    path("deployments", views.DeploymentsView.as_view()),
+    path("deployments/<str:deployment_id>", views.DeploymentView.as_view()),
+    path("deployments/<str:deployment_id>/start", views.DeploymentStartView.as_view()),
+    path("deployments/<str:deployment_id>/stop", views.DeploymentStopView.as_view()),
+]

@@ -1,3 +1,8 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.gateway import views
+
+urlpatterns = [
+    path("chat/completions", views.chat_completions),
+    path("completions", views.completions),
+]

@@ -1,0 +1,109 @@
+"""Starts the engine's server as a process of its own: own session, own log, a free loopback port, a random token.
+
+The process outlives the supervisor, unless a lifeline is given: then it ends when the lifeline's owner does. It gets
+no password of ours: of the environment only what is not a setting of the control plane goes along.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from control.deployments.models import Deployment
+from control.deployments.processes import MARK, ProcessIdentity, process_started
+from control.embedded.keeper import kept_command
+from control.settings.config import Config
+from control.storage import get_storage
+
+PROJECT_ROOT = Path(__file__).resolve().parents[3]
+TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
+_PRIVATE_PREFIXES = ("SLIPSTREAM_", "AWS_", "PG", "DJANGO_", "CELERY_")
+
+
+class LaunchError(Exception):
+    """The process did not come to life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    identity: ProcessIdentity
+    process: "subprocess.Popen[bytes]"  # ours to reap
+    port: int
+    token: str
+
+
+def log_path(config: Config, deployment_id: str) -> Path:
+    return config.data_dir / "logs" / "deployments" / f"{deployment_id}.log"
+
+
+def stage_speculator(config: Config, deployment: Deployment) -> Path | None:
+    """Copies the speculator's folder out of storage, once per artifact. Raises: StorageError, OSError."""
+    speculator = deployment.speculator
+    if speculator is None:
+        return None
+    target = config.data_dir / "deployments" / deployment.pk / speculator.pk
+    if target.is_dir():
+        return target
+    draft = target.with_name(f".{speculator.pk}.{secrets.token_hex(4)}")
+    try:
+        get_storage().get_folder(speculator.storage_prefix, draft)
+        draft.rename(target)  # whole or absent: a supervisor that dies here leaves no half a speculator
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
+    """Raises: LaunchError: the program can't be run or ended at once."""
+    port, token = _free_port(), secrets.token_urlsafe(32)
+    command = _command(deployment, port=port, speculator_dir=speculator_dir)
+    log = log_path(config, deployment.pk)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        try:
+            process = subprocess.Popen(
+                command if lifeline is None else kept_command(command, lifeline=lifeline),
+                cwd=PROJECT_ROOT,
+                env={**_environment(), TOKEN_VARIABLE: token, MARK: deployment.pk},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=() if lifeline is None else (lifeline,),
+            )
+        except OSError as error:
+            raise LaunchError(f"{command[0]} could not be started: {error}") from error
+    started = process_started(process.pid)
+    if started is None:
+        raise LaunchError(f"the engine ended at once with code {process.wait()}")
+    return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
+
+
+def _command(deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
+    program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
+    arguments = {
+        "--model-dir": deployment.base_model.path,
+        "--model-name": deployment.name,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    if speculator_dir is not None and deployment.speculator is not None:
+        arguments |= {"--drafter": deployment.speculator.kind, "--speculator-dir": str(speculator_dir.resolve())}
+    return [*program, *(word for pair in arguments.items() for word in pair)]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
+
+
+def _free_port() -> int:
+    """Somebody may take it before the engine does: then the engine ends, and the next launch draws another."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

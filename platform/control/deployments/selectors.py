@@ -1,0 +1,41 @@
+"""Readers of deployments. The organization comes first: another one's deployment does not exist."""
+
+from django.db.models import QuerySet
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.deployments.models import Deployment
+
+
+def deployment_list(organization: Organization) -> QuerySet[Deployment]:
+    return Deployment.objects.filter(organization=organization, deleted_at=None).select_related(
+        "base_model", "speculator"
+    )
+
+
+def deployment_get(organization: Organization, deployment_id: str) -> Deployment:
+    """Raises: ApiError: 404."""
+    deployment = deployment_list(organization).filter(pk=deployment_id).first()
+    if deployment is None:
+        raise ApiError(404, f"No such deployment: {deployment_id[:80]!r}.", "deployment_not_found", "deployment_id")
+    return deployment
+
+
+def deployment_by_name(organization: Organization, name: str) -> Deployment:
+    """What a request's `model` means. Raises: ApiError: 404, code model_not_found."""
+    deployment = deployment_list(organization).filter(name=name).first()
+    if deployment is None:
+        message = f"The model {name[:80]!r} does not exist or you do not have access to it."
+        raise ApiError(404, message, "model_not_found", "model")
+    return deployment
+
+
+def deployments_to_supervise() -> QuerySet[Deployment]:
+    """Of all organizations, for the supervisor alone: what runs, should run, or is being stopped."""
+    settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
+    return Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator").order_by("pk")
+
+
+def deployment_sessions() -> dict[str, int | None]:
+    """For the supervisor alone: the process session each deployment of this database is known to own, if any."""
+    return dict(Deployment.objects.values_list("pk", "pid"))

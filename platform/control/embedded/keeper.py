@@ -1,0 +1,99 @@
+"""Runs a command that must not outlive its owner, however the owner ends. Standard library only: it runs as a script.
+
+The owner keeps the write end of a pipe (the lifeline) open and never writes. When the owner ends, even by `kill -9`,
+the read end here reports its end, and the keeper kills the command and everything that descends from it.
+
+    owner ── lifeline ──> keeper ──> command ──> its children
+                            └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so none can slip away
+
+The command's end is the keeper's: same exit code, after what the command left behind is gone. SIGTERM and SIGINT are
+passed on to the command alone, which stops in its own order.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def kept_command(command: Sequence[str], *, lifeline: int) -> list[str]:
+    """`command` under a keeper. The caller starts it in a new session and passes the descriptor on."""
+    return [sys.executable, str(Path(__file__).resolve()), str(lifeline), *command]
+
+
+def main(arguments: list[str]) -> int:
+    lifeline, command = int(arguments[0]), arguments[1:]
+    os.set_inheritable(lifeline, False)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    wakeup, poke = os.pipe()
+    os.set_blocking(poke, False)
+    signal.set_wakeup_fd(poke)
+    pending: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: pending.append(received))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
+    try:
+        child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # one thread here: nothing can be locked
+    except OSError as error:
+        print(f"{command[0]} could not be started: {error}", file=sys.stderr)
+        return 127
+    try:
+        return _watch(child, lifeline, wakeup, pending)
+    finally:
+        _kill_descendants()
+
+
+def _watch(child: "subprocess.Popen[bytes]", lifeline: int, wakeup: int, pending: list[int]) -> int:
+    while True:
+        ready, _, _ = select.select([lifeline, wakeup], [], [])
+        if lifeline in ready:  # the owner is gone
+            return 128 + signal.SIGKILL
+        os.read(wakeup, 4096)
+        while pending:
+            child.send_signal(pending.pop(0))
+        if (code := child.poll()) is not None:
+            return code if code >= 0 else 128 - code
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: the command does not outlive a killed keeper either."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _kill_descendants() -> None:
+    """Kills children until there are none: the orphans of one killed here become the next round's children."""
+    while children := _children():
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    """Direct children, zombies included. Without /proc: only this process group is ended, by a signal to all of it."""
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    if path.exists():
+        return [int(pid) for pid in path.read_text().split()]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

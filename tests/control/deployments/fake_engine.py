@@ -1,0 +1,124 @@
+"""Stands in for `python -m engine.server`: same arguments, same routes, no model. Standard library only.
+
+A file `behaviour` in the model folder says how it fares: `serve` (default), `crash` (ends at once), `mute` (never
+healthy), `stubborn` (takes no notice of SIGTERM). The last message's content says what becomes of a request: `die`
+(the process ends after two events and a half), `die at once`, `hang up` (closes before the first event), `refuse`
+(an error of the engine), `linger` (streams until the caller hangs up, then notes it in the model folder).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+TOKEN = os.environ.get("SLIPSTREAM_ENGINE_TOKEN")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    model_dir: Path
+    options: dict[str, Any]
+    behaviour: str
+
+    def do_GET(self) -> None:
+        if not self._authorized():
+            return
+        healthy = self.path == "/health" and self.behaviour != "mute"
+        self._answer(200 if healthy else 503, {"status": "ok" if healthy else "starting"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._authorized():
+            return
+        content = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        if content == "die at once":
+            os._exit(1)
+        if content == "refuse":
+            error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
+            self._answer(400, {"error": error})
+        elif body.get("stream"):
+            self._stream(content)
+        else:
+            if content == "linger":
+                self._linger()
+            self._answer(200, {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()})
+
+    def _stream(self, content: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if content == "hang up":
+            self.close_connection = True
+            return
+        for number in range(2):
+            self._event(json.dumps({"choices": [{"index": 0, "delta": {"content": f"token{number} "}}]}))
+        if content == "die":
+            self.wfile.write(b'data: {"choices": [{"in')
+            self.wfile.flush()
+            os._exit(1)
+        if content == "linger":
+            self._linger()
+        self._event("[DONE]")
+        self.close_connection = True
+
+    def _linger(self) -> None:
+        """Until the caller hangs up: then the socket has something to read, namely its end."""
+        self.connection.settimeout(30)
+        with contextlib.suppress(ConnectionError):
+            if self.connection.recv(1) == b"":
+                (self.model_dir / "hung_up").touch()
+
+    def _event(self, data: str) -> None:
+        self.wfile.write(f"data: {data}\n\n".encode())
+        self.wfile.flush()
+
+    def _authorized(self) -> bool:
+        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            return True
+        self._answer(401, {"error": {"message": "no", "type": "authentication_error", "param": None, "code": None}})
+        return False
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--model-dir", "--model-name", "--host", "--drafter", "--speculator-dir"):
+        parser.add_argument(name)
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args()
+    behaviour_file = Path(options.model_dir) / "behaviour"
+    Handler.behaviour = behaviour_file.read_text() if behaviour_file.exists() else "serve"
+    Handler.model_dir = Path(options.model_dir)
+    Handler.options = vars(options)
+    if Handler.behaviour == "crash":
+        print("out of luck", file=sys.stderr)
+        sys.exit(3)
+    server = ThreadingHTTPServer((options.host, options.port), Handler)
+    server.daemon_threads = True
+    end = (lambda *_: None) if Handler.behaviour == "stubborn" else (lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, end)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Stands in for `workers.run`: the same contract without a model. `python fake_child.py [--row-seconds S] SPEC.json`.
+
+A row's content decides: "crash" kills the process, "hang" says nothing for ever; anything else is answered by itself
+reversed. So the files that a batch must end with can be computed by a test.
+"""
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from workers.contracts import (
+    BatchSpec,
+    Checkpoint,
+    EvaluationSpec,
+    Event,
+    Failed,
+    Finished,
+    Metrics,
+    Progress,
+    ShardDone,
+    TrainingSpec,
+    encode_event,
+    read_spec,
+)
+
+TRAINING_STEPS = 4
+
+
+def emit(event: Event) -> None:
+    print(encode_event(event), flush=True)
+
+
+def answer_line(job_id: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    content = row["body"]["messages"][0]["content"]
+    tail = job_id.rsplit("_", 1)[-1]
+    body = {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": content[::-1]}}]}
+    return {
+        "row": number,
+        "custom_id": row["custom_id"],
+        "ok": True,
+        "output": {
+            "id": f"batch_req_{tail}_{number}",
+            "custom_id": row["custom_id"],
+            "response": {"status_code": 200, "request_id": f"req_{tail}_{number}", "body": body},
+            "error": None,
+        },
+        "prompt_token_ids": [1, 2],
+        "completion_token_ids": [len(content)],
+        "finish_reason": "stop",
+    }
+
+
+def run_batch(spec: BatchSpec, row_seconds: float) -> None:
+    rows = [json.loads(line) for line in Path(spec.input_path).read_text().splitlines()]
+    total = sum(shard.row_to - shard.row_from for shard in spec.shards)
+    emit(Progress(done=0, total=total, unit="rows"))
+    done = 0
+    for shard in spec.shards:
+        lines = []
+        for number in range(shard.row_from, shard.row_to):
+            act(rows[number]["body"]["messages"][0]["content"])
+            time.sleep(row_seconds)
+            lines.append(json.dumps(answer_line(spec.job_id, number, rows[number])))
+            done += 1
+            emit(Progress(done=done, total=total, unit="rows"))
+        path = Path(spec.output_dir) / f"{shard.shard_no}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+        usage = {"prompt_tokens": 2 * len(lines), "completion_tokens": len(lines), "total_tokens": 3 * len(lines)}
+        emit(
+            ShardDone(
+                shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage=usage
+            )
+        )
+    emit(Finished(result={"completed": done}, artifacts={}))
+
+
+def act(content: str) -> None:
+    if content == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if content == "hang":
+        signal.pause()
+
+
+def run_training(spec: TrainingSpec, row_seconds: float) -> None:
+    """Learns to count: the speculator holds the number of steps taken, those before a restart included."""
+    state = Path(spec.checkpoint_dir) / "step"
+    first = int(state.read_text()) if state.exists() else 0
+    for step in range(first + 1, TRAINING_STEPS + 1):
+        time.sleep(row_seconds)
+        folder = Path(spec.output_dir) / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "step").write_text(str(step))
+        emit(Progress(done=step, total=TRAINING_STEPS, unit="steps"))
+        emit(Metrics(step=step, data={"loss": 1 / step}))
+        emit(Checkpoint(path=str(folder), step=step))
+    artifact = Path(spec.output_dir) / "speculator"
+    artifact.mkdir()
+    (artifact / "config.json").write_text(json.dumps({"first_step": first, "rows": len(spec.tokens_paths)}))
+    emit(Finished(result={"steps": TRAINING_STEPS, "resumed_from": first}, artifacts={"speculator": str(artifact)}))
+
+
+def run_evaluation(spec: EvaluationSpec) -> None:
+    assert spec.speculator_dir is not None
+    assert (Path(spec.speculator_dir) / "config.json").exists()
+    num_rows = len(Path(spec.prompts_path).read_text().splitlines())
+    report = {"prompts_held_out": num_rows, "outputs_equal": num_rows, "acceptance_length": 2.0, "speedup": 1.5}
+    folder = Path(spec.output_dir)
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "report.png").write_bytes(b"\x89PNG")
+    artifacts = {"report": str(folder / "report.json"), "plot": str(folder / "report.png")}
+    emit(Progress(done=num_rows, total=num_rows, unit="rows"))
+    emit(Finished(result=report, artifacts=artifacts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--row-seconds", type=float, default=0.0)
+    parser.add_argument("--die-at-once", action="store_true")
+    parser.add_argument("--fail", metavar="CLASS")
+    parser.add_argument("spec", type=Path)
+    arguments = parser.parse_args()
+    if arguments.die_at_once:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if arguments.fail:
+        emit(Failed(failure_class=arguments.fail, code="asked_to_fail", message="The test wanted it."))
+        raise SystemExit(1)
+    match read_spec(arguments.spec):
+        case BatchSpec() as spec:
+            run_batch(spec, arguments.row_seconds)
+        case TrainingSpec() as spec:
+            run_training(spec, arguments.row_seconds)
+        case EvaluationSpec() as spec:
+            run_evaluation(spec)
+
+
+if __name__ == "__main__":
+    main()

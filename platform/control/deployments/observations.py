@@ -14,7 +14,7 @@ from django.utils import timezone
 from control.deployments.models import Deployment
 from control.deployments.states import State, transition
 from control.pipelines.models import Pipeline
-from control.pipelines.services import pipeline_advance
+from control.pipelines.stages import pipeline_advance
 
 log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     try:
         child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # one thread here: nothing can be locked
     except OSError as error:
-        print(f"{command[0]} could not be started: {error}", file=sys.stderr)
+        sys.stderr.write(f"{command[0]} could not be started: {error}\n")
         return 127
     try:
         return _watch(child, lifeline, wakeup, pending)

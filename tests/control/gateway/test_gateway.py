@@ -86,13 +86,13 @@ def test_a_stream_whose_engine_dies_ends_with_an_error_and_no_done(client: httpx
 
 @pytest.mark.usefixtures("deployment")
 def test_openais_client_raises_when_the_engine_dies_in_mid_stream(base_url: str, token: str) -> None:
-    text = ""
-
-    with openai.OpenAI(base_url=base_url, api_key=token) as client, pytest.raises(openai.APIError) as caught:
-        for chunk in client.chat.completions.create(
+    with openai.OpenAI(base_url=base_url, api_key=token) as client:
+        stream = client.chat.completions.create(
             model="fast", messages=[{"role": "user", "content": "die"}], stream=True
-        ):
-            text += chunk.choices[0].delta.content or ""
+        )
+        text = "".join(next(stream).choices[0].delta.content or "" for _ in range(2))
+        with pytest.raises(openai.APIError) as caught:
+            next(stream)
 
     assert text == "token0 token1 "
     assert caught.value.code == "upstream_terminated"

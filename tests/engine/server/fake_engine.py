@@ -1,0 +1,106 @@
+"""An engine that answers from a script, and breaks where it is told to."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+
+Script = Callable[[Request], Sequence[int]]
+
+
+def echo(request: Request) -> Sequence[int]:
+    """Answers with the prompt."""
+    return request.prompt_token_ids
+
+
+class FakeEngine:
+    """Brings `tokens_per_step` tokens of each answer at each step.
+
+    `poison`: a step in which a request whose prompt holds this token has brought `poison_at` tokens raises.
+    `gate`: clear it to make steps wait. `endless`: answers repeat their last token until they are cancelled.
+    """
+
+    max_seq_len = 512
+    eos_token_ids = frozenset({2})
+
+    def __init__(
+        self,
+        script: Script = echo,
+        *,
+        tokens_per_step: int = 2,
+        max_batch_size: int = 4,
+        poison: int | None = None,
+        poison_at: int = 2,
+        endless: bool = False,
+    ) -> None:
+        self.cancelled: list[str] = []
+        self.added: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.in_step = threading.Event()
+        self.broken = False  # set: every step raises
+        self._script = script
+        self._tokens_per_step = tokens_per_step
+        self._max_batch_size = max_batch_size
+        self._poison = poison
+        self._poison_at = poison_at
+        self._endless = endless
+        self._requests: dict[str, Request] = {}
+        self._done: dict[str, int] = {}
+        self._ended: list[StepOutput] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._ended)
+
+    @property
+    def num_running(self) -> int:
+        return min(len(self._requests), self._max_batch_size)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._requests) - self.num_running
+
+    def add(self, request: Request) -> None:
+        if len(request.prompt_token_ids) > 100:
+            raise ValueError(f"prompt may have 100 tokens, got {len(request.prompt_token_ids)}")
+        self.added.append(request.request_id)
+        self._requests[request.request_id] = request
+        self._done[request.request_id] = 0
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        if self._requests.pop(request_id, None) is not None:
+            self._ended.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, SpeculationStats()))
+
+    def step(self) -> list[StepOutput]:
+        self.in_step.set()
+        self.gate.wait()
+        if self.broken:
+            raise RuntimeError("the device is lost")
+        outputs, self._ended = self._ended, []
+        batch = list(self._requests.values())[: self._max_batch_size]
+        for request in batch:
+            if self._poison in request.prompt_token_ids and self._done[request.request_id] >= self._poison_at:
+                raise RuntimeError("a poisoned request")
+        return outputs + [self._bring(request) for request in batch]
+
+    def _bring(self, request: Request) -> StepOutput:
+        done = self._done[request.request_id]
+        if self._endless:
+            said = list(self._script(request))
+            answer = said + said[-1:] * (done + self._tokens_per_step + 1)
+        else:
+            answer = [*self._script(request), *self.eos_token_ids][: request.sampling.max_tokens]
+        tokens = tuple(answer[done : done + self._tokens_per_step])
+        self._done[request.request_id] = done + len(tokens)
+        finish_reason = None
+        if done + len(tokens) == len(answer):
+            finish_reason = FinishReason.STOP if answer[-1] in self.eos_token_ids else FinishReason.LENGTH
+            del self._requests[request.request_id]
+        logprobs = None
+        if (num_top := request.sampling.num_logprobs) is not None:
+            logprobs = tuple(TokenLogprob(t, -0.5, tuple((t + k, -0.5 - k) for k in range(num_top))) for t in tokens)
+        stats = SpeculationStats(num_spec_steps=4, num_draft_tokens=6, num_accepted_draft_tokens=3, num_spec_tokens=2)
+        stats.acceptance_histogram = [2, 1, 1]
+        return StepOutput(request.request_id, tokens, logprobs, finish_reason, stats if finish_reason else None)

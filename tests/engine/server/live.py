@@ -1,0 +1,59 @@
+"""A server on a real socket, in a thread of the test's own process."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+import uvicorn
+
+from engine.server.app import ServerApp, ServerConfig
+from engine.server.worker import Engine
+from engine.tokenizer import Tokenizer
+
+MODEL = "tiny"
+TOKEN = "secret-of-the-test"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    url: str
+    app: ServerApp
+    http: httpx2.Client  # knows the token
+
+    def chat(self, content: str = "hello", **body: object) -> httpx2.Response:
+        messages = [{"role": "user", "content": content}]
+        return self.http.post("/v1/chat/completions", json={"messages": messages, "temperature": 0} | body)
+
+    def complete(self, prompt: object = "hello", **body: object) -> httpx2.Response:
+        return self.http.post("/v1/completions", json={"prompt": prompt, "temperature": 0} | body)
+
+
+@contextmanager
+def serve(engine: Engine, tokenizer: Tokenizer, *, max_waiting: int = 8, max_body_bytes: int = 4096) -> Iterator[Live]:
+    config = ServerConfig(
+        model_name=MODEL, max_batch_size=4, max_waiting=max_waiting, max_body_bytes=max_body_bytes, token=TOKEN
+    )
+    app = ServerApp(engine, tokenizer, config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app.asgi, log_level="error", lifespan="on", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20) as http:
+            yield Live(url, app, http)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_seconds: float = 10.0) -> None:
+    """For what another thread does at a time of its own."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.005)

@@ -1,0 +1,370 @@
+"""The HTTP server in front of a scripted engine: shapes, errors, limits, and clients that leave."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.tokenizer import Tokenizer
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.live import MODEL, Live, serve, wait_until
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: Tokenizer) -> FakeEngine:
+    return FakeEngine(lambda _: tokenizer.encode("Grüße, 漢!"), tokens_per_step=2)
+
+
+@pytest.fixture(scope="module")
+def live(engine: FakeEngine, tokenizer: Tokenizer) -> Iterator[Live]:
+    with serve(engine, tokenizer) as live:
+        yield live
+
+
+def events(response: httpx2.Response) -> list[Any]:
+    """The stream's JSON events, and "[DONE]" as it is."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def error_of(response: httpx2.Response) -> dict[str, Any]:
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error, dict)
+    return error
+
+
+def test_a_chat_is_answered_in_openais_shape(live: Live) -> None:
+    body = live.chat(seed=5).json()
+
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert (body["model"], body["seed"]) == (MODEL, 5)
+    message = {"role": "assistant", "content": "Grüße, 漢!", "refusal": None}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    usage = body["usage"]
+    assert usage["completion_tokens"] == len("Grüße, 漢!".encode()) + 1
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_speculation_figures_come_with_the_answer(live: Live) -> None:
+    figures = live.chat().json()["metrics"]["speculative_decoding"]
+
+    assert figures == {
+        "mean_acceptance_length": 1.75,
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [2, 1, 1],
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 6,
+        "num_spec_tokens": 2,
+    }
+
+
+def test_a_stream_has_the_role_first_the_text_then_how_it_ended(live: Live) -> None:
+    chunks = events(live.chat(stream=True))
+
+    assert chunks[-1] == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
+    assert "".join(delta["content"] for delta in deltas[:-1]) == "Grüße, 漢!"
+    assert (deltas[-1], chunks[-2]["choices"][0]["finish_reason"]) == ({}, "stop")
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks[:-1])
+    assert len({chunk["id"] for chunk in chunks[:-1]}) == 1
+    assert all("usage" not in chunk and "metrics" not in chunk for chunk in chunks[:-1])
+
+
+def test_usage_and_figures_come_in_a_last_chunk_when_asked_for(live: Live) -> None:
+    whole = live.chat().json()
+
+    *before, last, done = events(live.chat(stream=True, stream_options={"include_usage": True}))
+
+    assert done == "[DONE]"
+    assert last["choices"] == []
+    assert (last["usage"], last["metrics"]) == (whole["usage"], whole["metrics"])
+    assert all(chunk["usage"] is None for chunk in before)
+
+
+def test_a_completion_and_its_stream_agree(live: Live) -> None:
+    whole = live.complete().json()
+    chunks = events(live.complete(stream=True))
+
+    assert (whole["object"], whole["choices"][0]["text"]) == ("text_completion", "Grüße, 漢!")
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "Grüße, 漢!"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_streamed_log_probabilities_are_those_of_the_whole_answer(live: Live) -> None:
+    whole = live.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    chunks = events(live.chat(logprobs=True, top_logprobs=2, stream=True))[:-1]
+
+    streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == whole
+    assert bytes(byte for entry in whole for byte in entry["bytes"]).decode() == "Grüße, 漢!"
+    assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
+
+
+def test_choices_come_in_order_of_index(live: Live) -> None:
+    body = live.complete(["a", "b"], n=2).json()
+
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert body["usage"]["prompt_tokens"] == 2
+    assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_the_engines_work(tokenizer: Tokenizer, stream: bool) -> None:
+    engine = FakeEngine(lambda _: tokenizer.encode("Grüße, 漢!"), endless=True)
+    with serve(engine, tokenizer) as live:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        response = live.chat(stop=["ße"], stream=stream, **options)
+
+    if stream:
+        chunks = events(response)[:-1]
+        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1])
+        ending, usage = chunks[-2]["choices"][0]["finish_reason"], chunks[-1]["usage"]
+    else:
+        choice, usage = response.json()["choices"][0], response.json()["usage"]
+        text, ending = choice["message"]["content"], choice["finish_reason"]
+    assert (text, ending) == ("Grü", "stop")
+    assert usage["completion_tokens"] == len("Grüße".encode())
+    assert len(engine.cancelled) == 1
+
+
+def test_max_tokens_ends_an_answer_by_length(live: Live) -> None:
+    choice = live.chat(max_tokens=2).json()["choices"][0]
+
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Gr", "length")
+
+
+def test_the_model_is_listed_and_found_by_name(live: Live) -> None:
+    (model,) = live.http.get("/v1/models").json()["data"]
+
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 512)
+    assert live.http.get(f"/v1/models/{MODEL}").json() == model
+    assert live.http.get("/v1/models/other/one").status_code == 404
+
+
+def test_another_model_is_not_found_by_its_code(live: Live) -> None:
+    response = live.chat(model="gpt-9")
+
+    assert response.status_code == 404
+    assert (error_of(response)["code"], error_of(response)["param"]) == ("model_not_found", "model")
+    assert "gpt-9" in error_of(response)["message"]
+    assert MODEL in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "secret-of-the-test", "Bearer é"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions", "/nowhere"])
+def test_without_the_token_nothing_but_health_answers(live: Live, path: str, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+
+    response = httpx2.get(live.url + path, headers=headers)
+
+    assert response.status_code == 401
+    assert error_of(response)["code"] == "invalid_api_key"
+    assert httpx2.get(f"{live.url}/health").status_code == 200
+
+
+def test_bad_values_are_named(live: Live) -> None:
+    response = live.chat(temperature=3)
+
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+    assert error_of(response)["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"a"', b"\xff\xfe", b'{"seed": NaN}', b"[" * 3000, b'{"model": "\\ud800"}']
+)
+def test_a_body_that_is_no_json_object_is_refused(live: Live, body: bytes) -> None:
+    response = live.http.post("/v1/chat/completions", content=body)
+
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_the_limit_is_refused(live: Live, declared: bool) -> None:
+    content = b" " * 5000
+
+    response = live.http.post("/v1/chat/completions", content=content if declared else iter([content]))
+
+    assert response.status_code == 413
+    assert error_of(response)["code"] == "request_too_large"
+    assert "4096" in error_of(response)["message"]
+
+
+def test_unknown_routes_and_methods_have_openais_error_shape(live: Live) -> None:
+    assert error_of(live.http.get("/v1/nothing"))["code"] == "http_404"
+    response = live.http.get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert error_of(response)["code"] == "http_405"
+
+
+def test_a_request_has_an_id_its_own_or_the_callers(live: Live) -> None:
+    assert live.http.get("/health").headers["x-request-id"].startswith("req_")
+    assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_a_400(live: Live, stream: bool) -> None:
+    response = live.complete("x" * 200, stream=stream)
+
+    assert response.status_code == 400
+    assert "100 tokens, got 200" in error_of(response)["message"]
+
+
+def test_metrics_have_vllms_names_and_add_up(tokenizer: Tokenizer) -> None:
+    with serve(FakeEngine(tokens_per_step=2), tokenizer) as live:
+        live.complete("hello")
+        live.complete("hello")
+        text = live.http.get("/metrics").text
+
+    label = f'{{model_name="{MODEL}"}}'
+    for line in [
+        f"vllm:prompt_tokens_total{label} 10.0",
+        f"vllm:generation_tokens_total{label} 12.0",  # the five and the end, twice
+        f"vllm:spec_decode_num_drafts_total{label} 8.0",
+        f"vllm:num_requests_running{label} 0.0",
+        f"vllm:num_requests_waiting{label} 0.0",
+        f"vllm:time_to_first_token_seconds_count{label} 2.0",
+        f"vllm:e2e_request_latency_seconds_count{label} 2.0",
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="0"}} 4.0',
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="1"}} 2.0',
+    ]:
+        assert line in text.splitlines()
+
+
+def endless(tokenizer: Tokenizer) -> FakeEngine:
+    return FakeEngine(lambda _: tokenizer.encode("x"), tokens_per_step=1, endless=True)
+
+
+def test_a_full_queue_turns_requests_away_and_says_when_to_return(tokenizer: Tokenizer) -> None:
+    engine = endless(tokenizer)
+    with serve(engine, tokenizer, max_waiting=0) as live:
+        engine.gate.clear()
+        with httpx2.Client(base_url=live.url, headers=live.http.headers) as other:
+            body = {"prompt": "a", "n": 3, "stream": True}
+            request = other.build_request("POST", "/v1/completions", json=body)
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(other.send, request, stream=True)
+                wait_until(lambda: live.app.desk.num_open == 3)
+
+                refused = live.complete(n=2)
+                too_many = live.complete(n=5)
+                engine.gate.set()
+                waiting.result().close()
+
+        wait_until(lambda: live.app.desk.num_open == 0)
+        accepted = live.complete(n=2, stop=["xx"])
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert error_of(refused)["code"] == "engine_overloaded"
+    assert "limit is 4" in error_of(refused)["message"]
+    assert too_many.status_code == 400
+    assert accepted.status_code == 200
+
+
+def test_a_client_that_leaves_a_stream_frees_the_engine(tokenizer: Tokenizer) -> None:
+    engine = endless(tokenizer)
+    with serve(engine, tokenizer) as live:
+        body = {"prompt": "a", "n": 2, "stream": True}
+        with live.http.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+            engine.gate.clear()  # it can't end by itself
+        wait_until(lambda: live.app.desk.num_open == 0)
+        engine.gate.set()
+
+        wait_until(lambda: not engine.has_work)
+        assert len(engine.cancelled) == 2
+        wait_until(lambda: live.app.generations.num_active == 0)
+
+
+def test_a_client_that_leaves_before_an_answer_frees_the_engine(tokenizer: Tokenizer) -> None:
+    engine = endless(tokenizer)
+    with serve(engine, tokenizer) as live:
+        engine.gate.clear()
+        with pytest.raises(httpx2.ReadTimeout):
+            live.http.post("/v1/completions", json={"prompt": "a"}, timeout=0.3)
+        wait_until(lambda: live.app.desk.num_open == 0)
+        engine.gate.set()
+
+        wait_until(lambda: not engine.has_work)
+        assert len(engine.cancelled) == 1
+        assert live.app.generations.num_active == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_breaks_at_once_is_a_500(tokenizer: Tokenizer, stream: bool) -> None:
+    (poison,) = tokenizer.encode("!")
+    with serve(FakeEngine(poison=poison, poison_at=0), tokenizer) as live:
+        response = live.complete("bad!", stream=stream)
+        healthy = live.complete("good").json()
+
+    assert response.status_code == 500
+    assert (error_of(response)["type"], error_of(response)["code"]) == ("server_error", "generation_failed")
+    assert healthy["choices"][0]["text"] == "good"
+
+
+def test_a_request_that_breaks_in_mid_stream_ends_in_an_error_event(tokenizer: Tokenizer) -> None:
+    (poison,) = tokenizer.encode("!")
+    with serve(FakeEngine(poison=poison, poison_at=2), tokenizer) as live:
+        chunks = events(live.complete("bad!", stream=True))
+
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "ba"
+    assert chunks[-1]["error"]["code"] == "generation_failed"
+
+
+def test_a_broken_engine_makes_the_server_unhealthy(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    with serve(engine, tokenizer) as live:
+        assert live.http.get("/health").status_code == 200
+        engine.broken = True
+        failed = live.complete()
+        refused = live.complete()
+        health = live.http.get("/health")
+
+    assert (failed.status_code, error_of(failed)["code"]) == (503, "engine_unavailable")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert health.status_code == 503
+    assert "device is lost" in health.json()["reason"]
+
+
+def test_health_generates_a_token_when_nothing_else_does(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    with serve(engine, tokenizer) as live:
+        assert live.http.get("/health").status_code == 200
+        assert live.http.get("/health").status_code == 200
+
+    assert len(engine.added) == 1  # the second relied on the first's token
+    assert engine.added[0].startswith("health-")
+
+
+def test_health_finds_an_engine_that_broke_while_idle(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    engine.broken = True
+    with serve(engine, tokenizer) as live:
+        health = live.http.get("/health")
+
+    assert health.status_code == 503
+
+
+def test_a_draining_server_refuses_new_requests(tokenizer: Tokenizer) -> None:
+    with serve(FakeEngine(), tokenizer) as live:
+        live.app.drain()
+        refused, health = live.complete(), live.http.get("/health")
+
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "server_draining")
+    assert refused.headers["retry-after"] == "1"
+    assert (health.status_code, health.json()["reason"]) == (503, "draining")

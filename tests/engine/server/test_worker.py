@@ -1,0 +1,213 @@
+"""The engine's thread: who fails when a step breaks, and what the others notice."""
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.fields import InvalidRequest
+from engine.request import FinishReason, Request, SamplingParams
+from engine.server.errors import EngineBroken, GenerationFailed
+from engine.server.worker import EngineWorker, Report
+from tests.engine.server.fake_engine import FakeEngine
+
+POISON = 66
+
+
+def make_request(request_id: str, *prompt: int) -> Request:
+    return Request(request_id, prompt or (10, 11, 12, 13, 14, 15), SamplingParams(max_tokens=50, num_logprobs=0))
+
+
+class Reader:
+    """Collects reports until every request it waits for has ended."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.worker = EngineWorker(engine, deliver=self._deliver)
+        self._news: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.tokens: dict[str, list[int]] = {}
+        self.logprob_tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason | Exception] = {}
+
+    def wait_for(self, *request_ids: str) -> None:
+        while not set(request_ids) <= self.ends.keys():
+            self._take()
+
+    def wait_for_token(self, request_id: str) -> None:
+        while not self.tokens.get(request_id):
+            self._take()
+
+    def _deliver(self, reports: list[Report]) -> None:
+        for report in reports:
+            self._news.put(report)
+
+    def _take(self) -> None:
+        report = self._news.get(timeout=10)
+        assert report.request_id not in self.ends, "a report after the last"
+        if report.failure is not None:
+            self.ends[report.request_id] = report.failure
+            return
+        assert report.output is not None
+        assert report.output.logprobs is not None or not report.output.token_ids
+        self.tokens.setdefault(report.request_id, []).extend(report.output.token_ids)
+        named = [logprob.token_id for logprob in report.output.logprobs or ()]
+        self.logprob_tokens.setdefault(report.request_id, []).extend(named)
+        if report.output.finish_reason is not None:
+            self.ends[report.request_id] = report.output.finish_reason
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[FakeEngine], Reader]]:
+    readers: list[Reader] = []
+
+    def _start(engine: FakeEngine) -> Reader:
+        reader = Reader(engine)
+        reader.worker.start()
+        readers.append(reader)
+        return reader
+
+    yield _start
+    for reader in readers:
+        reader.engine.gate.set()
+        reader.worker.stop(10)
+
+
+Start = Callable[[FakeEngine], Reader]
+
+
+def test_a_request_gets_its_tokens_and_its_end(start: Start) -> None:
+    reader = start(FakeEngine())
+
+    reader.worker.submit(make_request("a", 10, 11, 12))
+    reader.wait_for("a")
+
+    assert reader.tokens["a"] == [10, 11, 12, 2]
+    assert reader.ends["a"] is FinishReason.STOP
+
+
+def test_a_request_the_engine_refuses_is_its_senders_fault(start: Start) -> None:
+    reader = start(FakeEngine())
+
+    reader.worker.submit(make_request("long", *range(10, 150)))
+    reader.wait_for("long")
+
+    assert isinstance(reader.ends["long"], InvalidRequest)
+
+
+def test_a_cancelled_request_ends_and_frees_the_engine(start: Start) -> None:
+    engine = FakeEngine(lambda _: range(10, 400), tokens_per_step=1)
+    reader = start(engine)
+    engine.gate.clear()
+    reader.worker.submit(make_request("a"))
+    engine.in_step.wait(10)
+
+    reader.worker.cancel("a")
+    engine.gate.set()
+    reader.wait_for("a")
+
+    assert reader.ends["a"] is FinishReason.CANCELLED
+    assert not engine.has_work
+
+
+def test_cancelling_what_has_ended_changes_nothing(start: Start) -> None:
+    reader = start(FakeEngine())
+    reader.worker.submit(make_request("a"))
+    reader.wait_for("a")
+
+    reader.worker.cancel("a")
+    reader.worker.submit(make_request("b"))
+    reader.wait_for("b")
+
+    assert reader.engine.cancelled == []
+
+
+def submit_together(reader: Reader, *requests: Request) -> None:
+    """All of them are in the engine before the second step begins."""
+    reader.engine.gate.clear()
+    for request in requests:
+        reader.worker.submit(request)
+    reader.engine.gate.set()
+
+
+@pytest.mark.parametrize("poison_at", [0, 2, 4])
+def test_an_unlucky_request_fails_alone(start: Start, poison_at: int) -> None:
+    reader = start(FakeEngine(poison=POISON, poison_at=poison_at))
+
+    submit_together(
+        reader, make_request("a"), make_request("bad", POISON, 11, 12, 13, 14), make_request("c", 20, 21, 22)
+    )
+    reader.wait_for("a", "bad", "c")
+
+    assert isinstance(reader.ends["bad"], GenerationFailed)
+    assert reader.ends["a"] is reader.ends["c"] is FinishReason.STOP
+    assert reader.tokens["a"] == [10, 11, 12, 13, 14, 15, 2]
+    assert reader.tokens["c"] == [20, 21, 22, 2]
+    assert reader.worker.broken is None
+
+
+def test_what_was_delivered_before_a_broken_step_is_not_delivered_again(start: Start) -> None:
+    reader = start(FakeEngine(poison=POISON, poison_at=3, tokens_per_step=3))
+
+    submit_together(reader, make_request("a", *range(10, 30)), make_request("bad", POISON, *range(30, 50)))
+    reader.wait_for("a", "bad")
+
+    assert reader.tokens["a"] == [*range(10, 30), 2]
+    assert reader.logprob_tokens["a"] == reader.tokens["a"]
+    assert reader.tokens["bad"] == [POISON, 30, 31]
+
+
+def test_two_unlucky_requests_fail_both_and_no_other(start: Start) -> None:
+    reader = start(FakeEngine(poison=POISON))
+    bad = [make_request(name, POISON, 11, 12, 13) for name in ("bad 1", "bad 2")]
+
+    submit_together(reader, bad[0], make_request("a"), bad[1], make_request("b", 20, 21))
+    reader.wait_for("a", "b", "bad 1", "bad 2")
+
+    assert isinstance(reader.ends["bad 1"], GenerationFailed)
+    assert isinstance(reader.ends["bad 2"], GenerationFailed)
+    assert (reader.tokens["a"], reader.tokens["b"]) == ([10, 11, 12, 13, 14, 15, 2], [20, 21, 2])
+
+
+def test_a_request_that_fails_alone_is_blamed_at_once(start: Start) -> None:
+    reader = start(FakeEngine(poison=POISON))
+
+    reader.worker.submit(make_request("bad", POISON, 11, 12, 13))
+    reader.wait_for("bad")
+
+    assert isinstance(reader.ends["bad"], GenerationFailed)
+    assert reader.engine.added == ["bad"]
+
+
+def test_after_a_broken_step_new_requests_are_answered(start: Start) -> None:
+    reader = start(FakeEngine(poison=POISON))
+    reader.worker.submit(make_request("bad", POISON, 11, 12, 13))
+    reader.wait_for("bad")
+
+    reader.worker.submit(make_request("a"))
+    reader.wait_for("a")
+
+    assert reader.ends["a"] is FinishReason.STOP
+
+
+def test_an_engine_that_cannot_be_cleared_is_broken_and_says_so_to_all(start: Start) -> None:
+    engine = FakeEngine()
+    engine.broken = True
+    reader = start(engine)
+
+    reader.worker.submit(make_request("a"))
+    reader.wait_for("a")
+    reader.worker.submit(make_request("b"))
+    reader.wait_for("b")
+
+    assert isinstance(reader.ends["a"], EngineBroken)
+    assert isinstance(reader.ends["b"], EngineBroken)
+    assert reader.worker.broken == "RuntimeError: the device is lost"
+
+
+def test_the_error_a_reader_sees_does_not_repeat_the_engines_words(start: Start) -> None:
+    reader = start(FakeEngine(poison=POISON))
+
+    reader.worker.submit(make_request("bad", POISON, 11, 12, 13))
+    reader.wait_for("bad")
+
+    assert "poisoned" not in str(reader.ends["bad"])

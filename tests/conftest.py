@@ -11,10 +11,11 @@ collect_ignore: list[str] = []
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]  # a developer's own installation is none of the tests' business
 
+_temporary = tempfile.mkdtemp(prefix="slipstream-tests-")
+atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
+
 if importlib.util.find_spec("django"):
-    _data_dir = tempfile.mkdtemp(prefix="slipstream-tests-")
-    atexit.register(shutil.rmtree, _data_dir, ignore_errors=True)
-    os.environ["SLIPSTREAM_DATA_DIR"] = _data_dir
+    os.environ["SLIPSTREAM_DATA_DIR"] = _temporary
     os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
 
     import django
@@ -22,3 +23,13 @@ if importlib.util.find_spec("django"):
     django.setup()
 else:
     collect_ignore += ["control", "workers/tasks", "e2e", "sdk"]
+
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, configuration, settings
+
+    configuration.set_hypothesis_home_dir(f"{_temporary}/hypothesis")
+    # No deadline: a test that is slow because the machine is busy has not failed.
+    settings.register_profile(
+        "slipstream", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("slipstream")

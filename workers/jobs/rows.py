@@ -90,7 +90,10 @@ def prepare_row(
             row.body, tokenizer=tokenizer, max_seq_len=max_seq_len, default_seed=_row_seed(seed_key, row.number)
         )
         if len(parsed.choices) != 1:
-            raise InvalidRequest(f"a row has one answer: n must be 1 and the prompt single, got {len(parsed.choices)}")
+            raise InvalidRequest(
+                f"a row has one answer: n must be 1 and the prompt single, got {len(parsed.choices)} answers",
+                param="n" if parsed.n > 1 else "prompt",
+            )
         if parsed.stream:
             raise InvalidRequest("a row's answer can't be streamed: stream must be false or absent", param="stream")
     except InvalidRequest as error:

@@ -1,0 +1,12 @@
+"""Tiny models, made once a session."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")

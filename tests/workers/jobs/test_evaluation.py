@@ -1,0 +1,149 @@
+"""The evaluation job, its report and its picture."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.request import FinishReason, SpeculationStats, StepOutput
+from engine.tokenizer import Tokenizer
+from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
+from workers.contracts import EvaluationSpec
+from workers.failures import InvalidInputError, UserConfigError
+from workers.jobs.comparison import ArmTotals, Measurement
+from workers.jobs.evaluation import run_evaluation
+from workers.jobs.report import evaluation_report
+from workers.jobs.rows import InputRow, RowAnswer, RowRequest, prepare_row
+
+REQUIRED = {
+    "prompts_held_out", "outputs_equal", "first_divergences", "acceptance_length", "acceptance_rate_per_position",
+    "tokens_per_second_plain", "tokens_per_second_speculative", "speedup", "concurrencies", "num_tokens", "model",
+    "drafter", "dtype", "device", "max_tokens", "looping_answers", "definitions",
+}  # fmt: skip
+
+
+def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> EvaluationSpec:
+    return EvaluationSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        model_name="tiny",
+        prompts_path=str(write_lines(folder / "rows.jsonl", rows)),
+        output_dir=str(folder / "output"),
+        drafter="ngram",
+        speculator_dir=None,
+        concurrencies=(1, 4),
+        max_tokens=12,
+    )
+
+
+def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_model: Path) -> None:
+    finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(5, temperature=0.7)), Recorder())
+    report = json.loads(Path(finished.artifacts["report"]).read_text())
+    assert report == json.loads(json.dumps(finished.result))
+    assert report.keys() >= REQUIRED
+    assert (report["prompts_held_out"], report["outputs_equal"], report["first_divergences"]) == (5, 5, [])
+    assert report["num_tokens"] == 5 * 12  # max_tokens caps the rows' own 24
+    assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
+    assert report["speedup"] == report["concurrencies"][0]["speedup"]
+
+
+def test_the_plot_is_a_png(tmp_path: Path, tiny_model: Path) -> None:
+    finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(2)), Recorder())
+    assert Path(finished.artifacts["plot"]).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
+    emit = Recorder()
+    run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
+    assert [event.done for event in emit.of("progress")] == list(range(1, 25))  # 3 rows, 2 arms, 2 repeats, 2 settings
+    assert {event.total for event in emit.of("progress")} == {24}
+
+
+def test_refused_rows_are_counted_and_leave_the_rest(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [*chat_rows(2), chat_row("bad", "x", temperature=9)]
+    report = run_evaluation(make_spec(tmp_path, tiny_model, rows), Recorder()).result
+    assert (report["prompts_held_out"], report["rows_refused"]) == (2, 1)
+
+
+def test_no_usable_row_is_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        run_evaluation(make_spec(tmp_path, tiny_model, [chat_row("bad", "x", messages=[])]), Recorder())
+    assert raised.value.code == "no_held_out_prompts"
+
+
+def test_a_concurrency_of_zero_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(UserConfigError, match="at least 1"):
+        run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(1)), concurrencies=(0,)), Recorder())
+
+
+class Factory:
+    """Answers as if an engine had given them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
+        row = InputRow(number, f"row-{number}", "/v1/chat/completions", chat_row("x", "hello")["body"])
+        request = prepare_row(row, tokenizer=self._tokenizer, max_seq_len=1024, seed_key="job")
+        assert isinstance(request, RowRequest)
+        answer = RowAnswer(request, self._tokenizer)
+        stats = SpeculationStats(
+            num_spec_steps=passes,
+            num_draft_tokens=4 * passes,
+            num_accepted_draft_tokens=accepted,
+            acceptance_histogram=[passes - 1, *[0] * (accepted - 1), 1] if accepted else [passes],
+        )
+        answer.push(StepOutput(str(number), tuple(tokens), None, FinishReason.LENGTH, stats))
+        return answer
+
+    def totals(self, *answers: RowAnswer, seconds: float) -> ArmTotals:
+        return ArmTotals([sum(a.num_tokens for a in answers)], [seconds], list(answers))
+
+
+def report_of(*measurements: Measurement) -> dict[str, Any]:
+    return evaluation_report(
+        measurements, drafter="d", model="m", dtype="float32", device="cpu", max_tokens=None, repeats=1, rows_refused=0
+    )
+
+
+@pytest.fixture(scope="module")
+def factory(tiny_model: Path) -> Factory:
+    return Factory(Tokenizer.load(tiny_model))
+
+
+def test_a_differing_token_is_named_by_its_first_place(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 71, 72]), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 99, 72]), seconds=0.5)
+    report = report_of(Measurement(1, plain, drafted))
+    assert report["outputs_equal"] == 1
+    assert report["first_divergences"] == [{"custom_id": "row-1", "position": 1}]
+    assert report["speedup"] == 2.0
+
+
+def test_a_shorter_answer_differs_where_it_ends(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70, 71, 72]), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
+    assert report_of(Measurement(1, plain, drafted))["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
+
+
+def test_a_plain_answer_that_changes_with_concurrency_counts_too(factory: Factory) -> None:
+    one = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
+    other = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
+    assert report_of(Measurement(1, one, one), Measurement(4, other, one))["outputs_equal"] == 0
+
+
+def test_loops_are_counted_and_left_out_of_the_second_acceptance_length(factory: Factory) -> None:
+    honest = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
+    looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
+    totals = factory.totals(honest, looping, seconds=1.0)
+    report = report_of(Measurement(1, totals, totals))
+    assert report["looping_answers"] == 1
+    assert report["acceptance_length"] == 1.3
+    assert report["acceptance_length_without_loops"] == 1.1
+
+
+def test_rates_count_passes_that_reached_a_position(factory: Factory) -> None:
+    totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
+    assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

@@ -1,0 +1,44 @@
+"""The pace of progress events."""
+
+import io
+import json
+
+from workers.contracts import Metrics, Progress
+from workers.emitter import EventWriter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def done_values(stream: io.StringIO) -> list[int]:
+    return [json.loads(line)["done"] for line in stream.getvalue().splitlines()]
+
+
+def test_progress_comes_at_most_twice_a_second() -> None:
+    stream, clock = io.StringIO(), Clock()
+    emit = EventWriter(stream, clock=clock)
+    for done in range(20):
+        clock.now = done * 0.125
+        emit(Progress(done=done, total=100, unit="rows"))
+    assert done_values(stream) == [0, 4, 8, 12, 16]
+
+
+def test_the_last_progress_is_never_dropped() -> None:
+    stream = io.StringIO()
+    emit = EventWriter(stream, clock=Clock())
+    for done in (98, 99, 100):
+        emit(Progress(done=done, total=100, unit="rows"))
+    assert done_values(stream) == [98, 100]
+
+
+def test_other_events_are_written_at_once() -> None:
+    stream = io.StringIO()
+    emit = EventWriter(stream, clock=Clock())
+    for step in range(3):
+        emit(Metrics(step=step, data={"loss": 1.0}))
+    assert len(stream.getvalue().splitlines()) == 3

@@ -1,0 +1,62 @@
+"""The child process as the supervisor sees it: its events, its exit status, its standard output."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.workers.support import ROOT, chat_rows, read_lines, run_child, write_lines
+from workers.contracts import BatchSpec, Failed, Finished, ShardDone, ShardRange
+
+
+def make_batch(folder: Path, model: Path, *, rows: int = 3) -> BatchSpec:
+    return BatchSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        model_name="tiny",
+        input_path=str(write_lines(folder / "rows.jsonl", chat_rows(rows))),
+        output_dir=str(folder / "output"),
+        shards=(ShardRange(shard_no=0, row_from=0, row_to=rows),),
+        drafter="none",
+    )
+
+
+def test_a_finished_job_exits_with_0_after_its_last_event(tmp_path: Path, tiny_model: Path) -> None:
+    status, events, _ = run_child(make_batch(tmp_path, tiny_model), tmp_path)
+    assert status == 0
+    assert isinstance(events[-1], Finished)
+    (shard,) = [event for event in events if isinstance(event, ShardDone)]
+    assert [line["custom_id"] for line in read_lines(Path(shard.path))] == ["row-0", "row-1", "row-2"]
+
+
+def test_a_model_that_cannot_be_loaded_is_the_customers_error_and_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    status, events, stderr = run_child(make_batch(tmp_path, tmp_path / "empty"), tmp_path)
+    assert status == 1
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    assert (failed.failure_class, failed.code) == ("user_config", "model_not_loadable")
+    assert "Traceback" in stderr  # for operators
+
+
+def test_a_spec_of_an_unknown_kind_fails_with_an_event(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"kind": "dance"}))
+    child = subprocess.run(
+        [sys.executable, "-m", "workers.run", str(spec)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 1
+    assert json.loads(child.stdout)["code"] == "invalid_spec"
+
+
+def test_what_others_print_goes_to_standard_error() -> None:
+    script = (
+        "import os, workers.run as run\n"
+        "with run._events_only_stdout() as stream:\n"
+        "    print('from python', flush=True)\n"
+        "    os.write(1, b'from c\\n')\n"
+        "    stream.write('event\\n')\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert child.stdout == "event\n"
+    assert child.stderr == "from python\nfrom c\n"

@@ -1,0 +1,83 @@
+"""From token rows to labels."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.support import token_rows, write_lines
+from workers.failures import InvalidInputError
+from workers.training.data import (
+    IGNORED,
+    Conversation,
+    depth_labels,
+    most_frequent_tokens,
+    read_corpus,
+    split_by_hash,
+    token_counts,
+)
+
+
+def conversation(custom_id: str, completion: tuple[int, ...] = (5, 6, 7)) -> Conversation:
+    return Conversation(
+        custom_id=custom_id, prompt_token_ids=(1,), completion_token_ids=completion, cut_by_length=False
+    )
+
+
+def test_labels_are_the_tokens_after_the_chosen_one() -> None:
+    labels = depth_labels(torch.tensor([10, 11, 12, 13]), num_depths=2)
+    assert labels.tolist() == [[11, 12], [12, 13], [13, IGNORED], [IGNORED, IGNORED]]
+
+
+def test_a_tenth_but_at_least_four_conversations_validate() -> None:
+    for count, expected in ((8, 4), (40, 4), (41, 5), (200, 20)):
+        train, validation = split_by_hash([conversation(f"row-{i}") for i in range(count)], fraction=0.1)
+        assert (len(validation), len(train)) == (expected, count - expected)
+
+
+def test_the_split_depends_on_ids_alone() -> None:
+    rows = [conversation(f"row-{i}") for i in range(50)]
+    _, validation = split_by_hash(rows, fraction=0.1)
+    _, reversed_validation = split_by_hash(rows[::-1], fraction=0.1)
+    assert {c.custom_id for c in validation} == {c.custom_id for c in reversed_validation}
+
+
+def test_rows_of_one_id_fall_on_one_side() -> None:
+    train, validation = split_by_hash([conversation(f"row-{i % 10}") for i in range(30)], fraction=0.1)
+    assert not {c.custom_id for c in train} & {c.custom_id for c in validation}
+
+
+def test_a_corpus_counts_what_was_cut_and_what_is_too_short(tmp_path: Path) -> None:
+    rows = token_rows([[5, 6, 7]] * 10)
+    rows[0]["finish_reason"] = "stop"
+    rows[1]["completion_token_ids"] = [5]
+    path = write_lines(tmp_path / "tokens.jsonl", rows)
+    corpus = read_corpus([path], validation_fraction=0.1)
+    assert len(corpus.train) + len(corpus.validation) == 9
+    assert (corpus.num_skipped, corpus.num_cut_by_length) == (1, 8)
+    assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "tokens.jsonl", [*token_rows([[5, 6]] * 9), {"custom_id": "x"}])
+    with pytest.raises(InvalidInputError, match=r"tokens\.jsonl:10: need custom_id"):
+        read_corpus([path], validation_fraction=0.1)
+
+
+def test_too_few_answers_are_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "tokens.jsonl", token_rows([[5, 6, 7]] * 7))
+    with pytest.raises(InvalidInputError, match="at least 8 answers of two tokens or more, got 7"):
+        read_corpus([path], validation_fraction=0.1)
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens_sorted() -> None:
+    counts = token_counts([conversation("a", (3, 3, 9, 9, 9, 4, 7))], vocab_size=12)
+    assert most_frequent_tokens(counts, size=2).tolist() == [3, 9]
+    assert most_frequent_tokens(counts, size=3).tolist() == [3, 4, 9]  # a tie goes to the smaller id
+    assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # unseen tokens are never proposed
+
+
+def test_ends_of_sequence_are_kept_though_unseen() -> None:
+    counts = token_counts([conversation("a", (3, 3, 9))], vocab_size=12)
+    assert most_frequent_tokens(counts, size=2, always=(2,)).tolist() == [2, 3]

@@ -1,0 +1,166 @@
+"""The loop's promises on a method of one small layer: same bits after a restart, the best weights at the end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.workers.support import Recorder
+from workers.contracts import Event
+from workers.training.loop import BatchLoss, LoopConfig, Outcome, RowOrder, Validation, learning_rate_factor, train
+
+CONFIG = LoopConfig(
+    epochs=4,
+    batch_rows=8,
+    learning_rate=0.05,
+    weight_decay=0.01,
+    warmup_steps=3,
+    grad_clip=1.0,
+    evaluate_every=5,
+    patience=0,
+    seed=3,
+)
+
+
+class Regression:
+    """Fits a line through noise; its acceptance length is what the test says, else better the smaller the error."""
+
+    def __init__(self, lengths: Callable[[int], float] | None = None) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._x = torch.randn(64, 4, generator=generator)
+        self._y = self._x @ torch.tensor([1.0, -2.0, 3.0, 0.5])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self._linear = nn.Linear(4, 1)
+        self._lengths = lengths
+        self._num_validations = 0
+
+    @property
+    def module(self) -> nn.Module:
+        return self._linear
+
+    @property
+    def num_rows(self) -> int:
+        return 64
+
+    def loss(self, rows: Tensor) -> BatchLoss:
+        noisy = nn.functional.dropout(self._x[rows], 0.2)  # draws from torch's generator
+        error = (self._linear(noisy).squeeze(-1) - self._y[rows]).square().mean()
+        return BatchLoss(error, nats=float(error.detach()) * len(rows), num_tokens=len(rows))
+
+    def validate(self) -> Validation:
+        with torch.no_grad():
+            error = float((self._linear(self._x).squeeze(-1) - self._y).square().mean())
+        length = self._lengths(self._num_validations) if self._lengths else 1.0 + 1.0 / (1.0 + error)
+        self._num_validations += 1
+        return Validation(
+            acceptance_length=length, acceptance_rate_per_position=(), accuracy_per_depth=(0.5,), loss=error
+        )
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt:
+    """Raises out of the loop after so many progress events."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def __call__(self, event: Event) -> None:
+        if event.event == "progress":
+            self._left -= 1
+            if self._left < 0:
+                raise Killed
+
+
+def weights(method: Regression) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in method.module.parameters()]
+
+
+def comparable(outcome: Outcome) -> object:
+    return replace(outcome.progression, elapsed_seconds=0.0), outcome.validation
+
+
+@pytest.mark.parametrize("killed_after", [2, 5, 7, 13, 31])
+def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed_after: int) -> None:
+    undisturbed = Regression()
+    expected = train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
+    with pytest.raises(Killed):
+        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAt(killed_after))
+    torch.manual_seed(999)  # whatever the new process drew before
+    resumed = Regression()
+    found = train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=Recorder())
+    assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
+    assert comparable(found) == comparable(expected)
+
+
+def test_a_finished_run_that_starts_again_makes_no_step(tmp_path: Path) -> None:
+    first = Regression()
+    train(first, CONFIG, checkpoint_dir=tmp_path, emit=Recorder())
+    again, emit = Regression(), Recorder()
+    train(again, CONFIG, checkpoint_dir=tmp_path, emit=emit)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(again), strict=True))
+    assert emit.of("metrics") == []
+
+
+def test_the_best_weights_win_not_the_last(tmp_path: Path) -> None:
+    lengths = [1.0, 1.5, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]
+    method = Regression(lambda n: lengths[min(n, 7)])
+    outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
+    stopped = Regression(lambda n: lengths[min(n, 7)])
+    # the same run, looked at where the best was: 10 steps
+    train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
+    assert outcome.progression.best_step == 10
+    assert outcome.progression.best_acceptance_length == 2.5
+    assert all(torch.equal(a, b) for a, b in zip(weights(method), weights(stopped), strict=True))
+
+
+def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path) -> None:
+    method = Regression(lambda n: 3.0 - n)
+    outcome = train(method, replace(CONFIG, patience=2), checkpoint_dir=tmp_path, emit=Recorder())
+    assert (outcome.progression.stopped, outcome.progression.step, outcome.progression.best_step) == ("patience", 10, 0)
+
+
+def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
+    seconds = iter(range(10_000))
+    config = replace(CONFIG, max_seconds=9.0)
+    outcome = train(Regression(), config, checkpoint_dir=tmp_path, emit=Recorder(), clock=lambda: float(next(seconds)))
+    assert outcome.progression.stopped == "seconds"
+    assert 0 < outcome.progression.step < 9
+
+
+def test_events_tell_loss_acceptance_speed_and_time_left(tmp_path: Path) -> None:
+    emit = Recorder()
+    train(Regression(), CONFIG, checkpoint_dir=tmp_path, emit=emit)
+    assert [event.step for event in emit.of("metrics")] == [0, 5, 10, 15, 20, 25, 30, 32]
+    data = emit.of("metrics")[1].data
+    assert data.keys() >= {"loss", "acceptance_length", "accuracy_depth_1", "tokens_per_second", "eta_seconds"}
+    assert [event.step for event in emit.of("checkpoint")] == [5, 10, 15, 20, 25, 30, 32]
+    assert (emit.of("progress")[-1].done, emit.of("progress")[-1].total) == (32, 32)
+
+
+def test_every_epoch_takes_every_row_once_in_another_order() -> None:
+    order = RowOrder(12, 4, seed=0)
+    epochs = [torch.cat([order.batch(3 * epoch + i) for i in range(3)]) for epoch in range(2)]
+    assert [sorted(epoch.tolist()) for epoch in epochs] == [list(range(12))] * 2
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_a_batch_depends_on_its_step_alone() -> None:
+    jumping, walking = RowOrder(10, 3, seed=1), RowOrder(10, 3, seed=1)
+    for step in range(8):
+        walking.batch(step)
+    assert torch.equal(jumping.batch(8), walking.batch(8))
+
+
+def test_the_learning_rate_rises_then_falls() -> None:
+    factors = [learning_rate_factor(step, step / 100, 10) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert max(range(101), key=factors.__getitem__) in range(8, 11)
+    assert factors[9:] == sorted(factors[9:], reverse=True)
+    assert factors[100] == pytest.approx(0.05)

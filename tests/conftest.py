@@ -29,7 +29,5 @@ if importlib.util.find_spec("hypothesis"):
 
     configuration.set_hypothesis_home_dir(f"{_temporary}/hypothesis")
     # No deadline: a test that is slow because the machine is busy has not failed.
-    settings.register_profile(
-        "slipstream", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-    )
+    settings.register_profile("slipstream", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("slipstream")

@@ -15,9 +15,7 @@ def api_key_authenticate(token: str) -> ApiKey:
 
     Raises: ApiError: 401. One message for every cause, so that a caller learns nothing about keys that exist.
     """
-    refused = ApiError(
-        401, "Incorrect API key provided.", "invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-    )
+    refused = ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     try:
         given = parse_token(token)
     except MalformedKey:

@@ -1,8 +1,8 @@
 """Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}, whatever went wrong.
 
-    ApiError                  raised by services, selectors and views; knows its status
-    rest_framework's own      authentication, parsing, validation, 405, 415: translated by `exception_handler`
-    everything else           500 without a word about the cause, which is logged with the request's id
+ApiError                  raised by services, selectors and views; knows its status
+rest_framework's own      authentication, parsing, validation, 405, 415: translated by `exception_handler`
+everything else           500 without a word about the cause, which is logged with the request's id
 """
 
 import structlog

@@ -1,6 +1,6 @@
 """The answer is JSON whatever `Accept` says: clients ask for `application/binary` and must still be told of errors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
@@ -14,6 +14,6 @@ class AlwaysJson(BaseContentNegotiation):
         return next((parser for parser in parsers if parser.media_type == sent), None)
 
     def select_renderer(
-        self, request: Request, renderers: Sequence[BaseRenderer], format_suffix: str | None = None
+        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
     ) -> tuple[BaseRenderer, str]:
-        return renderers[0], "application/json"
+        return next(iter(renderers)), "application/json"

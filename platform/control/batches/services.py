@@ -7,7 +7,6 @@ Storage keys of a batch, below `<organization>/batches/<batch>/`:
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -143,9 +142,7 @@ def _model_choice(batch: Batch) -> ModelChoice:
 
 
 def _reject(batch: Batch, report: Report) -> bool:
-    transition(
-        batch, Status.FAILED, errors=report.errors, num_errors=report.num_errors, warnings=report.warnings
-    )
+    transition(batch, Status.FAILED, errors=report.errors, num_errors=report.num_errors, warnings=report.warnings)
     return False
 
 

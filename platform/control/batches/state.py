@@ -1,10 +1,10 @@
 """What a batch may become, and the one way to change it.
 
-    validating ──> in_progress ──> finalizing ──> completed | expired | failed
-        │               │
-        ├──> failed     └──> cancelling ──> cancelled
-        ├──> expired
-        └──> cancelling
+validating ──> in_progress ──> finalizing ──> completed | expired | failed
+    │               │
+    ├──> failed     └──> cancelling ──> cancelled
+    ├──> expired
+    └──> cancelling
 """
 
 from collections.abc import Mapping

@@ -102,7 +102,7 @@ class _Check:
         if first != line.number:
             raise RowError(
                 "duplicate_custom_id",
-                f"custom_id {ascii(row.custom_id)} on line {line.number} is already used on line {first}",
+                f"custom_id {row.custom_id!a} on line {line.number} is already used on line {first}",
                 "custom_id",
             )
         if row.is_id_coerced:
@@ -130,9 +130,7 @@ class _Check:
         if not self._num_coerced:
             return []
         message = f"custom_id was a number in {self._num_coerced:,} rows and is returned as a string"
-        return [
-            {"code": "custom_id_coerced", "line": self._first_coerced, "message": message, "param": "custom_id"}
-        ]
+        return [{"code": "custom_id_coerced", "line": self._first_coerced, "message": message, "param": "custom_id"}]
 
 
 def _shown(name: str) -> str:

@@ -34,7 +34,8 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
     except IntegrityError:
         known = BaseModel.objects.get(name=name, organization=organization)
     if known.revision != folder.revision:
-        raise ApiError(409, f"{name!r} names other weights already (revision {known.revision[:12]})", "name_taken", "name")
+        message = f"{name!r} names other weights already (revision {known.revision[:12]})"
+        raise ApiError(409, message, "name_taken", "name")
     BaseModel.objects.filter(pk=known.pk).update(path=values["path"])
     known.refresh_from_db()
     return known

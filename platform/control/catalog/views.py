@@ -42,7 +42,8 @@ class SpeculatorPlotView(OrganizationView):
         speculator = speculator_get(self.organization, speculator_id)
         try:
             if speculator.plot_key:
-                return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
+                name = f"{speculator.pk}.png"
+                return StoredFileResponse(speculator.plot_key, filename=name, content_type="image/png")
         except ObjectMissing:
             pass  # as good as never drawn
         raise ApiError(404, f"Speculator {speculator.pk} has no plot yet.", "plot_not_found", "speculator_id")

@@ -71,7 +71,7 @@ def file_record(
     expires_after: dt.timedelta | None = None,
     identity: str | None = None,
 ) -> File:
-    """The row alone, for bytes that the caller has stored under `storage_key`: it can share the caller's transaction."""
+    """The row alone, for bytes that the caller has stored: so it can share the caller's transaction."""
     return File.objects.create(
         id=identity or file_id(),
         organization=organization,

@@ -1,11 +1,12 @@
 """Sends an object of storage in chunks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import BinaryIO
 
 from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
-from django.http.response import content_disposition_header
+from django.utils.http import content_disposition_header
 
 from control.files.staging import CHUNK_BYTES
 from control.storage import get_storage
@@ -15,9 +16,8 @@ class StoredFileResponse(StreamingHttpResponse):
     """Streams under ASGI as well: there Django would first read a synchronous iterator to its end, into memory."""
 
     def __init__(self, storage_key: str, *, filename: str, content_type: str, size_bytes: int | None = None) -> None:
-        self._source: BinaryIO = get_storage().open(storage_key)
-        super().__init__(iter(lambda: self._source.read(CHUNK_BYTES), b""), content_type=content_type)
-        self._resource_closers.append(self._source.close)
+        self._source = get_storage().open(storage_key)
+        super().__init__(_Chunks(self._source), content_type=content_type)
         if size_bytes is not None:
             self["Content-Length"] = str(size_bytes)
         if disposition := content_disposition_header(as_attachment=True, filename=filename):
@@ -28,3 +28,14 @@ class StoredFileResponse(StreamingHttpResponse):
         read = sync_to_async(self._source.read, thread_sensitive=False)
         while chunk := await read(CHUNK_BYTES):
             yield chunk
+
+
+class _Chunks:
+    """Django calls `close` when the response is over, however it ended."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.close = source.close
+        self._read = partial(source.read, CHUNK_BYTES)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._read, b"")

@@ -11,7 +11,7 @@ from control.settings.config import get_config
 FILE_FIELD = "file"
 
 
-class StagedUpload(UploadedFile):
+class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic in its stubs alone
     """What the form holds under `file`."""
 
     def __init__(self, writer: StagedWriter, name: str) -> None:

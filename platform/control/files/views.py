@@ -1,7 +1,7 @@
+from collections.abc import Mapping
 from typing import Any
 
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -28,9 +28,9 @@ class FilesView(OrganizationView):
         request.upload_handlers = [self._uploads]
         return super().initialize_request(request, *args, **kwargs)
 
-    def finalize_response(self, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         self._uploads.discard()  # here, because rest_framework calls this after errors too
-        return super().finalize_response(*args, **kwargs)
+        return super().finalize_response(request, response, *args, **kwargs)
 
     def get(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
@@ -44,9 +44,7 @@ class FilesView(OrganizationView):
     def post(self, request: Request) -> Response:
         upload = request.FILES.get(FILE_FIELD)
         if not isinstance(upload, StagedUpload):
-            raise ApiError(
-                400, "file: send the file as multipart/form-data.", "missing_required_parameter", FILE_FIELD
-            )
+            raise ApiError(400, "file: send the file as multipart/form-data.", "missing_required_parameter", FILE_FIELD)
         form = UploadInput(data=request.data)
         form.is_valid(raise_exception=True)
         file = file_create(
@@ -61,6 +59,7 @@ class FilesView(OrganizationView):
 
 def _nested(request: Request, name: str) -> dict[str, Any] | None:
     """{"seconds": "3600"} from the form fields `name[seconds]`; None: there are none."""
+    assert isinstance(request.data, Mapping)  # a form: it brought a file along
     found = {
         key[len(name) + 1 : -1]: value
         for key, value in request.data.items()

@@ -27,9 +27,7 @@ def test_openais_predibases_and_fireworks_rows_mean_the_same() -> None:
     predibase_row = chat_row("a", model="")
     fireworks_row = {"custom_id": "a", "body": {"messages": openai_row["body"]["messages"]}}
 
-    lines = {
-        normalised_line(parse(row), url=CHAT, model="tiny") for row in (openai_row, predibase_row, fireworks_row)
-    }
+    lines = {normalised_line(parse(row), url=CHAT, model="tiny") for row in (openai_row, predibase_row, fireworks_row)}
 
     assert [json.loads(line)["body"]["model"] for line in lines] == ["tiny"] * len(lines)
     assert len({json.dumps(json.loads(line), sort_keys=True) for line in lines}) == 1
@@ -149,9 +147,7 @@ def test_no_json_object_does_more_than_be_refused(row: dict[str, Any]) -> None:
     try:
         parse(row)
     except RowError as error:
-        assert error.code in {
-            "missing_custom_id", "invalid_custom_id", "invalid_method", "url_mismatch", "invalid_body", "invalid_utf8",
-        }  # fmt: skip
+        error.message.encode("ascii")
 
 
 @given(st.text(min_size=1, max_size=50).filter(lambda text: text.isprintable()), st.text(max_size=100), FIELDS)

@@ -47,7 +47,8 @@ def test_an_upload_comes_back_as_openais_object_and_byte_for_byte(client: Client
 
 
 def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, organization: Organization) -> None:
-    body = upload(client, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}).json()
+    fields: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    body = upload(client, **fields).json()
 
     assert abs(body["expires_at"] - body["created_at"] - 3600) <= 1
     File.objects.filter(pk=body["id"]).update(expires_at=File.objects.get(pk=body["id"]).created_at)
@@ -134,7 +135,7 @@ def test_pages_hold_every_file_once_newest_first(client: Client, organization: O
     made = [make_file(organization).pk for _ in range(5)]
     seen, after = [], ""
     while True:
-        page = client.get("/v1/files", {"limit": 2, **({"after": after} if after else {})}).json()
+        page = client.get("/v1/files", {"limit": "2", "after": after}).json()
         seen += [item["id"] for item in page["data"]]
         if not page["has_more"]:
             break

@@ -67,7 +67,7 @@ class Pipelines:
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Pipeline:
-        """The live pipeline.
+        """The pipeline once it is live, or has succeeded where there was nothing to deploy.
 
         Raises:
             PipelineFailed: a stage failed, the gate said no, or it was cancelled.
@@ -81,6 +81,6 @@ class Pipelines:
             on_progress=on_progress,
             sleep=self._http.sleep,
         )
-        if pipeline.status != "live":
+        if pipeline.status not in ("live", "succeeded"):
             raise PipelineFailed(pipeline)
         return pipeline

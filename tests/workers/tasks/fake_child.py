@@ -71,11 +71,7 @@ def run_batch(spec: BatchSpec, row_seconds: float) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
         usage = {"prompt_tokens": 2 * len(lines), "completion_tokens": len(lines), "total_tokens": 3 * len(lines)}
-        emit(
-            ShardDone(
-                shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage=usage
-            )
-        )
+        emit(ShardDone(shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage=usage))
     emit(Finished(result={"completed": done}, artifacts={}))
 
 

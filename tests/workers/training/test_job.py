@@ -1,0 +1,162 @@
+"""The training job: its artifact, what it predicts against what is served, and death in the middle."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
+from engine.generate import generate
+from engine.load import load_engine, load_model
+from engine.request import Request, SamplingParams
+from tests.workers.support import Recorder, run_child, start_child, token_rows, write_lines
+from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event
+from workers.failures import UserConfigError
+from workers.training.data import read_corpus
+from workers.training.hidden_states import compute_hidden_rows
+from workers.training.job import run_training
+from workers.training.medusa.config import MedusaHyperparameters
+from workers.training.medusa.method import MedusaMethod
+
+BUDGET = 15
+FAST = {"max_steps": 100, "evaluate_every": 10, "batch_rows": 64, "epochs": 100, "learning_rate": 2e-2, "patience": 0}
+
+
+def requests() -> list[Request]:
+    """Prompts of a few families, so that answers share something to learn."""
+    return [
+        Request(str(i), (1, 40 + i % 5, 50, 60 + i % 3, 70 + i), SamplingParams(max_tokens=40, temperature=0.0))
+        for i in range(24)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the tiny model says, as a batch job would keep it; twice, so that what is learned helps in validation.
+
+    A random model has no habits that would carry over from one prompt to another.
+    """
+    answers = generate(load_engine(tiny_model), requests())
+    rows = [
+        row | {"prompt_token_ids": list(request.prompt_token_ids), "finish_reason": answer.finish_reason}
+        for row, request, answer in zip(token_rows([a.token_ids for a in answers]), requests(), answers, strict=True)
+    ]
+    twice = [row | {"custom_id": f"{row['custom_id']}-{copy}"} for copy in range(2) for row in rows]
+    return write_lines(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", twice)
+
+
+def make_spec(folder: Path, model: Path, tokens: Path, **hyperparameters: Any) -> TrainingSpec:
+    return TrainingSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        target_revision="f00d",
+        method="medusa",
+        tokens_paths=(str(tokens),),
+        output_dir=str(folder / "output"),
+        checkpoint_dir=str(folder / "checkpoint"),
+        hyperparameters=FAST | hyperparameters,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run_training(make_spec(tmp_path_factory.mktemp("trained"), tiny_model, tokens), Recorder())
+
+
+def test_the_artifact_says_what_it_was_made_from(trained: Finished, tokens: Path) -> None:
+    folder = Path(trained.artifacts["speculator"])
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert provenance["target_revision"] == "f00d"
+    assert provenance["data_sha256"] == hashlib.sha256(tokens.read_bytes()).hexdigest()
+    assert provenance["command"]["hyperparameters"]["max_steps"] == 100
+    assert provenance["versions"]["torch"] == torch.__version__
+    report = json.loads((folder / "report.json").read_text())
+    assert report["history"][0]["step"] == 0
+    assert (report["conversations_train"], report["conversations_validation"]) == (43, 5)
+
+
+def test_training_lengthens_acceptance(trained: Finished) -> None:
+    report = json.loads((Path(trained.artifacts["speculator"]) / "report.json").read_text())
+    assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.1
+
+
+def test_what_is_served_is_what_was_simulated(trained: Finished, tiny_model: Path, tokens: Path) -> None:
+    folder = Path(trained.artifacts["speculator"])
+    config = EngineConfig(draft_budget=BUDGET)
+    served = generate(load_engine(tiny_model, drafter="medusa", speculator_dir=folder, config=config), requests())
+    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in served)
+    passes = sum(answer.speculation.num_spec_steps for answer in served)
+
+    simulated = simulate(folder, tiny_model, tokens)
+    assert 1.0 + accepted / passes == pytest.approx(simulated, rel=0.01)
+    assert accepted > 0.2 * passes  # something was accepted at all
+
+
+def simulate(folder: Path, model: Path, tokens: Path) -> float:
+    """Over all answers, with the weights as stored."""
+    decoder, stored = load_model(model), MedusaHeads.load(folder)
+    corpus = read_corpus([tokens], validation_fraction=0.1)
+    rows = compute_hidden_rows(decoder, (*corpus.train, *corpus.validation), file=None)
+    parameters = MedusaHyperparameters(draft_budget=BUDGET)
+    method = MedusaMethod(decoder, parameters, draft_vocab=stored.draft_vocab, train=rows, validation=rows)
+    method.heads.load_state_dict(stored.state_dict())
+    return method.simulate(rows).length
+
+
+def test_hidden_states_in_a_file_give_the_same_weights(
+    tmp_path: Path, trained: Finished, tiny_model: Path, tokens: Path
+) -> None:
+    finished = run_training(make_spec(tmp_path, tiny_model, tokens, cache_memory_bytes=0), Recorder())
+    assert finished.result["hidden_states"]["kept_in"] == "file"
+    assert weights(finished) == weights(trained)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "output"]  # the file is gone
+
+
+def weights(finished: Finished) -> bytes:
+    return (Path(finished.artifacts["speculator"]) / WEIGHTS_FILE).read_bytes()
+
+
+def test_a_job_killed_in_the_middle_goes_on_to_the_same_bits(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    slow = {"max_steps": 400}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    undisturbed = make_spec(tmp_path / "a", tiny_model, tokens, **slow)
+    _, events, _ = run_child(undisturbed, tmp_path / "a")
+    disturbed = make_spec(tmp_path / "b", tiny_model, tokens, **slow)
+    child = start_child(disturbed, tmp_path / "b")
+    assert child.stdout is not None
+    for line in child.stdout:
+        event = decode_event(line)
+        if isinstance(event, Checkpoint) and event.step >= 50:
+            break
+    child.kill()
+    child.communicate()
+    assert child.returncode == -9
+    status, resumed_events, _ = run_child(disturbed, tmp_path / "b")
+    assert status == 0
+    finished, resumed = events[-1], resumed_events[-1]
+    assert isinstance(finished, Finished)
+    assert isinstance(resumed, Finished)
+    first_step = min(event.step for event in resumed_events if isinstance(event, Checkpoint))
+    assert first_step > 50  # it did not start from the beginning
+    assert weights(resumed) == weights(finished)
+    assert resumed.result["acceptance_length"] == finished.result["acceptance_length"]
+
+
+def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    with pytest.raises(UserConfigError, match="method must be one of medusa, got 'psychic'"):
+        run_training(replace(make_spec(tmp_path, tiny_model, tokens), method="psychic"), Recorder())
+
+
+def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> None:
+    tokens = write_lines(tmp_path / "tokens.jsonl", token_rows([[5, 6]] * 3))
+    status, events, _ = run_child(make_spec(tmp_path, tiny_model, tokens), tmp_path)
+    assert status == 1
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    assert (failed.failure_class, failed.code) == ("invalid_input", "too_few_conversations")

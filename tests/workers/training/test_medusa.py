@@ -1,0 +1,83 @@
+"""Medusa's hyperparameters, labels and loss."""
+
+import math
+
+import pytest
+import torch
+
+from workers.failures import UserConfigError
+from workers.training.data import IGNORED
+from workers.training.hidden_states import HiddenRows
+from workers.training.medusa.config import MedusaHyperparameters
+from workers.training.medusa.data import medusa_rows, shifted_index
+from workers.training.medusa.loss import medusa_loss
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_head": 4}, r"got also \['num_head'\]"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"num_heads": 17}, "num_heads must be at most 16, got 17"),
+        ({"num_heads": 2.5}, "num_heads must be int, got 2.5"),
+        ({"num_heads": True}, "num_heads must be int, got True"),
+        ({"learning_rate": "fast"}, "learning_rate must be float, got 'fast'"),
+        ({"learning_rate": 0}, "learning_rate must be above 0, got 0"),
+        ({"max_seconds": -1}, "max_seconds must be above 0 or null, got -1"),
+        ({"validation_fraction": 1.0}, r"validation_fraction must be in \[0, 1\), got 1.0"),
+        ({"precision": "int4"}, "precision must be auto, float32 or bfloat16, got 'int4'"),
+    ],
+)
+def test_a_wrong_hyperparameter_is_the_customers_error(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserConfigError, match=message) as raised:
+        MedusaHyperparameters.from_values(values)
+    assert raised.value.code == "invalid_hyperparameters"
+
+
+def test_numbers_may_come_as_json_writes_them() -> None:
+    found = MedusaHyperparameters.from_values({"learning_rate": 1, "max_steps": None, "tied": False})
+    assert (found.learning_rate, found.max_steps, found.tied) == (1, None, False)
+
+
+def test_labels_are_places_in_the_draft_vocabulary_and_end_with_the_answer() -> None:
+    rows = HiddenRows(hidden=torch.zeros(7, 2), completions=torch.tensor([4, 9, 6, 4, 9, 9, 5]), starts=(0, 3, 7))
+    found = medusa_rows(rows, num_heads=2, draft_vocab=torch.tensor([4, 6, 9]), vocab_size=10)
+    # row 2 and row 6 are last in their answers, row 5's next token (5) is in no draft: nothing to learn there
+    assert found.index.tolist() == [0, 1, 3, 4]
+    assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
+
+
+def test_shifted_rows_are_those_that_chose_the_label() -> None:
+    assert shifted_index(torch.tensor([0, 5]), num_heads=3, num_rows=7).tolist() == [[1, 2, 3], [6, 6, 6]]
+
+
+def test_the_loss_is_cross_entropy_by_depth() -> None:
+    logits = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([[0, 1], [2, 3], [4, IGNORED], [5, IGNORED], [1, 1]])
+    total, sums = medusa_loss(logits, labels, None, soft_target_weight=0.0, depth_decay=0.5)
+    first = torch.nn.functional.cross_entropy(logits[:, 0], labels[:, 0])
+    second = torch.nn.functional.cross_entropy(logits[:, 1], labels[:, 1], ignore_index=IGNORED)
+    torch.testing.assert_close(total.double(), first + 0.5 * second, rtol=1e-5, atol=1e-6)  # float32 inside
+    assert sums.count.tolist() == [5, 3]
+    torch.testing.assert_close(sums.nats.double(), torch.stack([first * 5, second * 3]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_soft_target_draws_towards_the_targets_distribution() -> None:
+    target = torch.tensor([0.7, 0.2, 0.1]).log().view(1, 1, 3)
+    labels = torch.tensor([[0]])
+
+    def loss(logits: torch.Tensor) -> float:
+        return float(medusa_loss(logits, labels, target, soft_target_weight=1.0, depth_decay=1.0)[0])
+
+    entropy = -sum(p * math.log(p) for p in (0.7, 0.2, 0.1))
+    assert loss(target) == pytest.approx(entropy, abs=1e-6)
+    assert loss(torch.tensor([5.0, 0.0, 0.0]).view(1, 1, 3)) > entropy
+
+
+def test_ignored_labels_give_no_gradient() -> None:
+    logits = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([[1, IGNORED], [2, IGNORED]])
+    total, _ = medusa_loss(logits, labels, torch.zeros(2, 2, 4), soft_target_weight=0.5, depth_decay=0.8)
+    (gradient,) = torch.autograd.grad(total, logits)
+    assert gradient[:, 1].abs().max() == 0.0
+    assert gradient[:, 0].abs().max() > 0.0

@@ -27,7 +27,7 @@ from examples.progress import make_view
 from examples.prompts import PromptSets, messages, prompt_sets, write_rows
 from examples.report import report_table, summary
 from examples.stack import ROOT, Address, Stack, StackError
-from slipstream import Client, Pipeline, SlipstreamError
+from slipstream import Client, Pipeline, PipelineFailed, SlipstreamError
 
 ENDPOINT = "word-problems"
 
@@ -43,6 +43,7 @@ class Options:
     max_tokens: int
     concurrencies: list[int]
     training: Mapping[str, Any]
+    gate: Mapping[str, Any]
 
     @property
     def results(self) -> Path:
@@ -82,7 +83,7 @@ class Demo:
 
     def _run_pipeline(self, client: Client, files: Mapping[str, str]) -> Pipeline:
         training = dict(self._options.training)
-        self._step("6", f"training {json.dumps(training)}, gate {json.dumps(GATE)}")
+        self._step("6", f"training {json.dumps(training)}, gate {json.dumps(self._options.gate)}")
         pipeline = client.pipelines.create(
             name=ENDPOINT,
             model=MODEL_NAME,
@@ -90,7 +91,7 @@ class Demo:
             held_out_file=files["held_out"],
             training=training,
             evaluation={"concurrencies": self._options.concurrencies, "max_tokens": self._options.max_tokens},
-            gate=GATE,
+            gate=self._options.gate,
         )
         self._step("7-9", f"submitted pipeline {pipeline.id}: distil, train, evaluate, gate, deploy")
         with make_view(self._console) as view:
@@ -140,6 +141,15 @@ class Demo:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _explain(error: Exception, stack: Stack, console: Console) -> None:
+    """A gate's refusal is explained by the report, anything else by the processes that did the work."""
+    console.print(f"\nerror: {error}", markup=False, highlight=False, soft_wrap=True)
+    if isinstance(error, PipelineFailed) and error.pipeline.status == "rejected" and error.pipeline.report:
+        console.print(report_table(error.pipeline.report))
+    else:
+        console.print(stack.log_tail("jobs", "endpoints"), markup=False, highlight=False, soft_wrap=True)
+
+
 def _speculation_line(metrics: Mapping[str, Any]) -> str:
     figures = metrics.get("speculative_decoding")
     if not figures:
@@ -163,6 +173,7 @@ def read_options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], metavar="C", help="(default 1 4)")
     parser.add_argument("--training", type=json.loads, default={}, metavar="JSON", help="hyperparameters of medusa")
+    parser.add_argument("--gate", type=json.loads, default={}, metavar="JSON", help="what the endpoint needs to go up")
     args = parser.parse_args(argv)
     return Options(
         folder=args.folder.resolve(),
@@ -171,6 +182,7 @@ def read_options(argv: list[str] | None = None) -> Options:
         max_tokens=args.max_tokens,
         concurrencies=args.concurrency,
         training={"kind": "medusa", "max_seconds": 150, **args.training},
+        gate=GATE | args.gate,
     )
 
 
@@ -189,10 +201,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with stack:
             pipeline = Demo(options, console).run(stack, prompts)
-    except (StackError, SlipstreamError, openai.OpenAIError) as error:
-        console.print(f"\nerror: {error}", markup=False, highlight=False, soft_wrap=True)
-        if not isinstance(error, StackError):  # which brings its own
-            console.print(stack.log_tail(), markup=False, highlight=False, soft_wrap=True)
+    except StackError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except (SlipstreamError, openai.OpenAIError) as error:
+        _explain(error, stack, console)
         return 1
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running")

@@ -85,13 +85,11 @@ class Stack:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def log_tail(self, num_lines: int = 30) -> str:
-        """The ends of the stack's logs, for a person to find out what went wrong."""
+    def log_tail(self, *processes: str, num_lines: int = 30) -> str:
+        """The ends of these processes' logs, of `up`'s own where none is named."""
+        paths = [self.data_dir / "logs" / f"{name}.log" for name in processes] or [self.log_path]
         tails = []
-        for path in [self.log_path, *sorted((self.data_dir / "logs").glob("*.log"))]:
-            lines = (
-                path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:] if path.exists() else []
-            )
-            if lines:
-                tails.append("\n".join([f"--- {path}", *lines]))
-        return "\n".join(tails) or f"--- {self.log_path} is empty"
+        for path in paths:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+            tails.append("\n".join([f"--- {path}", *(lines[-num_lines:] or ["(empty)"])]))
+        return "\n".join(tails)

@@ -2,9 +2,9 @@
 
 import io
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from slipstream.http import Http
@@ -47,13 +47,11 @@ class Files:
 def save(http: Http, path: str, to: Path) -> Path:
     """Stream the body of a GET into a file beside `to`, then rename it."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=to.parent, prefix=f".{to.name}.", delete=False) as part:
-        try:
-            with http.stream(path) as pieces:
-                part.writelines(pieces)
-            part.close()
-            os.replace(part.name, to)
-        except BaseException:
-            os.unlink(part.name)
-            raise
+    part = to.with_name(f".{to.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with http.stream(path) as pieces, part.open("wb") as written:
+            written.writelines(pieces)
+        part.replace(to)
+    finally:
+        part.unlink(missing_ok=True)
     return to

@@ -12,6 +12,7 @@ Source: DSpark's prefix scheduler, arXiv:2607.05147, Algorithm 1.
 """
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 
 from engine.draft import Draft
@@ -47,7 +48,7 @@ class Calibration:
 
     def __init__(self) -> None:
         edges = (0.0, *_BUCKETS, 1.0)
-        middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+        middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
         self._nodes = [_PRIOR_NODES] * len(middles)
         self._accepted = [_PRIOR_NODES * middle for middle in middles]
         self._middles = middles
@@ -83,10 +84,8 @@ class DraftBudget:
             for node, survival in enumerate(draft.survival)
         )
         rows, expected = other_rows + len(drafts), float(len(drafts))
-        taken = 0
         best_rate, best_taken = expected / self._cost.seconds(rows), 0
-        for negative, _, _ in offers:
-            taken += 1
+        for taken, (negative, _, _) in enumerate(offers, start=1):
             expected -= negative
             rate = expected / self._cost.seconds(rows + taken)
             if rate > best_rate:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-class InvalidRequest(ValueError):  # noqa: N818 - what it says, not where it is raised
+class InvalidRequest(ValueError):
     """A request that its sender must change. `param` and `code` are OpenAI's; codes are permanent."""
 
     def __init__(

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _MAX_DRAFT_NODES = 24
 _PREFILL_ROWS_PER_STEP = 512
 
+_Work = tuple[Sequence, Draft, tuple[int, ...]]  # a draft and the slots of its nodes
+
 
 class Engine:
     """Not thread-safe: one thread adds, cancels and steps."""
@@ -70,7 +72,8 @@ class Engine:
             raise ValueError(f"prompt_token_ids must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len or length + self._max_nodes > self._num_slots:
             limit = min(self.max_seq_len, self._num_slots - self._max_nodes)
-            raise RequestTooLong(f"prompt and answer may have {limit} tokens, got {len(prompt)} + {length - len(prompt)}")
+            answer = request.sampling.max_tokens
+            raise RequestTooLong(f"prompt and answer may have {limit} tokens, got {len(prompt)} + {answer}")
         if request.request_id in self._running or any(r.request_id == request.request_id for r in self._waiting):
             raise ValueError(f"request_id {request.request_id!r} is in use")
         self._waiting.append(request)
@@ -108,7 +111,8 @@ class Engine:
         hidden = hidden[wanted]  # the rows that choose a token
         logits = self.model.logits(hidden)
         scored = time.perf_counter()
-        work = [(sequence, EMPTY_DRAFT, ()) for sequence in prefilling if sequence.num_computed == len(sequence.tokens)]
+        read = [sequence for sequence in prefilling if sequence.num_computed == len(sequence.tokens)]
+        work: list[_Work] = [(sequence, EMPTY_DRAFT, ()) for sequence in read]
         work += zip(decoding, drafts, builder.draft_slots, strict=True)
         outputs += self._commit(work, hidden, logits)
         ended = time.perf_counter()
@@ -191,14 +195,13 @@ class Engine:
         kept: list[int] = []
         for node, depth in enumerate(draft.depths()):
             parent_kept = draft.parents[node] < 0 or draft.parents[node] in kept
-            if depth <= deepest and parent_kept and 0 <= draft.tokens[node] < vocab_size and len(kept) < self._max_nodes:
+            possible = depth <= deepest and 0 <= draft.tokens[node] < vocab_size
+            if possible and parent_kept and len(kept) < self._max_nodes:
                 kept.append(node)
         return draft if len(kept) == len(draft) else draft.only(kept)
 
-    def _commit(
-        self, work: list[tuple[Sequence, Draft, tuple[int, ...]]], hidden: Tensor, logits: Tensor
-    ) -> list[StepOutput]:
-        """`work`: per sequence its draft and the nodes' slots; `hidden` and `logits` hold its rows in this order."""
+    def _commit(self, work: list[_Work], hidden: Tensor, logits: Tensor) -> list[StepOutput]:
+        """`hidden` and `logits` hold the rows of `work` in its order."""
         outputs = []
         first = 0
         for sequence, draft, node_slots in work:
@@ -234,7 +237,8 @@ class Engine:
         count = sequence.request.sampling.num_logprobs
         if count is not None:
             row_of = (0, *(node + 1 for node in verdict.path))
-            logprobs = tuple(token_logprobs(rows[row], token, count) for row, token in zip(row_of, tokens, strict=False))
+            places = zip(row_of, tokens, strict=False)
+            logprobs = tuple(token_logprobs(rows[row], token, count) for row, token in places)
         return Committed(tuple(tokens), logprobs, finish_reason)
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:

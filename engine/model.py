@@ -6,8 +6,9 @@ into a matrix product is in the model's dtype. Nothing in a pass mixes rows exce
 a row's own keys: so a row's bits depend on its own past alone.
 
     residual = embedding[token]
-    each layer:  residual += output(attention(rope(qkv(norm(residual)))));  residual += down(swiglu(gate_up(norm(residual))))
-    hidden = norm(residual)                                                  # what lm_head and Medusa heads read
+    each layer:  residual += output(attention(rope(qkv(norm(residual)))))
+                 residual += down(swiglu(gate_up(norm(residual))))
+    hidden = norm(residual)                                   # what lm_head and Medusa heads read
 """
 
 from dataclasses import dataclass
@@ -90,9 +91,7 @@ class Decoder:
         The tap of Medusa heads; the bits are those of serving.
         """
         T = token_ids.shape[0]
-        cache = KVCache(
-            self.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=self.dtype, device=self.device
-        )
+        cache = KVCache(self.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=self.dtype, device=self.device)
         cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
         pieces = []
         for start in range(0, T, _HIDDEN_STATES_CHUNK):

@@ -17,7 +17,8 @@ def rotary_tables(model_dir: Path, head_dim: int, max_positions: int) -> tuple[T
 
     Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length.
     """
-    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)  # brings old forms of config.json up to date
+    # transformers brings old forms of config.json up to date
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     parameters = config.rope_parameters
     rope_type = parameters["rope_type"]
     if rope_type == "default":

@@ -66,10 +66,11 @@ class RowBuilder:
     def build(self) -> tuple[Rows, Tensor]:
         """The rows, and the indexes [R] int64 of those that choose a token. The step's only copy to the device."""
         device = self._cache.slot_tables.device
-        width = max(1, *(len(path) for path in self._paths))
+        path_lengths = [len(path) for path in self._paths]
+        width = max(1, *path_lengths)
         paths = [path + (0,) * (width - len(path)) for path in self._paths]
         integers = torch.tensor(
-            (self._tokens, self._positions, self._slots, self._table_rows, self._prefix_lens, list(map(len, self._paths))),
+            (self._tokens, self._positions, self._slots, self._table_rows, self._prefix_lens, path_lengths),
             dtype=torch.int64,
         ).to(device)
         tokens, positions, slots, seqs, prefix_lens, path_lens = integers.unbind()

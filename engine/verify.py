@@ -1,4 +1,4 @@
-"""Which draft nodes are kept: walk down from the last committed token along children that equal the token sampled there.
+"""Which draft nodes are kept: those on the walk down along children that equal the token sampled at their parent.
 
 The sampled token depends on logits, seed and position alone (kernels/sampling.py), so what is kept, followed by the
 first token that no child guessed, is what plain decoding would have produced.
@@ -24,16 +24,14 @@ class Verdict:
 
 def verify(logits: Tensor, draft: Draft, sampling: SamplingParams, position: int) -> Verdict:
     """logits [1 + N, V] float32: of the last committed token, then of each node. `position`: of the next token."""
-    children = {(parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     greedy = logits.argmax(-1).tolist() if sampling.temperature == 0.0 else None
     path: list[int] = []
     tokens: list[int] = []
     node = -1
     while True:
-        if greedy is not None:
-            token = greedy[node + 1]
-        else:
-            token = choose(logits[node + 1], sampling, position + len(path))
+        row = node + 1
+        token = greedy[row] if greedy is not None else choose(logits[row], sampling, position + len(path))
         tokens.append(token)
         child = children.get((node, token))
         if child is None:

@@ -65,8 +65,7 @@ class _Files:
             raise ModelNotLoadable(f"the index of {self._folder} points outside the folder: {file}")
         if file not in self._open:
             self._open[file] = safe_open(self._folder / file, framework="pt")
-        tensor: Tensor = self._open[file].get_tensor(name)
-        return tensor
+        return self._open[file].get_tensor(name)  # type: ignore[no-any-return]  # safetensors has no types
 
 
 def _keys(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Drafts with Medusa heads: one pass over the taps gives candidates for every depth, a best-first tree picks among them."""
+"""Drafts with Medusa heads: candidates for every depth from one pass over the taps, a best-first tree among them."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -50,8 +50,11 @@ class MedusaDrafter:
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Decoder) -> list[list[LinearWeight]]:
         return [
-            [pack(w.detach().to(model.device, model.dtype), b.detach().to(model.device)) for w, b in zip(ws, bs, strict=True)]
-            for ws, bs in zip(heads.weight, heads.bias, strict=True)
+            [
+                pack(weight.to(model.device, model.dtype), bias.to(model.device))
+                for weight, bias in zip(*layer, strict=True)
+            ]
+            for layer in zip(heads.weight.detach(), heads.bias.detach(), strict=True)
         ]
 
     @torch.inference_mode()

@@ -1,12 +1,12 @@
-"""Medusa heads: from the hidden state that chose token t, head i guesses token t + 1 + i. Trainer and engine share this.
+"""Medusa heads, shared by trainer and engine: from the hidden state that chose token t, head i guesses token t + 1 + i.
 
     features_i = h;  layer by layer  features_i += SiLU(W_i features_i + b_i)        W zero at the start
     logits_i   = lm_head features_i                                                  tied: the target's lm_head rows
               or head_i  features_i                                                  untied: own weights, lm_head's copy
 
 Only tokens of a draft vocabulary are ever proposed: those the target uses in its answers. Files: `config.json`,
-`medusa_lm_head.safetensors` with LoRAX's names (`{head}.{layer}.linear.{weight,bias}`, untied also `{head}.{layers}.weight`)
-and, with a reduced vocabulary, `draft_vocab.safetensors`.
+`draft_vocab.safetensors`, and `medusa_lm_head.safetensors` with LoRAX's names: `{head}.{layer}.linear.{weight,bias}`,
+untied also `{head}.{layers}.weight`.
 
 Source: Cai et al. 2024, arXiv:2401.10774; layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
 """

@@ -43,8 +43,13 @@ def main() -> None:
         "max_seq_len": app.desk.worker.engine.max_seq_len,
         "pid": os.getpid(),
     }
-    process = Process(app, drain_seconds=args.drain_seconds, ready_line=json.dumps(ready))
-    process.run_until_stopped(listener)
+
+    def announce(problem: str | None) -> None:
+        if problem is not None:
+            _fail("engine_unavailable", problem)
+        print(json.dumps(ready), flush=True)
+
+    Process(app, drain_seconds=args.drain_seconds, announce=announce).run_until_stopped(listener)
 
 
 def _arguments() -> argparse.Namespace:

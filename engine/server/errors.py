@@ -13,7 +13,7 @@ from typing import Any
 from engine.responses import error_body
 
 
-class ServerFault(Exception):  # noqa: N818 - the server's side of InvalidRequest
+class ServerFault(Exception):
     status = 500
     kind = "server_error"
     code = "internal_error"

@@ -6,8 +6,8 @@ what is left then gets an error, and the process ends with status 0. A second si
 
 import asyncio
 import socket
-import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -15,12 +15,14 @@ import uvicorn
 from engine.server.app import ServerApp
 
 _FLUSH_SECONDS = 5  # for connections to take their last bytes
+_KEEP_ALIVE_SECONDS = 75  # longer than a gateway keeps idle connections, so that none is closed as it is reused
 
 
 class Process(uvicorn.Server):
     """`run_until_stopped` from the main thread, once."""
 
-    def __init__(self, app: ServerApp, *, drain_seconds: float, ready_line: str) -> None:
+    def __init__(self, app: ServerApp, *, drain_seconds: float, announce: Callable[[str | None], None]) -> None:
+        """`announce` is called once connections are accepted, with why no token can be generated, None if one can."""
         config = uvicorn.Config(
             app.asgi,
             log_level="warning",
@@ -28,11 +30,12 @@ class Process(uvicorn.Server):
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
         self._app = app
         self._drain_seconds = drain_seconds
-        self._ready_line = ready_line
+        self._announce = announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -42,10 +45,7 @@ class Process(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if problem := await self._app.health.problem():
-            print(f"the engine generates no token: {problem}", file=sys.stderr)
-            sys.exit(1)
-        print(self._ready_line, flush=True)
+        self._announce(await self._app.health.problem())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs between any two instructions of the main thread, so it only schedules."""

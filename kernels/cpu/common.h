@@ -80,10 +80,10 @@ static inline void store_any(void *p, int64_t i, int dtype, float value) {
     else ((float *)p)[i] = value;
 }
 
-/* exp(x) for x <= ~88, relative error about 2e-7 (Cephes' polynomial); below -87 it is 0. */
+/* exp(x), relative error about 2e-7 (Cephes' polynomial); 0 below -87, exp(88) above 88. */
 static inline vf vf_exp(vf x) {
     vi tiny = x < -87.0f;
-    vf clamped = vf_select(tiny, vf_set(-87.0f), x);
+    vf clamped = vf_select(tiny, vf_set(-87.0f), vf_select(x > 88.0f, vf_set(88.0f), x));
     vf scaled = clamped * 1.44269504088896341f;
     vf rounder = vf_set(12582912.0f); /* 1.5 * 2**23: adding and subtracting it rounds to nearest */
     vf n = (scaled + rounder) - rounder;

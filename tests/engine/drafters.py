@@ -1,0 +1,87 @@
+"""Drafters for tests: they know the answer, or nothing, or break."""
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+from engine.draft import Draft, chain
+from engine.errors import DrafterError
+from engine.sequence import Sequence
+
+
+class OracleDrafter:
+    """Knows each request's answer and guesses it along a branch of a tree, wrong with probability `error` per token.
+
+    Beside the true branch it grows wrong siblings, so that accepted nodes lie scattered.
+    """
+
+    name = "oracle"
+
+    def __init__(
+        self,
+        answers: Mapping[str, Many[int]],
+        *,
+        max_depth: int,
+        error: float,
+        tree: bool,
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        self.max_depth = max_depth
+        self._answers = answers
+        self._error = error
+        self._tree = tree
+        self._vocab_size = vocab_size
+        self._random = random.Random(seed)
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        return [self._propose(sequence, budget) for sequence in sequences]
+
+    def _guess(self, token: int) -> int:
+        return self._random.randrange(self._vocab_size) if self._random.random() < self._error else token
+
+    def _propose(self, sequence: Sequence, budget: int) -> Draft:
+        coming = self._answers[sequence.request.request_id][sequence.num_generated :][: self.max_depth]
+        if not self._tree:
+            guesses = [self._guess(token) for token in coming[:budget]]
+            return chain(guesses, [0.9**depth for depth in range(1, len(guesses) + 1)])
+        tokens: list[int] = []
+        parents: list[int] = []
+        survival: list[float] = []
+        trunk = -1
+        for token in coming:
+            above = survival[trunk] if trunk >= 0 else 1.0
+            guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
+            siblings = (guess - step, guess, guess + step)  # no two alike: the later would hide the former
+            first = len(tokens)
+            for sibling in siblings:
+                tokens.append(sibling % self._vocab_size)
+                parents.append(trunk)
+                survival.append(above * 0.8)
+            trunk = first + 1
+        kept = range(min(budget, len(tokens)))
+        return Draft(tuple(tokens), tuple(parents), tuple(survival)).only(kept)
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+class BrokenDrafter:
+    """Raises, proposes nonsense, or both in turn."""
+
+    name = "broken"
+    max_depth = 4
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            raise DrafterError("on purpose")
+        if self.calls % 3 == 1:
+            raise ZeroDivisionError("a fault nobody foresaw")
+        return [chain([10**9, -7, 3], [0.9, 0.8, 0.7])] * len(sequences)
+
+    def forget(self, request_id: str) -> None:
+        pass

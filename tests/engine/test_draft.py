@@ -1,0 +1,79 @@
+"""Trees: best first, closed under parents, and walked the way plain decoding would go."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.draft import EMPTY_DRAFT, Draft, chain, grow_tree
+from engine.request import SamplingParams
+from engine.verify import verify
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+@given(
+    depth=st.integers(1, 4),
+    width=st.integers(1, 4),
+    budget=st.integers(0, 12),
+    seed=st.integers(0, 1000),
+)
+def test_a_grown_tree_holds_the_likeliest_nodes(depth: int, width: int, budget: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(depth, width, generator=generator, dtype=torch.float64).sort(dim=1, descending=True)[0]
+    tokens = [[10 * d + k for k in range(width)] for d in range(depth)]
+
+    draft = grow_tree(tokens, probabilities.tolist(), budget)
+
+    everything = sorted(
+        (
+            float(torch.prod(torch.stack([probabilities[d, k] for d, k in enumerate(ranks)])))
+            for length in range(1, depth + 1)
+            for ranks in itertools.product(range(width), repeat=length)
+        ),
+        reverse=True,
+    )
+    assert sorted(draft.survival, reverse=True) == pytest.approx(everything[:budget])
+    paths = {tuple(draft.tokens[n] for n in draft.path(node)) for node in range(len(draft))}
+    assert len(paths) == len(draft), "no path twice"
+
+
+def test_a_draft_refuses_parents_that_come_later() -> None:
+    with pytest.raises(ValueError, match=r"parent of node 0 must be in -1\.\.-1, got 0"):
+        Draft((5,), (0,), (0.5,))
+    with pytest.raises(ValueError, match="node 1 can't be likelier than its parent 0"):
+        Draft((5, 6), (-1, 0), (0.5, 0.6))
+    with pytest.raises(ValueError, match="must be of one length"):
+        Draft((5,), (), ())
+
+
+def test_cutting_a_draft_keeps_its_shape() -> None:
+    draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.9, 0.5, 0.4, 0.3, 0.2))
+    cut = draft.only([1, 3, 4])
+    assert (cut.tokens, cut.parents) == ((2, 4, 5), (-1, 0, 1))
+    assert cut.depths() == [1, 2, 3]
+    assert cut.path(2) == [0, 1, 2]
+
+
+def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(tokens), vocab_size).float()
+
+
+def test_verification_walks_the_branch_that_agrees() -> None:
+    draft = Draft((1, 2, 3, 4), (-1, -1, 1, 2), (0.9, 0.8, 0.7, 0.6))
+    # After the root comes 2; after node 1 (token 2) comes 3; after node 2 (token 3) comes 9, which nobody guessed.
+    verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, GREEDY, position=5)
+    assert verdict.path == (1, 2)
+    assert verdict.tokens == (2, 3, 9)
+
+
+def test_verification_of_nothing_gives_the_plain_token() -> None:
+    verdict = verify(logits_for([7]), EMPTY_DRAFT, GREEDY, position=5)
+    assert (verdict.path, verdict.tokens) == ((), (7,))
+
+
+def test_a_chain_that_is_right_is_kept_whole() -> None:
+    verdict = verify(logits_for([4, 5, 6]), chain([4, 5], [0.9, 0.8]), GREEDY, position=0)
+    assert (verdict.path, verdict.tokens) == ((0, 1), (4, 5, 6))

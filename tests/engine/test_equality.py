@@ -1,0 +1,150 @@
+"""The product's promise: no drafter, batch, tree or chunk of a prompt changes an answer, at any temperature."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.none import NoDrafter
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.model import Decoder
+from engine.request import Completion, Request, SamplingParams
+from tests.engine.drafters import BrokenDrafter, OracleDrafter
+from tests.tiny_model import make_tiny_model
+
+Sampling = dict[str, float | int]
+SAMPLINGS: dict[str, Sampling] = {
+    "greedy": {"temperature": 0.0},
+    "T=0.8": {"temperature": 0.8, "seed": 17},
+    "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 2**63 + 5},
+    "all filters": {"temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "seed": 3},
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
+    return load_model(folder, dtype=request.param)
+
+
+def make_requests(model: Decoder, sampling: Sampling, *, count: int = 10, max_tokens: int = 40) -> list[Request]:
+    """Prompts of 1 to 60 tokens, half of them repetitive, so that n-grams are found."""
+    generator = random.Random(0)
+    requests = []
+    for index in range(count):
+        prompt = [generator.randrange(model.config.vocab_size) for _ in range(generator.randint(1, 30))]
+        prompt = prompt * 2 if index % 2 else prompt
+        params = SamplingParams(max_tokens=max_tokens, num_logprobs=2, **sampling)  # type: ignore[arg-type]
+        requests.append(Request(f"r{index}", tuple(prompt), params))
+    return requests
+
+
+def answer(model: Decoder, drafter: Drafter, requests: list[Request], **config: int) -> list[Completion]:
+    return generate(Engine(model, drafter, EngineConfig(**config)), requests)  # type: ignore[arg-type]
+
+
+def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
+    """Token ids, log-probabilities to the bit, and how each answer ended."""
+    return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
+
+
+def random_medusa(model: Decoder) -> MedusaDrafter:
+    """Untrained heads that at least guess frequent successors: noise on the target's own lm_head."""
+    torch.manual_seed(0)
+    size = model.config.vocab_size
+    config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
+    heads = MedusaHeads(config, torch.arange(size))
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    return MedusaDrafter(heads, model)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_every_drafter_gives_the_plain_answers(model: Decoder, sampling: Sampling, batch_size: int) -> None:
+    requests = make_requests(model, sampling)
+    plain = answer(model, NoDrafter(), requests, max_batch_size=batch_size)
+    known = {c.request_id: c.token_ids for c in plain}
+    vocab_size = model.config.vocab_size
+    drafters: list[Drafter] = [
+        NgramDrafter(),
+        random_medusa(model),
+        OracleDrafter(known, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
+        OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
+        BrokenDrafter(),
+    ]
+    for drafter in drafters:
+        ours = answer(model, drafter, requests, max_batch_size=batch_size, draft_budget=15)
+        assert answers_only(ours) == answers_only(plain), drafter.name
+
+
+def test_a_good_drafter_is_accepted_and_counted(model: Decoder) -> None:
+    requests = make_requests(model, {"temperature": 0.8, "seed": 1, "ignore_eos": True}, max_tokens=41)
+    plain = answer(model, NoDrafter(), requests)
+    known = {c.request_id: c.token_ids for c in plain}
+    oracle = OracleDrafter(known, max_depth=4, error=0.0, tree=True, vocab_size=model.config.vocab_size)
+
+    ours = answer(model, oracle, requests, draft_budget=15)
+
+    assert answers_only(ours) == answers_only(plain)
+    for completion in ours:
+        # One token comes from the prompt's pass; 40 more, five a pass.
+        assert completion.speculation.num_spec_steps == 8
+        assert completion.speculation.mean_acceptance_length == 5.0
+        assert completion.speculation.acceptance_histogram == [0, 0, 0, 0, 8]
+
+
+def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Decoder) -> None:
+    requests = make_requests(model, SAMPLINGS["T=0.8"])
+    plain = answers_only(answer(model, NoDrafter(), requests, max_batch_size=16))
+    for max_batch_size, prefill_chunk in ((1, 256), (3, 5), (16, 1), (5, 16)):
+        ours = answer(model, NgramDrafter(), requests, max_batch_size=max_batch_size, prefill_chunk=prefill_chunk)
+        assert answers_only(ours) == plain, (max_batch_size, prefill_chunk)
+    backwards = answer(model, NoDrafter(), requests[::-1], max_batch_size=4)
+    assert answers_only(backwards)[::-1] == plain
+
+
+def test_an_answer_does_not_depend_on_its_company(model: Decoder) -> None:
+    requests = make_requests(model, SAMPLINGS["greedy"])
+    together = answers_only(answer(model, NgramDrafter(), requests))
+    alone = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
+    assert alone == together
+
+
+def test_hidden_states_for_training_have_the_bits_of_serving(model: Decoder) -> None:
+    requests = make_requests(model, SAMPLINGS["greedy"], count=1)
+    seen: list[torch.Tensor] = []
+
+    class Spy(NoDrafter):
+        max_depth = 1
+
+        def propose(self, sequences, budget):  # type: ignore[no-untyped-def]
+            seen.append(sequences[0].tap.clone())
+            return super().propose(sequences, budget)
+
+    (completion,) = answer(model, Spy(), requests, draft_budget=1)
+
+    tokens = (*requests[0].prompt_token_ids, *completion.token_ids)
+    states = model.hidden_states(torch.tensor(tokens))
+    first = len(requests[0].prompt_token_ids) - 1
+    assert len(seen) == len(completion.token_ids) - 1
+    for offset, tap in enumerate(seen):
+        assert torch.equal(tap, states[first + offset]), offset
+
+
+def test_without_a_compiler_answers_are_just_as_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("linear", "norm", "swiglu", "rope", "attention"):
+        monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
+    model = load_model(make_tiny_model(tmp_path, "qwen3"), dtype="bfloat16")
+    requests = make_requests(model, SAMPLINGS["top-p"], count=5, max_tokens=20)
+    plain = answers_only(answer(model, NoDrafter(), requests, max_batch_size=1))
+    known = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    oracle = OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
+    assert answers_only(answer(model, oracle, requests, max_batch_size=4, draft_budget=12)) == plain

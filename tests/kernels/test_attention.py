@@ -1,0 +1,103 @@
+"""Attention: right, and equal to the bit for a chain, a tree and plain decoding."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionRows, attention
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "reference":
+        monkeypatch.setattr("kernels.attention.library", lambda: None)
+    return str(request.param)
+
+
+def make_caches(num_slots: int, Hkv: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    k, v = torch.randn(2, num_slots, Hkv, D, generator=generator).to(dtype)
+    return k.contiguous(), v.contiguous()
+
+
+def make_rows(table: Tensor, prefix_lens: list[int], paths: list[list[int]]) -> AttentionRows:
+    width = max(1, *map(len, paths))
+    padded = [path + [0] * (width - len(path)) for path in paths]
+    return AttentionRows(
+        slot_tables=table,
+        seqs=torch.zeros(len(paths), dtype=torch.int64),
+        prefix_lens=torch.tensor(prefix_lens),
+        paths=torch.tensor(padded, dtype=torch.int32),
+        path_lens=torch.tensor([len(path) for path in paths]),
+    )
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tensor:
+    """[Hq, D] in float64, the plain formula."""
+    group = q.shape[0] // k.shape[1]
+    keys, values = (cache[slots].double().repeat_interleave(group, dim=1) for cache in (k, v))  # [L, Hq, D]
+    weights = (torch.einsum("hd,lhd->hl", q.double(), keys) * q.shape[1] ** -0.5).softmax(-1)
+    return torch.einsum("hl,lhd->hd", weights, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Hq", "Hkv", "D"), [(9, 3, 64), (4, 4, 128), (2, 1, 16), (4, 2, 8)])
+def test_agrees_with_the_formula(implementation: str, dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
+    k, v = make_caches(64, Hkv, D, dtype)
+    table = torch.randperm(64, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 48]  # both sides of the block of 16
+    paths = [[], [60], [61, 62], [], [63], [], [60, 61], [], []]
+    q = torch.randn(len(lengths), Hq, D, generator=torch.Generator().manual_seed(2))
+
+    out = attention(q, k, v, make_rows(table, lengths, paths))
+
+    for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
+        expected = exact(q[row], k, v, table[0, :length].tolist() + path)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: the output's own rounding, values up to 4
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_committed_chain_and_tree_keys_give_the_same_bits(implementation: str, dtype: torch.dtype) -> None:
+    k, v = make_caches(80, 3, 64, dtype)
+    table = torch.arange(80, dtype=torch.int32).view(1, -1)
+    q = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(3))
+    plain = attention(q, k, v, make_rows(table, [45], [[]]))
+
+    for prefix_len in (45, 44, 40, 33, 32, 31, 1):
+        path = list(range(prefix_len, 45))
+        assert torch.equal(attention(q, k, v, make_rows(table, [prefix_len], [path])), plain), prefix_len
+
+
+def test_scattered_slots_give_the_same_bits(implementation: str) -> None:
+    k, v = make_caches(80, 3, 64, torch.bfloat16)
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(4))
+    scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
+    scattered_k[order], scattered_v[order] = k, v
+    q = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3))
+    straight = torch.arange(80, dtype=torch.int32).view(1, -1)
+
+    ours = attention(q, scattered_k, scattered_v, make_rows(order.to(torch.int32).view(1, -1), [50, 17], [[], []]))
+
+    assert torch.equal(ours, attention(q, k, v, make_rows(straight, [50, 17], [[], []])))
+
+
+def test_a_row_has_the_same_bits_among_any_rows(implementation: str) -> None:
+    k, v = make_caches(80, 3, 64, torch.bfloat16)
+    table = torch.arange(80, dtype=torch.int32).view(1, -1)
+    q = torch.randn(20, 9, 64, generator=torch.Generator().manual_seed(5))
+    lengths = [(7 * row) % 70 + 1 for row in range(20)]
+    together = attention(q, k, v, make_rows(table, lengths, [[]] * 20))
+
+    for row in range(20):
+        alone = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [lengths[row]], [[]]))
+        assert torch.equal(alone[0], together[row]), row
+
+
+def test_names_both_sides_of_wrong_heads() -> None:
+    k, v = make_caches(8, 3, 16, torch.float32)
+    rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
+    with pytest.raises(ValueError, match=r"q must be float32 \[1, n \* 3, 16\].*got torch.float32 \[1, 4, 16\]"):
+        attention(torch.ones(1, 4, 16), k, v, rows)

@@ -1,0 +1,81 @@
+"""linear: right, and with rows that do not know of each other."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import library
+from kernels.linear import linear, linear_reference, pack
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Both sides of the block of 32 outputs; odd rows; a K that no vector length divides.
+SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "reference":
+        monkeypatch.setattr("kernels.linear.library", lambda: None)
+    else:
+        assert library() is not None, "the machine that runs the tests has a C compiler"
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "N", "K"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_agrees_with_float64(implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool) -> None:
+    x, w = make((M, K), dtype, 1), make((N, K), dtype, 2)
+    bias = make((N,), dtype, 3) if with_bias else None
+    expected = x.double() @ w.double().T + (0.0 if bias is None else bias.double())
+
+    out = linear(x, pack(w, bias))
+
+    assert out.dtype == torch.float32
+    # float32 sums of K terms of size 1; the reference in bfloat16 also rounds its result to 8 bits
+    tolerance = 0.02 * K**0.5 if implementation == "reference" and dtype == torch.bfloat16 else 1e-5 * K
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(implementation: str, dtype: torch.dtype) -> None:
+    x, weight = make((70, 576), dtype, 4), pack(make((200, 576), dtype, 5))
+    all_rows = linear(x, weight)
+
+    for M in (*range(1, 34), 47, 48, 64):
+        assert torch.equal(linear(x[:M], weight), all_rows[:M]), M
+    for first in (1, 5, 19):
+        assert torch.equal(linear(x[first:].contiguous(), weight), all_rows[first:]), first
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adds_to_a_residual_in_place(implementation: str, dtype: torch.dtype) -> None:
+    x, w, residual = make((6, 64), dtype, 1), make((40, 64), dtype, 2), make((6, 40), torch.float32, 3)
+    expected = residual + linear(x, pack(w))
+
+    out = linear(x, pack(w), add_to=residual)
+
+    assert out is residual
+    assert torch.equal(out, expected)
+
+
+def test_no_rows_give_no_rows(implementation: str) -> None:
+    assert linear(torch.empty(0, 8), pack(torch.ones(4, 8))).shape == (0, 4)
+
+
+def test_names_both_sides_of_a_wrong_shape() -> None:
+    with pytest.raises(ValueError, match=r"x must be torch.float32 \[None, 8\], got torch.float32 \[2, 9\]"):
+        linear(torch.ones(2, 9), pack(torch.ones(4, 8)))
+    with pytest.raises(ValueError, match="even number of columns in bfloat16, got 7"):
+        pack(torch.ones(4, 7, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"must be float32 or bfloat16, got torch.float16"):
+        pack(torch.ones(4, 8, dtype=torch.float16))
+
+
+def test_reference_pads_to_its_tile_without_a_trace() -> None:
+    x, w = make((3, 16), torch.float32, 1), make((5, 16), torch.float32, 2)
+    assert linear_reference(x, w).shape == (3, 5)

@@ -1,0 +1,93 @@
+"""Philox against published vectors; sampling against brute force and against the distribution it claims."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.philox import MAX_GUMBEL, gumbel, philox
+from kernels.sampling import kept_tokens, sample_token
+
+# kat_vectors of Random123: counter, key, result
+VECTORS = [
+    ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, 0xFFFFFFFFFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        0x299F31D0A4093822,
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "seed", "expected"), VECTORS)
+def test_philox_gives_the_published_words(counter: tuple[int, ...], seed: int, expected: tuple[int, ...]) -> None:
+    c0, c1, c2, c3 = (torch.tensor(word) for word in counter)
+    assert tuple(int(word) for word in philox(seed, (c0, c1, c2, c3))) == expected
+
+
+def test_noise_is_bounded_by_its_bound() -> None:
+    largest = -math.log(-math.log((2**32 - 0.5) / 2**32))
+    assert MAX_GUMBEL - 1e-3 < largest < MAX_GUMBEL
+    assert float(gumbel(1, 2, torch.arange(100_000)).max()) < MAX_GUMBEL
+
+
+def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> int:
+    """Every token's noise, filters from their definitions."""
+    scaled = [value / temperature for value in logits.tolist()]
+    ranked = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
+    ranked = ranked[:top_k] if top_k else ranked
+    weights = [math.exp(scaled[token] - scaled[ranked[0]]) for token in ranked]
+    kept: list[int] = []
+    mass = 0.0
+    for token, weight in zip(ranked, weights, strict=True):
+        if mass / sum(weights) >= top_p and kept and top_p < 1.0:
+            break
+        kept.append(token)
+        mass += weight
+    kept = [token for token in kept if scaled[token] >= scaled[kept[0]] + (math.log(min_p) if min_p else -math.inf)]
+    noise = gumbel(seed, 5, torch.arange(len(scaled))).tolist()
+    return max(kept, key=lambda token: scaled[token] + noise[token])
+
+
+@given(
+    values=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
+    temperature=st.sampled_from([0.3, 0.8, 1.0, 2.0]),
+    top_k=st.integers(0, 10),
+    top_p=st.sampled_from([1.0, 0.9, 0.31, 0.05]),
+    min_p=st.sampled_from([0.0, 0.07, 0.6]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_leaving_out_hopeless_tokens_changes_nothing(
+    values: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    logits = torch.tensor(values)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    chosen = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
+    assert chosen == brute_force(logits, **options)  # type: ignore[arg-type]
+
+
+def test_samples_follow_the_softmax() -> None:
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0, -3.0])
+    expected = (logits / 0.8).softmax(-1)
+    draws = 4000
+    counts = torch.zeros(5)
+    for position in range(draws):
+        options = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        counts[sample_token(logits, seed=11, position=position, **options)] += 1  # type: ignore[arg-type]
+
+    chi_square = float(((counts - draws * expected) ** 2 / (draws * expected)).sum())
+    assert chi_square < 18.47  # 4 degrees of freedom, p = 0.001; the seed is fixed
+
+
+def test_temperature_zero_is_the_argmax() -> None:
+    options = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3, "position": 9}
+    assert sample_token(torch.tensor([0.0, 5.0, 4.9]), temperature=0.0, **options) == 1  # type: ignore[arg-type]
+
+
+def test_the_best_token_survives_every_filter() -> None:
+    kept = kept_tokens(torch.tensor([0.0, 9.0, 1.0]), top_k=1, top_p=0.01, min_p=1.0)
+    assert kept.tolist() == [False, True, False]

@@ -9,8 +9,9 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from control.accounts.models import Organization
+from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
-from control.batches.services import batch_assemble, batch_validate
+from control.batches.services import batch_validate
 from tests.control.factories import chat_row, make_base_model, make_key
 
 

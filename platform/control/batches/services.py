@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
-from control.batches.assemble import batch_assemble as batch_assemble  # part of this module's interface
 from control.batches.models import Batch
 from control.batches.rows import ENDPOINTS
 from control.batches.state import TERMINAL, Status, transition

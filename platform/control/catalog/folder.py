@@ -66,7 +66,7 @@ def inspect_folder(path: Path) -> ModelFolder:
         if (path / name).exists() and "auto_map" in _read_json(path / name):
             raise UnusableModel("model_code_forbidden", f"{name} names code of its own (auto_map), which is never run")
     model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         message = f"model_type must be one of {sorted(MODEL_TYPES)}, got {model_type!r}"
         raise UnusableModel("model_type_unsupported", message)
     weights = sorted(path.glob("*.safetensors"))

@@ -10,9 +10,11 @@ from pytest_django import Settings
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.batches import assemble
+from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
 from control.batches.results import ResultsError
-from control.batches.services import batch_assemble, batch_cancel, batch_create, batch_validate
+from control.batches.services import batch_cancel, batch_create, batch_validate
 from control.files.models import File
 from control.files.services import file_delete
 from control.jobs.models import Job, JobShard
@@ -242,8 +244,6 @@ def test_of_two_who_assemble_one_wins_and_its_bytes_stay(
     batch = make_batch()
     batch_validate(batch=batch)
     batch_cancel(batch=batch)
-    from control.batches import assemble
-
     publish = assemble._publish
 
     def overtaken(*args: Any, **values: Any) -> None:

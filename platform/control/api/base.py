@@ -1,3 +1,0 @@
-"""The former place of `OrganizationView`."""
-
-from control.api.auth import OrganizationView as OrganizationView

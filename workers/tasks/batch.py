@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.db.models.functions import Now
+from django.utils import timezone
 
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
@@ -46,8 +46,6 @@ class BatchHandler:
     def _answer_open_shards(self, attempt: Attempt, batch: Batch) -> None:
         rows_path = stage_file(attempt.job.params["rows_key"], attempt.folder / "rows.jsonl")
         while shards := next_hand(list(shards_open(attempt.job.pk))):
-            if _is_late(batch):
-                raise AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
             spec = _spec(attempt, batch, rows_path, shards)
             try:
                 run_child(
@@ -56,6 +54,7 @@ class BatchHandler:
                     on_result=lambda event: commit_shard_file(attempt, event),
                     rows_done_before=num_rows_committed(attempt.job.pk),
                     rows_total=batch.total,
+                    seconds_left=_seconds_left(batch),
                 )
             except ChildCrashed as crash:
                 if crash.got_going:
@@ -118,8 +117,8 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
     )
 
 
-def _is_late(batch: Batch) -> bool:
-    return Batch.objects.filter(pk=batch.pk, expires_at__lt=Now()).exists()
+def _seconds_left(batch: Batch) -> float | None:
+    return None if batch.expires_at is None else (batch.expires_at - timezone.now()).total_seconds()
 
 
 def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:

@@ -16,7 +16,6 @@ from control.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
-TAIL_BYTES = 2000
 # No password, key or token of ours may reach a process that runs a customer's model.
 _ENVIRONMENT = (
     *(
@@ -46,7 +45,6 @@ class ChildProcess:
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path = log_path
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "workers.tasks.bound", str(os.getpid()), *_command(), str(spec_path)],
@@ -61,7 +59,7 @@ class ChildProcess:
         assert self._process.stderr is not None
         self._threads = (
             threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._keep_log, args=(self._process.stderr,), daemon=True),
+            threading.Thread(target=self._keep_log, args=(self._process.stderr, log_path), daemon=True),
         )
         for thread in self._threads:
             thread.start()
@@ -89,13 +87,6 @@ class ChildProcess:
         for thread in self._threads:
             thread.join(timeout=5)
 
-    def log_tail(self) -> str:
-        """The last words on standard error, for the operator who reads the error."""
-        with self._log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - TAIL_BYTES))
-            return log.read().decode(errors="replace").strip()
-
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # the group is empty
             os.killpg(self._process.pid, number)
@@ -111,9 +102,9 @@ class ChildProcess:
                     )
         self._events.put(None)
 
-    def _keep_log(self, stream: IO[bytes]) -> None:
+    def _keep_log(self, stream: IO[bytes], log_path: Path) -> None:
         written = 0
-        with stream, self._log_path.open("ab") as log:
+        with stream, log_path.open("ab") as log:
             while chunk := os.read(stream.fileno(), 65536):
                 log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
                 log.flush()

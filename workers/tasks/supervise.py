@@ -26,6 +26,7 @@ def run_child(
     on_result: Callable[[ShardDone | Checkpoint], None],
     rows_done_before: int = 0,
     rows_total: int | None = None,
+    seconds_left: float | None = None,
 ) -> Finished:
     """Returns the child's last event.
 
@@ -33,12 +34,13 @@ def run_child(
         on_result: commits a shard or a checkpoint.
         rows_done_before: added to the child's progress, since it knows only of the rows it was given.
         rows_total: replaces the child's total.
+        seconds_left: until the job expires; None: it never does.
 
     Raises: Cancelled, Draining, LeaseLost, AttemptFailed, ChildCrashed. The child is dead by then.
     """
     child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path)
     try:
-        return _Watch(attempt, child, on_result, rows_done_before, rows_total).until_finished()
+        return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
     except (Cancelled, Draining):
         child.stop(CANCEL_GRACE_SECONDS)
         raise
@@ -54,6 +56,7 @@ class _Watch:
         on_result: Callable[[ShardDone | Checkpoint], None],
         rows_done_before: int,
         rows_total: int | None,
+        seconds_left: float | None,
     ) -> None:
         self._attempt = attempt
         self._child = child
@@ -61,6 +64,7 @@ class _Watch:
         self._rows_done_before = rows_done_before
         self._rows_total = rows_total
         self._heard_at = time.monotonic()
+        self._expires_at = None if seconds_left is None else self._heard_at + seconds_left
         self._got_going = False
         self._drain_until: float | None = None
         self._progress: Progress | None = None
@@ -114,6 +118,8 @@ class _Watch:
             self._drain_until = self._drain_until or now + get_job_config().drain_seconds
             if now >= self._drain_until:
                 raise Draining
+        if self._expires_at is not None and now >= self._expires_at:
+            raise AttemptFailed(FailureClass.EXPIRED, "expired", "The time for this job has ended.")
         silent_seconds = now - self._heard_at
         if silent_seconds > get_job_config().stall_seconds:
             message = f"the worker process said nothing for {silent_seconds:.0f} s"

@@ -2,12 +2,15 @@
 
 import json
 import signal
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from control.batches.models import Batch
 from control.batches.services import batch_cancel
 from control.jobs.models import Job, JobEvent
+from tests.control.factories import make_file
 from tests.workers.tasks.fake_child import answer_line
 from tests.workers.tasks.live import LiveStack, children_of, kill_9, read_object
 
@@ -129,6 +132,34 @@ def test_a_cancelled_batch_keeps_its_partial_results(stack: LiveStack) -> None:
     assert output_of(batch) == expected_output(job.pk, contents[: batch.completed])
     assert errors_of(batch) == [(f"row-{number}", "batch_cancelled") for number in range(batch.completed, 40)]
     assert children_of(stack.data_dir) == []
+
+
+def test_an_expired_batch_delivers_what_is_finished(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(40)]
+    batch = stack.make_batch(contents)
+    Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(seconds=5))
+    stack.start_worker(child="--row-seconds 0.2")
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert job.error is not None
+    assert (job.status, job.error["class"], batch.status) == (Job.Status.FAILED, "expired", Batch.Status.EXPIRED)
+    assert output_of(batch) == expected_output(job.pk, contents[: batch.completed])
+    assert errors_of(batch) == [(f"row-{number}", "batch_expired") for number in range(batch.completed, 40)]
+
+
+def test_bad_lines_end_the_batch_before_any_child_starts(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt", ""])
+    file = make_file(stack.organization, "{oops\n")
+    Batch.objects.filter(pk=batch.pk).update(input_file=file)
+    stack.start_worker(child="--die-at-once")
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert job.error is not None
+    assert (job.error["class"], job.error["code"], job.attempt) == ("invalid_input", "invalid_batch_input", 1)
+    assert batch.errors is not None
+    assert [(error["line"], error["code"]) for error in batch.errors] == [(1, "invalid_json_line")]
 
 
 def test_a_busy_worker_ends_a_cancelled_job_that_never_began(stack: LiveStack) -> None:

@@ -1,0 +1,46 @@
+"""A whole pipeline through a real worker, and training that goes on where it was killed."""
+
+import json
+
+from control.deployments.models import Deployment
+from control.jobs.models import Job
+from control.pipelines.models import Pipeline
+from control.pipelines.selectors import pipeline_fresh
+from tests.control.pipelines.helpers import make_pipeline
+from tests.workers.tasks.live import LiveStack, kill_9, read_object
+
+
+def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeline:
+    stack.wait_until(lambda: pipeline_fresh(pipeline).status == status, 40)
+    return pipeline_fresh(pipeline)
+
+
+def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
+    stack.start_worker()
+
+    pipeline = wait_for_status(stack, pipeline, "deploying")
+
+    assert pipeline.speculator is not None
+    assert pipeline.speculator.report["prompts_held_out"] == 2
+    assert read_object(pipeline.speculator.plot_key) == b"\x89PNG"
+    assert pipeline.training_job is not None
+    assert pipeline.training_job.metrics == {"loss": 0.25}
+    Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)
+    wait_for_status(stack, pipeline, "live")
+
+
+def test_training_goes_on_at_the_last_checkpoint_after_a_kill(stack: LiveStack) -> None:
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model, deploy=False)
+    worker = stack.start_worker(child="--row-seconds 0.3")
+    stack.wait_until(lambda: Job.objects.filter(kind="training").exclude(checkpoint_key="").exists(), 40)
+    kill_9(worker)
+    stack.start_worker()
+
+    pipeline = wait_for_status(stack, pipeline, "succeeded")
+
+    assert pipeline.speculator is not None
+    assert pipeline.training_job is not None
+    config = json.loads(read_object(f"{pipeline.speculator.storage_prefix}/config.json"))
+    assert config["first_step"] == pipeline.training_job.result["resumed_from"] >= 1
+    assert pipeline.training_job.attempt == 2

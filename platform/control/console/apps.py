@@ -5,3 +5,9 @@ class ConsoleConfig(AppConfig):
     name = "control.console"
     label = "console"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django.contrib import admin  # the site is unfold's once unfold is ready, which comes before
+
+        admin.site.index_template = "console/index.html"
+        admin.site.index_title = "Overview"

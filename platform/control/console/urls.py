@@ -1,3 +1,8 @@
-from django.urls import URLPattern
+from django.contrib import admin
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from control.console.views import speculator_plot
+
+urlpatterns = [
+    path("speculators/<str:speculator_id>/plot", admin.site.admin_view(speculator_plot), name="speculator-plot"),
+]

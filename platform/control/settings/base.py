@@ -2,6 +2,7 @@
 
 import structlog
 
+from control.console.theme import UNFOLD as UNFOLD
 from control.settings.config import Config, database_settings
 
 SLIPSTREAM = Config()

@@ -1,0 +1,99 @@
+"""Organizations, users, members and API keys."""
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
+from django.db.models import Model
+from django.http import HttpRequest
+from django.utils.html import format_html
+from unfold.admin import ModelAdmin
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from control.accounts.models import ApiKey, Member, Organization, User
+from control.accounts.services import api_key_create, api_key_revoke, member_add, organization_create
+from control.console.base import RowsAdmin, service_action
+
+admin.site.unregister(Group)  # rights here are a user's own
+
+
+class CreatableAdmin(RowsAdmin):
+    """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")  # type: ignore[union-attr]
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Model:
+        raise NotImplementedError
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Django's form has built `obj`, unsaved; it becomes the row that the service made."""
+        created = self.create(request, form.cleaned_data)
+        obj.__dict__.update(created.__dict__)
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Nothing: the service has written all there is."""
+
+
+@admin.register(Organization)
+class OrganizationAdmin(CreatableAdmin):
+    list_display = ["name", "id", "created_at"]
+    search_fields = ["name", "id"]
+    fields = ["name"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return ["name"] if obj is None else ["name", "id", "created_at"]
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
+        return organization_create(name=values["name"])
+
+
+@admin.register(Member)
+class MemberAdmin(CreatableAdmin):
+    list_display = ["user", "organization", "role"]
+    list_filter = ["organization", "role"]
+    fields = ["organization", "user", "role"]
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Member:
+        return member_add(**values)
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(CreatableAdmin):
+    list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
+    list_filter = ["organization"]
+    search_fields = ["name", "id"]
+    actions_detail = ["revoke"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        asked = ["organization", "name", "expires_at"]
+        return asked if obj is None else [*asked, "key", "created_at", "last_used_at", "revoked_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    @admin.display(description="key")
+    def key(self, row: ApiKey) -> str:
+        return f"sk_live_{row.pk}…{row.last4}"
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> ApiKey:
+        key, token = api_key_create(**values)
+        shown_once = format_html('The key, shown this once: <strong class="console-secret">{}</strong>', token)
+        messages.warning(request, shown_once)
+        return key
+
+    @service_action("Revoke", "Requests with this key are refused from now on, for good.", icon="block", danger=True)
+    def revoke(self, row: ApiKey) -> str:
+        api_key_revoke(key=row)
+        return f"{row.name} is revoked."
+
+
+@admin.register(User)
+class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]
+    """Django's own forms: people are no business of a service of ours."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    list_display = ["username", "email", "is_staff", "is_superuser", "last_login"]

@@ -1,0 +1,79 @@
+"""What every page of the console shares: it shows rows, and changes them through services only."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from unfold.admin import ModelAdmin
+from unfold.dataclasses import ActionDialog
+from unfold.decorators import action
+from unfold.enums import ActionVariant
+from unfold.forms import BaseDialogForm
+
+from control.api.errors import ApiError
+
+
+class RowsAdmin(ModelAdmin):
+    """Rows that belong to services: nobody edits, adds or deletes them here. Actions need the change permission."""
+
+    list_per_page = 50
+    show_full_result_count = False
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_operate_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")  # type: ignore[union-attr]
+
+
+def service_action(
+    title: str, description: str, *, icon: str, danger: bool = False
+) -> Callable[[Callable[[Any, Any], str]], Any]:
+    """A button on a row's page: asks in a dialog, posts, calls the service, says what came of it.
+
+    The decorated method takes the row, calls a service and returns the message to show. The dialog is what makes it a
+    POST with a token: a mere link could be planted on another page.
+    """
+
+    def decorate(method: Callable[[Any, Any], str]) -> Any:
+        @action(
+            description=title,
+            icon=icon,
+            permissions=["operate"],
+            variant=ActionVariant.DANGER if danger else ActionVariant.PRIMARY,
+            dialog=ActionDialog(
+                title=f"{title}?", description=description, form_class=BaseDialogForm, form_submit_text=title
+            ),
+        )
+        @wraps(method)
+        def run(admin: ModelAdmin, request: HttpRequest, form: BaseDialogForm, object_id: str) -> HttpResponse:
+            row = admin.model.objects.get(pk=object_id)
+            try:
+                messages.success(request, method(admin, row))
+            except ApiError as error:
+                messages.error(request, error.message)
+            return _back(request)
+
+        return run
+
+    return decorate
+
+
+def _back(request: HttpRequest) -> HttpResponse:
+    """To the row's page: unfold's dialogs post by htmx, which needs a header to leave the dialog."""
+    target = request.path.rstrip("/").rsplit("/", 1)[0]
+    if request.headers.get("HX-Request"):
+        response = HttpResponse(status=204)
+        response["HX-Redirect"] = request.headers.get("HX-Current-URL", target)
+        return response
+    return redirect(request.headers.get("Referer", target))

@@ -1,0 +1,77 @@
+"""Pieces of pages. What changes by itself is marked `data-live`, which `live.js` refreshes every two seconds."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.db.models import Model
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+_TONES = {
+    "success": ("succeeded", "completed", "ready", "live"),
+    "info": (
+        *("running", "in_progress", "finalizing", "validating", "provisioning", "training"),
+        *("distilling", "evaluating", "gating", "deploying"),
+    ),
+    "danger": ("failed", "expired"),
+    "warning": ("degraded", "cancelling", "stopping", "rejected"),
+}
+TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status in statuses}
+
+
+def badge(row: Model, status: str, *, active: bool) -> SafeString:
+    """`active`: it will change by itself, so the page goes on asking."""
+    return format_html(
+        '<span data-live="{}-status" data-live-active="{}" class="console-badge console-{}">{}</span>',
+        row.pk,
+        "yes" if active else "no",
+        TONE_OF_STATUS.get(status, "default"),
+        status.replace("_", " "),
+    )
+
+
+def progress_bar(row: Model, done: int, total: int, unit: str) -> SafeString:
+    percent = min(100.0, 100.0 * done / total) if total else 0.0
+    return render_to_string(
+        "console/progress.html", {"pk": row.pk, "done": done, "total": total, "unit": unit, "percent": percent}
+    )
+
+
+def table(row: Model, name: str, header: Iterable[str], lines: Iterable[Iterable[object]]) -> SafeString:
+    return render_to_string(
+        "console/table.html", {"pk": row.pk, "name": name, "header": list(header), "lines": [list(x) for x in lines]}
+    )
+
+
+def pairs(row: Model, name: str, values: Mapping[str, Any]) -> SafeString:
+    """A flat mapping as a table of two columns; what is nested stays JSON-like text."""
+    if not values:
+        return format_html('<span data-live="{}-{}">–</span>', row.pk, name)
+    return table(row, name, [], [(key.replace("_", " "), number(value)) for key, value in values.items()])
+
+
+def number(value: object) -> str:
+    """Four significant digits are what a report's reader needs."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(number(item) for item in value) if isinstance(value, list) else str(value)
+
+
+def link(row: Model | None) -> SafeString | str:
+    """To another row's page."""
+    if row is None:
+        return "–"
+    url = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    return format_html('<a class="console-link" href="{}">{}</a>', url, str(row))
+
+
+def error_text(error: Mapping[str, Any] | None) -> SafeString | str:
+    if not error:
+        return "–"
+    return format_html("<strong>{}</strong> {}", error.get("code", ""), error.get("message", ""))

@@ -1,0 +1,142 @@
+"""Base models, speculators with their reports, and deployments."""
+
+from pathlib import Path
+from typing import Any
+
+from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from control.catalog.models import BaseModel, Speculator
+from control.console.base import RowsAdmin, service_action
+from control.console.rendering import badge, error_text, link, number, pairs, table
+from control.deployments.launcher import log_path
+from control.deployments.models import Deployment
+from control.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.settings.config import get_config
+
+LOG_TAIL_BYTES = 8192
+MOVING = (
+    Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
+)  # fmt: skip
+
+
+@admin.register(BaseModel)
+class BaseModelAdmin(RowsAdmin):
+    list_display = ["name", "id", "organization", "model_type", "created_at"]
+    search_fields = ["name", "id"]
+    fields = ["id", "name", "organization", "model_type", "path", "revision", "created_at"]
+
+
+@admin.register(Speculator)
+class SpeculatorAdmin(RowsAdmin):
+    list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
+    list_filter = ["status", "kind", "organization"]
+    search_fields = ["name", "id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model"]
+    fields = [
+        "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
+        "training_result", "target_revision", "created_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: Speculator) -> SafeString:
+        return badge(row, row.status, active=row.status == Speculator.Status.TRAINING)
+
+    @admin.display(description="acceptance length")
+    def acceptance(self, row: Speculator) -> str:
+        return number(row.report.get("acceptance_length"))
+
+    @admin.display
+    def speedup(self, row: Speculator) -> str:
+        return number(row.report.get("speedup"))
+
+    @admin.display(description="report")
+    def summary(self, row: Speculator) -> SafeString:
+        flat = {key: value for key, value in row.report.items() if not _is_nested(value)}
+        return pairs(row, "report", flat)
+
+    @admin.display(description="by concurrency")
+    def by_concurrency(self, row: Speculator) -> SafeString:
+        entries = row.report.get("concurrencies") or []
+        columns = list(entries[0]) if entries else []
+        lines = [[number(entry.get(column)) for column in columns] for entry in entries]
+        return table(row, "concurrencies", [column.replace("_", " ") for column in columns], lines)
+
+    @admin.display
+    def plot(self, row: Speculator) -> SafeString | str:
+        if not row.plot_key:
+            return "–"
+        url = reverse("speculator-plot", args=[row.pk])
+        return format_html('<img class="console-plot" src="{}" alt="Acceptance and speed of {}">', url, row)
+
+    @admin.display(description="training")
+    def training_result(self, row: Speculator) -> SafeString:
+        return pairs(row, "training", {key: value for key, value in row.training.items() if not _is_nested(value)})
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(RowsAdmin):
+    list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]
+    list_filter = ["state", "organization"]
+    search_fields = ["name", "id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model", "speculator"]
+    actions_detail = ["start", "stop", "delete"]
+    fields = [
+        "id", "name", "organization", "model", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
+        "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at", "deleted_at", "log",
+    ]  # fmt: skip
+
+    @admin.display(description="state", ordering="state")
+    def condition(self, row: Deployment) -> SafeString:
+        return badge(row, row.state, active=row.state in MOVING)
+
+    @admin.display
+    def model(self, row: Deployment) -> SafeString | str:
+        return link(row.base_model)
+
+    @admin.display(description="speculator")
+    def the_speculator(self, row: Deployment) -> SafeString | str:
+        return link(row.speculator)
+
+    @admin.display(description="error")
+    def failure(self, row: Deployment) -> SafeString | str:
+        return error_text(row.error)
+
+    @admin.display(description="crashes within 10 minutes")
+    def num_crashes(self, row: Deployment) -> int:
+        return len(row.crashes)
+
+    @admin.display(description="log, its end")
+    def log(self, row: Deployment) -> SafeString:
+        text = _tail(log_path(get_config(), row.pk))
+        return format_html('<pre class="console-log" data-live="{}-log">{}</pre>', row.pk, text)
+
+    @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow")
+    def start(self, row: Deployment) -> str:
+        return f"{row.name} is {deployment_start(deployment=row).state}."
+
+    @service_action("Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True)
+    def stop(self, row: Deployment) -> str:
+        return f"{row.name} is {deployment_stop(deployment=row).state}."
+
+    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True)
+    def delete(self, row: Deployment) -> str:
+        return f"{deployment_delete(deployment=row).name} is deleted."
+
+
+def _tail(path: Path) -> str:
+    """Of a log on this machine; in a production of several machines the endpoint's own has it."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return "–"

@@ -1,0 +1,114 @@
+"""The demo's parts that need no model: its prompts, what it shows, and how it explains a start that failed."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from examples.progress import Bars, Lines, describe, make_view
+from examples.prompts import PromptSets, prompt_sets, write_rows
+from examples.report import report_table, summary
+from examples.stack import Stack, StackError
+from slipstream.types import Pipeline, Stage
+from tests.sdk.api import pipeline_json, stage_json
+
+REPORT = {
+    "prompts_held_out": 32,
+    "outputs_equal": 32,
+    "acceptance_length": 2.125,
+    "acceptance_rate_per_position": [0.7, 0.4],
+    "tokens_per_second_plain": 40.0,
+    "tokens_per_second_speculative": 60.0,
+    "speedup": 1.5,
+    "model": "tiny",
+    "drafter": "medusa",
+    "device": "cpu",
+    "dtype": "bfloat16",
+    "concurrencies": [
+        {"concurrency": 4, "tokens_per_second_plain": 90.0, "tokens_per_second_speculative": 99.0, "speedup": 1.1}
+    ],
+}
+
+
+def test_held_out_questions_are_new_and_stay_the_same() -> None:
+    few, many = prompt_sets(10, 8), prompt_sets(40, 8)
+
+    assert few.held_out == many.held_out
+    assert few.distill == many.distill[:10]
+    assert len({*many.held_out, *many.distill}) == 48
+
+
+def test_sets_that_share_a_question_are_refused() -> None:
+    with pytest.raises(ValueError, match="got 1 of the other set"):
+        PromptSets(distill=["a", "b"], held_out=["b"])
+
+
+def test_rows_are_openais(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+
+    write_rows(path, ["Why?"], prefix="held_out", model="tiny", max_tokens=9)
+
+    (row,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (row["custom_id"], row["method"], row["url"]) == ("held_out-0000", "POST", "/v1/chat/completions")
+    assert row["body"]["messages"][1] == {"role": "user", "content": "Question: Why?"}
+    assert (row["body"]["model"], row["body"]["max_tokens"], row["body"]["temperature"]) == ("tiny", 9, 0)
+
+
+def test_a_stage_is_told_in_a_line() -> None:
+    progress = {"done": 3, "total": 8, "unit": "steps"}
+    stage = stage_json("train", "running", progress=progress, metrics={"loss": 1.234, "acceptance_length": 2.0})
+
+    assert describe(Stage.from_json(stage)) == "    train: running 3/8 steps (loss 1.23, acceptance length 2.00)"
+
+
+def test_without_a_terminal_a_line_comes_when_a_stage_changes() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100)
+    view = make_view(console)
+    assert isinstance(view, Lines)
+    stages = [stage_json("distil", "running"), stage_json("train")]
+
+    with view:
+        view.show(Pipeline.from_json(pipeline_json(stages=stages)))
+        view.show(Pipeline.from_json(pipeline_json(stages=stages)))
+        view.show(Pipeline.from_json(pipeline_json(stages=[stage_json("distil", "succeeded"), stages[1]])))
+
+    assert output.getvalue().splitlines() == ["    distil: running", "    distil: succeeded"]
+
+
+def test_on_a_terminal_there_is_a_bar_a_stage() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100, force_terminal=True)
+    view = make_view(console)
+    assert isinstance(view, Bars)
+
+    with view:
+        view.show(Pipeline.from_json(pipeline_json()))
+
+    shown = output.getvalue()
+    assert all(name in shown for name in ("distil", "train", "evaluate", "gate", "deploy"))
+
+
+def test_the_report_is_shown_and_summed_up() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120)
+
+    console.print(report_table(REPORT))
+
+    shown = output.getvalue()
+    assert "1.10x" in shown
+    assert "2.12" in shown
+    assert summary(REPORT)["speedup"] == 1.5
+    assert "concurrencies" not in summary(REPORT)
+
+
+def test_a_stack_that_does_not_come_up_says_why(tmp_path: Path) -> None:
+    """A real `manage.py up`, with a model that is not there."""
+    stack = Stack(tmp_path / "data", models={"tiny": tmp_path / "nowhere"})
+
+    with stack, pytest.raises(StackError, match="ended with code 1") as caught:
+        stack.wait_until_ready()
+
+    assert "--model tiny=" in str(caught.value)

@@ -56,7 +56,8 @@ def test_options_reach_the_sampling_parameters(tokenizer: Tokenizer) -> None:
     assert parsed.sampling.temperature == 0.5
     assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (0.9, 40, 0.1)
     assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # the newer name wins
-    assert (parsed.sampling.stop_token_ids, parsed.sampling.ignore_eos) == ({5}, True)
+    assert parsed.sampling.stop_token_ids == frozenset({5})
+    assert parsed.sampling.ignore_eos
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 

@@ -125,7 +125,7 @@ def test_choices_come_in_order_of_index(live: Live) -> None:
 def test_a_stop_string_ends_the_answer_and_the_engines_work(tokenizer: Tokenizer, stream: bool) -> None:
     engine = FakeEngine(lambda _: tokenizer.encode("Grüße, 漢!"), endless=True)
     with serve(engine, tokenizer) as live:
-        options = {"stream_options": {"include_usage": True}} if stream else {}
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
         response = live.chat(stop=["ße"], stream=stream, **options)
 
     if stream:
@@ -166,7 +166,7 @@ def test_another_model_is_not_found_by_its_code(live: Live) -> None:
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "secret-of-the-test", "Bearer é"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions", "/nowhere"])
 def test_without_the_token_nothing_but_health_answers(live: Live, path: str, header: str | None) -> None:
-    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    headers = {} if header is None else {b"authorization": header.encode("latin-1")}
 
     response = httpx2.get(live.url + path, headers=headers)
 

@@ -8,7 +8,7 @@ import pytest
 from engine.fields import InvalidRequest
 from engine.request import FinishReason, Request, SamplingParams
 from engine.server.errors import EngineBroken, GenerationFailed
-from engine.server.worker import EngineWorker, Report
+from engine.server.worker import Engine, EngineWorker, Report
 from tests.engine.server.fake_engine import FakeEngine
 
 POISON = 66
@@ -21,21 +21,20 @@ def make_request(request_id: str, *prompt: int) -> Request:
 class Reader:
     """Collects reports until every request it waits for has ended."""
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine) -> None:
         self.worker = EngineWorker(engine, deliver=self._deliver)
         self._news: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.tokens: dict[str, list[int]] = {}
         self.logprob_tokens: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason | Exception] = {}
+        self.worker.start()
 
     def wait_for(self, *request_ids: str) -> None:
         while not set(request_ids) <= self.ends.keys():
             self._take()
 
-    def wait_for_token(self, request_id: str) -> None:
-        while not self.tokens.get(request_id):
-            self._take()
+    def close(self) -> None:
+        self.worker.stop(10)
 
     def _deliver(self, reports: list[Report]) -> None:
         for report in reports:
@@ -58,18 +57,17 @@ class Reader:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[FakeEngine], Reader]]:
-    readers: list[Reader] = []
+    started: list[tuple[FakeEngine, Reader]] = []
 
     def _start(engine: FakeEngine) -> Reader:
         reader = Reader(engine)
-        reader.worker.start()
-        readers.append(reader)
+        started.append((engine, reader))
         return reader
 
     yield _start
-    for reader in readers:
-        reader.engine.gate.set()
-        reader.worker.stop(10)
+    for engine, reader in started:
+        engine.gate.set()
+        reader.close()
 
 
 Start = Callable[[FakeEngine], Reader]
@@ -110,7 +108,8 @@ def test_a_cancelled_request_ends_and_frees_the_engine(start: Start) -> None:
 
 
 def test_cancelling_what_has_ended_changes_nothing(start: Start) -> None:
-    reader = start(FakeEngine())
+    engine = FakeEngine()
+    reader = start(engine)
     reader.worker.submit(make_request("a"))
     reader.wait_for("a")
 
@@ -118,23 +117,25 @@ def test_cancelling_what_has_ended_changes_nothing(start: Start) -> None:
     reader.worker.submit(make_request("b"))
     reader.wait_for("b")
 
-    assert reader.engine.cancelled == []
+    assert engine.cancelled == []
 
 
-def submit_together(reader: Reader, *requests: Request) -> None:
-    """All of them are in the engine before the second step begins."""
-    reader.engine.gate.clear()
+def start_with(start: Start, engine: FakeEngine, *requests: Request) -> Reader:
+    """All requests are in the engine before the second step begins."""
+    reader = start(engine)
+    engine.gate.clear()
     for request in requests:
         reader.worker.submit(request)
-    reader.engine.gate.set()
+    engine.gate.set()
+    return reader
 
 
 @pytest.mark.parametrize("poison_at", [0, 2, 4])
 def test_an_unlucky_request_fails_alone(start: Start, poison_at: int) -> None:
-    reader = start(FakeEngine(poison=POISON, poison_at=poison_at))
+    engine = FakeEngine(poison=POISON, poison_at=poison_at)
 
-    submit_together(
-        reader, make_request("a"), make_request("bad", POISON, 11, 12, 13, 14), make_request("c", 20, 21, 22)
+    reader = start_with(
+        start, engine, make_request("a"), make_request("bad", POISON, 11, 12, 13, 14), make_request("c", 20, 21, 22)
     )
     reader.wait_for("a", "bad", "c")
 
@@ -146,9 +147,10 @@ def test_an_unlucky_request_fails_alone(start: Start, poison_at: int) -> None:
 
 
 def test_what_was_delivered_before_a_broken_step_is_not_delivered_again(start: Start) -> None:
-    reader = start(FakeEngine(poison=POISON, poison_at=3, tokens_per_step=3))
+    engine = FakeEngine(poison=POISON, poison_at=3, tokens_per_step=3)
+    requests = make_request("a", *range(10, 30)), make_request("bad", POISON, *range(30, 50))
 
-    submit_together(reader, make_request("a", *range(10, 30)), make_request("bad", POISON, *range(30, 50)))
+    reader = start_with(start, engine, *requests)
     reader.wait_for("a", "bad")
 
     assert reader.tokens["a"] == [*range(10, 30), 2]
@@ -157,10 +159,10 @@ def test_what_was_delivered_before_a_broken_step_is_not_delivered_again(start: S
 
 
 def test_two_unlucky_requests_fail_both_and_no_other(start: Start) -> None:
-    reader = start(FakeEngine(poison=POISON))
     bad = [make_request(name, POISON, 11, 12, 13) for name in ("bad 1", "bad 2")]
+    requests = bad[0], make_request("a"), bad[1], make_request("b", 20, 21)
 
-    submit_together(reader, bad[0], make_request("a"), bad[1], make_request("b", 20, 21))
+    reader = start_with(start, FakeEngine(poison=POISON), *requests)
     reader.wait_for("a", "b", "bad 1", "bad 2")
 
     assert isinstance(reader.ends["bad 1"], GenerationFailed)
@@ -169,13 +171,14 @@ def test_two_unlucky_requests_fail_both_and_no_other(start: Start) -> None:
 
 
 def test_a_request_that_fails_alone_is_blamed_at_once(start: Start) -> None:
-    reader = start(FakeEngine(poison=POISON))
+    engine = FakeEngine(poison=POISON)
+    reader = start(engine)
 
     reader.worker.submit(make_request("bad", POISON, 11, 12, 13))
     reader.wait_for("bad")
 
     assert isinstance(reader.ends["bad"], GenerationFailed)
-    assert reader.engine.added == ["bad"]
+    assert engine.added == ["bad"]
 
 
 def test_after_a_broken_step_new_requests_are_answered(start: Start) -> None:

@@ -1,0 +1,69 @@
+"""The engine's thread over the real engine: answers that are computed again are the same, and nothing leaks."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.generate import generate
+from engine.kv_cache import KVCache
+from engine.load import load_engine
+from engine.loop import Engine
+from engine.model import Rows
+from engine.request import FinishReason, Request, SamplingParams
+from engine.server.errors import GenerationFailed
+from tests.engine.server.test_worker import Reader
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    model_dir = make_tiny_model(tmp_path / "model", "llama")
+    return load_engine(model_dir, drafter="ngram", config=EngineConfig(max_batch_size=4))
+
+
+def make_requests() -> list[Request]:
+    prompts = [(10, 11, 12) * 5, (20, 21) * 4, (30,) * 9]
+    common = SamplingParams(max_tokens=60, temperature=0.8, ignore_eos=True, num_logprobs=0)
+    return [Request(f"r{i}", prompt, replace(common, seed=i)) for i, prompt in enumerate(prompts)]
+
+
+def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
+    """A pass with this request in it raises, from the one on that comes `after` others."""
+    forward = engine.model.forward
+    num_passes = 0
+
+    def breaking_forward(rows: Rows, cache: KVCache) -> Tensor:
+        nonlocal num_passes
+        if request_id in engine._running:
+            num_passes += 1
+            if num_passes > after:
+                raise RuntimeError("a pass that breaks")
+        return forward(rows, cache)
+
+    monkeypatch.setattr(engine.model, "forward", breaking_forward)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_neighbours_of_an_unlucky_request_get_their_own_answers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    requests = make_requests()
+    expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
+    num_free = len(engine.cache._free_slots)
+    break_request(engine, monkeypatch, "bad", after=after)
+    bad = replace(requests[0], request_id="bad")
+
+    with closing(Reader(engine)) as reader:
+        for request in [*requests[:2], bad, requests[2]]:
+            reader.worker.submit(request)
+        reader.wait_for("bad", "r0", "r1", "r2")
+
+    assert isinstance(reader.ends["bad"], GenerationFailed)
+    for request in requests:
+        assert reader.ends[request.request_id] is FinishReason.LENGTH
+        assert tuple(reader.tokens[request.request_id]) == expected[request.request_id]
+    assert len(engine.cache._free_slots) == num_free

@@ -1,5 +1,6 @@
 """What routes build on: the base of rest_framework views, and the check for views outside of it."""
 
+from django.http import Http404
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -16,3 +17,5 @@ class OrganizationView(APIView):
         super().initial(request, *args, **kwargs)
         assert isinstance(request.auth, ApiKey)  # HasApiKey has refused everything else
         self.organization = request.auth.organization
+        if any("\0" in str(value) for value in (*kwargs.values(), *request.query_params.values())):
+            raise Http404  # names nothing; PostgreSQL would refuse even to look for it

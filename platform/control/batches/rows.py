@@ -157,7 +157,7 @@ def _check_content(message: dict[str, Any], param: str) -> None:
 
 def _show(value: object) -> str:
     text = ascii(value)  # escapes what a terminal, a log or a database would trip over
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _kind(value: object) -> str:

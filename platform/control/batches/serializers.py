@@ -85,6 +85,7 @@ class BatchInput(serializers.Serializer[dict[str, Any]]):
         if len(metadata) > MAX_METADATA_PAIRS:
             raise serializers.ValidationError(f"at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}")
         for key in metadata:
-            if not 1 <= len(key) <= MAX_METADATA_KEY or "\0" in key:
-                raise serializers.ValidationError(f"a key has 1 to {MAX_METADATA_KEY} characters, got {key[:80]!r}")
+            if not 1 <= len(key) <= MAX_METADATA_KEY or not key.isprintable():
+                message = f"a key has 1 to {MAX_METADATA_KEY} printable characters, got {key[:80]!a}"
+                raise serializers.ValidationError(message)
         return metadata

@@ -23,6 +23,11 @@ def test_an_unknown_route_is_404_in_openais_shape(client: Client, path: str) -> 
     assert error_of(answer)["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize("path", ["/v1/files/a%00", "/v1/models/%00", "/v1/files?after=%00"])
+def test_a_zero_byte_names_nothing(client: Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "/v1/files"), ("DELETE", "/v1/models"), ("POST", "/v1/files/file-1")]
 )

@@ -33,6 +33,13 @@ def test_openais_predibases_and_fireworks_rows_mean_the_same() -> None:
     assert len({json.dumps(json.loads(line), sort_keys=True) for line in lines}) == 1
 
 
+def test_a_long_value_is_shown_shortened_and_in_plain_ascii() -> None:
+    message = refuse({**chat_row(), "method": "é" * 1_000}).message
+
+    assert len(message) < 120
+    assert message.isascii()
+
+
 def test_a_number_becomes_a_string_and_says_so() -> None:
     row = parse({**chat_row(), "custom_id": 7})
 
@@ -135,8 +142,8 @@ def test_no_bytes_at_all_do_more_than_refuse(line: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=90),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=8,
 )
 FIELDS = st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "x"]), JSON)

@@ -91,7 +91,8 @@ class DeploymentAdmin(RowsAdmin):
     actions_detail = ["start", "stop", "delete"]
     fields = [
         "id", "name", "organization", "model", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
-        "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at", "deleted_at", "log",
+        "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at", "deleted_at",
+        "log",
     ]  # fmt: skip
 
     @admin.display(description="state", ordering="state")

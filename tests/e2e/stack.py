@@ -1,0 +1,102 @@
+"""A real `manage.py up` in a folder of its own, and the certainty that it leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    data_dir: Path
+    process: "subprocess.Popen[bytes]"
+    url: str  # ends in /v1
+    key: str
+
+    def processes(self, fragment: str = "") -> list[int]:
+        """Every process of this stack, by the data folder in its environment, whose command line has `fragment`."""
+        mark = f"SLIPSTREAM_DATA_DIR={self.data_dir}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                is_ours = mark in (folder / "environ").read_bytes().split(b"\0")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # ended meanwhile, or another user's
+            if is_ours and fragment in command:
+                found.append(int(folder.name))
+        return found
+
+    def endpoints(self) -> list[int]:
+        """The engines: they are not told where the data folder is, but who they are."""
+        return [pid for pid in _marked() if _command(pid).find("engine.server") >= 0 and self._is_mine(pid)]
+
+    def _is_mine(self, pid: int) -> bool:
+        folder = self.data_dir / "logs" / "deployments"
+        return any(f"SLIPSTREAM_DEPLOYMENT_ID={log.stem}".encode() in _environment(pid) for log in folder.glob("*.log"))
+
+    def stop(self) -> int:
+        """As Ctrl-C does. Returns: the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_SECONDS)
+
+
+def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "up.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "up", "--port", "0", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment, "SLIPSTREAM_DATA_DIR": str(data_dir)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    ready = data_dir / "ready.json"
+    wait_for(lambda: ready.exists() or process.poll() is not None, START_SECONDS, "the stack is not ready")
+    if process.poll() is not None:
+        pytest.fail((data_dir / "up.log").read_text()[-4000:])
+    values = json.loads(ready.read_text())
+    return Stack(data_dir, process, f"{values['url']}/v1", values["api_key"])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, complaint: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{complaint} within {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+def _marked() -> list[int]:
+    return [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if b"SLIPSTREAM_DEPLOYMENT_ID=" in b"".join(_environment(int(folder.name)))
+    ]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

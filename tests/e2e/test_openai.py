@@ -1,0 +1,141 @@
+"""The official `openai` package, unchanged, against the live API."""
+
+import io
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.stack import wait_for
+
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+def row(number: int, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"What is {number} + {number}?"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 12, "temperature": 0, **body}
+    return {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def upload(client: openai.OpenAI, lines: list[str]) -> str:
+    source = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
+    return client.files.create(file=("rows.jsonl", source), purpose="batch").id
+
+
+def run_batch(client: openai.OpenAI, lines: list[str]) -> Any:
+    batch = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ENDED, 90.0, "the batch has not ended")
+    return client.batches.retrieve(batch.id)
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert MODEL in [model.id for model in client.models.list()]
+    assert client.models.retrieve(MODEL).object == "model"
+
+
+def test_a_file_is_kept_byte_for_byte_until_it_is_deleted(client: openai.OpenAI) -> None:
+    content = ("é" * 1000 + "\n").encode()
+
+    file = client.files.create(file=("ü.jsonl", io.BytesIO(content)), purpose="batch")
+
+    assert (file.bytes, file.filename, file.status) == (len(content), "ü.jsonl", "processed")
+    assert client.files.content(file.id).read() == content
+    assert file.id in [other.id for other in client.files.list()]
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_a_batch_answers_every_row_once_and_in_order(client: openai.OpenAI) -> None:
+    batch = run_batch(client, [json.dumps(row(number)) for number in range(10)])
+
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (10, 10, 0)
+    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(10)]
+    assert all(answer["response"]["body"]["choices"][0]["finish_reason"] for answer in answers)
+    assert batch.error_file_id is None
+
+
+def test_rows_that_the_model_refuses_go_to_the_error_file(client: openai.OpenAI) -> None:
+    too_long = [{"role": "user", "content": "x" * 2000}]  # a token a byte, and the model takes 1024
+    lines = [json.dumps(row(0)), json.dumps(row(1, messages=too_long)), json.dumps(row(2))]
+
+    batch = run_batch(client, lines)
+
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+    (refused,) = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+    assert refused["custom_id"] == "row-1"
+    assert refused["response"]["status_code"] == 400
+
+
+def test_a_batch_with_bad_lines_fails_and_names_each(client: openai.OpenAI) -> None:
+    lines = [json.dumps(row(0)), "{not json", json.dumps(row(0)), json.dumps({**row(3), "url": "/v1/embeddings"})]
+
+    batch = run_batch(client, lines)
+
+    assert batch.status == "failed"
+    assert [(bad.line, bad.code) for bad in batch.errors.data] == [
+        (2, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+        (4, "url_mismatch"),
+    ]
+
+
+def test_chat_is_answered(client: openai.OpenAI, endpoint: str) -> None:
+    answer = client.chat.completions.create(
+        model=endpoint, messages=[{"role": "user", "content": "Hello"}], max_tokens=8, temperature=0
+    )
+
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage is not None
+    assert 1 <= answer.usage.completion_tokens <= 8
+    assert answer.model == endpoint
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI, endpoint: str) -> None:
+    request: dict[str, Any] = {
+        "model": endpoint,
+        "messages": [{"role": "user", "content": "Tell me more"}],
+        "max_tokens": 24,
+        "temperature": 0.8,
+        "seed": 7,
+    }
+    whole = client.chat.completions.create(**request)
+
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+
+
+def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
+    answer = client.completions.create(model=endpoint, prompt="Once", max_tokens=8, temperature=0)
+
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 8
+
+
+def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, endpoint: str) -> None:
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    stranger = client.with_options(api_key="sk_live_" + "0" * 44)
+
+    with pytest.raises(openai.AuthenticationError) as unknown_key:
+        stranger.models.list()
+    with pytest.raises(openai.AuthenticationError):
+        stranger.chat.completions.create(model=endpoint, messages=messages)
+    with pytest.raises(openai.NotFoundError) as unknown_model:
+        client.chat.completions.create(model="nobody", messages=messages)
+    with pytest.raises(openai.BadRequestError) as bad_parameter:
+        client.chat.completions.create(model=endpoint, messages=messages, temperature=9)
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve("batch_unknown")
+
+    assert unknown_key.value.code == "invalid_api_key"
+    assert unknown_model.value.code == "model_not_found"
+    assert bad_parameter.value.param == "temperature"

@@ -1,0 +1,104 @@
+"""`manage.py up` against what goes wrong: killed parts, a killed whole, a second start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import openai
+
+from tests.e2e.conftest import MODEL, SHORT_LEASES
+from tests.e2e.stack import ROOT, Stack, start_stack, wait_for
+from tests.e2e.test_openai import ENDED, row, upload
+
+
+def kill(stack: Stack, fragment: str) -> None:
+    """The process itself, not its keeper."""
+    (pid,) = [pid for pid in stack.processes(fragment) if not is_keeper(pid)]
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_keeper(pid: int) -> bool:
+    return b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def serves(stack: Stack) -> bool:
+    try:
+        return httpx2.get(stack.url.replace("/v1", "/health"), trust_env=False, timeout=2.0).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+def test_a_killed_server_comes_back(stack: Stack) -> None:
+    kill(stack, "uvicorn control.asgi")
+
+    wait_for(lambda: not serves(stack), 5.0, "the server has not ended")
+    wait_for(lambda: serves(stack), 30.0, "the server has not come back")
+
+
+def test_a_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: Stack, client: openai.OpenAI) -> None:
+    lines = [json.dumps(row(number, max_tokens=48)) for number in range(64)]
+    batch = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0, 60.0, "no shard is done")  # type: ignore[union-attr]
+
+    kill(stack, "celery -A workers.celery_app")
+
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ENDED, 120.0, "the batch has not ended")
+    ended = client.batches.retrieve(batch.id)
+    assert ended.status == "completed"
+    assert ended.output_file_id is not None
+    answers = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(64)]
+
+
+def test_an_endpoint_outlives_the_supervisor(stack: Stack, client: openai.OpenAI, endpoint: str) -> None:
+    engines = stack.endpoints()
+
+    kill(stack, "supervise_deployments")
+    answer = client.completions.create(model=endpoint, prompt="Still there?", max_tokens=4)
+    log = stack.data_dir / "logs" / "endpoints.log"
+    wait_for(lambda: "endpoint adopted" in log.read_text(), 30.0, "the next supervisor has not adopted the endpoint")
+
+    assert answer.usage is not None
+    assert stack.endpoints() == engines
+    assert client.completions.create(model=endpoint, prompt="And now?", max_tokens=4).usage is not None
+
+
+def test_a_second_stack_over_the_same_data_is_refused(stack: Stack) -> None:
+    second = subprocess.run(
+        [sys.executable, "manage.py", "up", "--port", "0"],
+        cwd=ROOT,
+        env={**os.environ, "SLIPSTREAM_DATA_DIR": str(stack.data_dir)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert second.returncode == 1
+    assert f"another `up` (pid {stack.process.pid}) serves the data folder" in second.stderr
+
+
+def test_a_killed_stack_leaves_no_process_and_starts_again(tmp_path: Path, model_dir: Path) -> None:
+    """`kill -9` of `up` itself, with an endpoint running; then the same data folder again."""
+    arguments = ("--model", f"{MODEL}={model_dir}")
+    stack = start_stack(tmp_path / "data", *arguments, **SHORT_LEASES)
+    with openai.OpenAI(base_url=stack.url, api_key=stack.key) as client:
+        client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
+    wait_for(lambda: bool(stack.endpoints()), 30.0, "no endpoint was started")
+
+    stack.process.kill()
+    stack.process.wait(10)
+
+    wait_for(lambda: not stack.processes() and not stack.endpoints(), 10.0, "processes are left")
+    again = start_stack(tmp_path / "data", *arguments, **SHORT_LEASES)
+    assert again.key == stack.key
+    assert serves(again)
+    assert again.stop() == 0
+    assert again.processes() == []
+    assert again.endpoints() == []

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MAX_DRAFT_NODES = 24
 _PREFILL_ROWS_PER_STEP = 512
 
-_Work = tuple[Sequence, Draft, tuple[int, ...]]  # a draft and the slots of its nodes
+_Work = tuple[Sequence, Draft]
 
 
 class Engine:
@@ -45,6 +45,7 @@ class Engine:
         if config.draft_budget is not None:
             self._max_nodes = min(self._max_nodes, config.draft_budget) if drafter.max_depth else 0
         self.cache = self._make_cache()
+        self.max_seq_len = min(self.max_seq_len, self._num_slots - self._max_nodes)
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Sequence] = {}
@@ -70,10 +71,9 @@ class Engine:
             raise ValueError("prompt_token_ids must not be empty")
         if not all(0 <= token < self.model.config.vocab_size for token in prompt):
             raise ValueError(f"prompt_token_ids must be in 0..{self.model.config.vocab_size - 1}")
-        if length > self.max_seq_len or length + self._max_nodes > self._num_slots:
-            limit = min(self.max_seq_len, self._num_slots - self._max_nodes)
+        if length > self.max_seq_len:
             answer = request.sampling.max_tokens
-            raise RequestTooLong(f"prompt and answer may have {limit} tokens, got {len(prompt)} + {answer}")
+            raise RequestTooLong(f"prompt and answer may have {self.max_seq_len} tokens, got {len(prompt)} + {answer}")
         if request.request_id in self._running or any(r.request_id == request.request_id for r in self._waiting):
             raise ValueError(f"request_id {request.request_id!r} is in use")
         self._waiting.append(request)
@@ -93,6 +93,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
+        """Raises: what the model or a kernel raises; whoever runs then has to be cancelled before the next step."""
         outputs, self._cancelled = self._cancelled, []
         self._admit()
         if not self._running:
@@ -112,8 +113,8 @@ class Engine:
         logits = self.model.logits(hidden)
         scored = time.perf_counter()
         read = [sequence for sequence in prefilling if sequence.num_computed == len(sequence.tokens)]
-        work: list[_Work] = [(sequence, EMPTY_DRAFT, ()) for sequence in read]
-        work += zip(decoding, drafts, builder.draft_slots, strict=True)
+        work: list[_Work] = [(sequence, EMPTY_DRAFT) for sequence in read]
+        work += zip(decoding, drafts, strict=True)
         outputs += self._commit(work, hidden, logits)
         ended = time.perf_counter()
         self.phase_seconds["host"] += scheduled - started
@@ -204,11 +205,11 @@ class Engine:
         """`hidden` and `logits` hold the rows of `work` in its order."""
         outputs = []
         first = 0
-        for sequence, draft, node_slots in work:
+        for sequence, draft in work:
             rows = logits[first : first + 1 + len(draft)]
             verdict = verify(rows, draft, sequence.request.sampling, len(sequence.tokens))
             last_row = first + (verdict.path[-1] + 1 if verdict.path else 0)
-            committed = self._keep(sequence, verdict, node_slots, rows)
+            committed = self._keep(sequence, verdict, rows)
             if len(sequence.tokens) - len(committed.token_ids) > len(sequence.request.prompt_token_ids):
                 sequence.stats.record(drafted=len(draft), accepted=len(committed.token_ids) - 1)
                 self._budget.record(draft, verdict.path)
@@ -224,11 +225,12 @@ class Engine:
                 self._end(sequence)
         return outputs
 
-    def _keep(self, sequence: Sequence, verdict: Verdict, node_slots: tuple[int, ...], rows: Tensor) -> Committed:
+    def _keep(self, sequence: Sequence, verdict: Verdict, rows: Tensor) -> Committed:
         """Appends what was verified, up to the answer's end, and moves kept nodes' slots into the table."""
         tokens, finish_reason = self._until_end(sequence, verdict.tokens)
-        kept = [node_slots[node] for node in verdict.path[: len(tokens) - 1]]
-        self.cache.free([slot for slot in node_slots if slot not in kept])
+        kept = [sequence.draft_slots[node] for node in verdict.path[: len(tokens) - 1]]
+        self.cache.free([slot for slot in sequence.draft_slots if slot not in kept])
+        sequence.draft_slots = []
         self.cache.append(sequence.table_row, len(sequence.slots), kept)
         sequence.slots += kept
         sequence.tokens += tokens
@@ -255,5 +257,5 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         del self._running[sequence.request.request_id]
-        self.cache.release(sequence.table_row, sequence.num_reserved, sequence.slots)
+        self.cache.release(sequence.table_row, sequence.num_reserved, sequence.slots + sequence.draft_slots)
         self.drafter.forget(sequence.request.request_id)

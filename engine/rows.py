@@ -20,7 +20,6 @@ class RowBuilder:
         self._prefix_lens: list[int] = []
         self._paths: list[tuple[int, ...]] = []
         self._wanted: list[int] = []  # rows whose logits choose a token
-        self.draft_slots: list[tuple[int, ...]] = []  # per draft added, the slots of its nodes
 
     @property
     def num_rows(self) -> int:
@@ -51,7 +50,7 @@ class RowBuilder:
         self._grow(sequence, 1)
         self._wanted += range(self.num_rows, self.num_rows + 1 + len(draft))
         self._add_committed(sequence, position)
-        slots = tuple(self._cache.allocate(len(draft)))
+        slots = sequence.draft_slots = self._cache.allocate(len(draft))
         for node, depth in enumerate(draft.depths()):
             self.add_row(
                 token=draft.tokens[node],
@@ -61,7 +60,6 @@ class RowBuilder:
                 prefix_len=position + 1,
                 path=tuple(slots[ancestor] for ancestor in draft.path(node)),
             )
-        self.draft_slots.append(slots)
 
     def build(self) -> tuple[Rows, Tensor]:
         """The rows, and the indexes [R] int64 of those that choose a token. The step's only copy to the device."""

@@ -20,6 +20,7 @@ class Sequence:
     num_reserved: int
     num_computed: int = 0
     slots: list[int] = field(default_factory=list)  # of the committed positions
+    draft_slots: list[int] = field(default_factory=list)  # of the nodes under way, per node
     tap: Tensor | None = None  # [H]: the hidden state from which the last token was chosen
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 

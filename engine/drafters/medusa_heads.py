@@ -1,12 +1,13 @@
 """Medusa heads, shared by trainer and engine: from the hidden state that chose token t, head i guesses token t + 1 + i.
 
     features_i = h;  layer by layer  features_i += SiLU(W_i features_i + b_i)        W zero at the start
+                     with `token_input` the first layer adds U_i e(t), t's embedding at unit size    U zero at the start
     logits_i   = lm_head features_i                                                  tied: the target's lm_head rows
               or head_i  features_i                                                  untied: own weights, lm_head's copy
 
 Only tokens of a draft vocabulary are ever proposed: those the target uses in its answers. Files: `config.json`,
 `draft_vocab.safetensors`, and `medusa_lm_head.safetensors` with LoRAX's names: `{head}.{layer}.linear.{weight,bias}`,
-untied also `{head}.{layers}.weight`.
+untied also `{head}.{layers}.weight`, with `token_input`, which LoRAX does not know, `{head}.0.token.weight`.
 
 Source: Cai et al. 2024, arXiv:2401.10774; layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
 """
@@ -33,6 +34,7 @@ class MedusaConfig:
     num_layers: int = 1
     draft_vocab_size: int
     tied: bool = True
+    token_input: bool = False  # heads read the last token too: h chose it, but only through an argmax
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:
@@ -54,21 +56,27 @@ class MedusaHeads(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_layers, K, H, H))
         self.bias = nn.Parameter(torch.zeros(config.num_layers, K, H))
         self.register_buffer("draft_vocab", draft_vocab)
+        self.token_weight = nn.Parameter(torch.zeros(K, H, H)) if config.token_input else None
         self.head: nn.Parameter | None = None
         if not config.tied:
             rows = torch.zeros(config.draft_vocab_size, H) if lm_head is None else lm_head[draft_vocab].float()
             self.head = nn.Parameter(rows.unsqueeze(0).repeat(K, 1, 1))  # [K, Vd, H]
 
-    def features(self, hidden: Tensor) -> Tensor:
-        """hidden [R, H] -> [R, K, H]."""
+    def features(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """hidden [R, H], tokens [R, H] from `token_features` (read with `token_input` alone) -> [R, K, H]."""
         x = hidden.unsqueeze(1).expand(-1, self.config.num_heads, -1)  # [R, K, H]
-        for weight, bias in zip(self.weight, self.bias, strict=True):
-            x = x + functional.silu(torch.einsum("rkh,kgh->rkg", x, weight) + bias)
+        for layer, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
+            inner = torch.einsum("rkh,kgh->rkg", x, weight) + bias
+            if layer == 0 and self.token_weight is not None:
+                if tokens is None:
+                    raise ValueError("heads with token_input need the last tokens' features")
+                inner = inner + torch.einsum("rh,kgh->rkg", tokens, self.token_weight)
+            x = x + functional.silu(inner)
         return x
 
-    def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
-        """hidden [R, H], lm_head [Vd, H] (the target's rows of the draft vocabulary) -> [R, K, Vd]."""
-        x = self.features(hidden)
+    def logits(self, hidden: Tensor, lm_head: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """As `features`; lm_head [Vd, H] (the target's rows of the draft vocabulary) -> [R, K, Vd]."""
+        x = self.features(hidden, tokens)
         return x @ lm_head.T if self.head is None else torch.einsum("rkh,kvh->rkv", x, self.head)
 
     def save(self, folder: Path, *, base_model: str) -> None:
@@ -78,6 +86,9 @@ class MedusaHeads(nn.Module):
             for head in range(self.config.num_heads):
                 tensors[f"{head}.{layer}.linear.weight"] = self.weight[layer, head]
                 tensors[f"{head}.{layer}.linear.bias"] = self.bias[layer, head]
+        if self.token_weight is not None:
+            for head in range(self.config.num_heads):
+                tensors[f"{head}.0.token.weight"] = self.token_weight[head]
         if self.head is not None:
             for head in range(self.config.num_heads):
                 tensors[f"{head}.{self.config.num_layers}.weight"] = self.head[head]
@@ -111,5 +122,13 @@ class MedusaHeads(nn.Module):
             for layer in range(self.config.num_layers):
                 self.weight[layer, head].copy_(tensors[f"{head}.{layer}.linear.weight"])
                 self.bias[layer, head].copy_(tensors[f"{head}.{layer}.linear.bias"])
+            if self.token_weight is not None:
+                self.token_weight[head].copy_(tensors[f"{head}.0.token.weight"])
             if self.head is not None:
                 self.head[head].copy_(tensors[f"{head}.{self.config.num_layers}.weight"])
+
+
+def token_features(embeddings: Tensor) -> Tensor:
+    """embeddings [R, H], rows of the target's embedding -> [R, H] float32, each at root mean square 1."""
+    rows = embeddings.float()
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-12)

@@ -27,7 +27,7 @@ def engine(tmp_path: Path) -> Engine:
 
 def make_requests() -> list[Request]:
     prompts = [(10, 11, 12) * 5, (20, 21) * 4, (30,) * 9]
-    common = SamplingParams(max_tokens=60, temperature=0.8, ignore_eos=True, num_logprobs=0)
+    common = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, num_logprobs=0)
     return [Request(f"r{i}", prompt, replace(common, seed=i)) for i, prompt in enumerate(prompts)]
 
 
@@ -47,7 +47,7 @@ def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: s
     monkeypatch.setattr(engine.model, "forward", breaking_forward)
 
 
-@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize("after", [3, 10, 20, 30])
 def test_neighbours_of_an_unlucky_request_get_their_own_answers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.config import EngineConfig
 from engine.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
@@ -160,3 +161,11 @@ def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> Non
     (failed,) = events
     assert isinstance(failed, Failed)
     assert (failed.failure_class, failed.code) == ("invalid_input", "too_few_conversations")
+
+
+def test_untied_heads_are_trained_and_stored_too(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    finished = run_training(make_spec(tmp_path, tiny_model, tokens, tied=False, num_heads=2, max_steps=10), Recorder())
+    stored = load_file(Path(finished.artifacts["speculator"]) / WEIGHTS_FILE)
+    size = finished.result["draft_vocab_size"]
+    assert stored["0.1.weight"].shape == stored["1.1.weight"].shape == (size, 64)
+    assert not torch.equal(stored["0.1.weight"], stored["1.1.weight"])

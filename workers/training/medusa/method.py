@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from engine.draft import grow_tree
 from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads, token_features
 from engine.model import Decoder
 from workers.training.data import IGNORED
 from workers.training.hidden_states import HiddenRows
@@ -39,6 +39,7 @@ class MedusaMethod:
             num_layers=parameters.num_layers,
             draft_vocab_size=vocab.shape[0],
             tied=parameters.tied,
+            token_input=parameters.token_input,
         )
         self.heads = MedusaHeads(config, vocab, lm_head=decoder.lm_head).to(decoder.device)
         self._lm_head = decoder.lm_head[vocab].float()  # [Vd, H]
@@ -77,7 +78,9 @@ class MedusaMethod:
         drafter = MedusaDrafter(self.heads, self._decoder)  # packs the weights in the model's dtype, as served
         acceptance = Acceptance()
         for start, end in zip(rows.starts, rows.starts[1:], strict=False):
-            tokens, probabilities = (t.tolist() for t in drafter.candidates(rows.hidden[start:end]))
+            tokens, probabilities = (
+                t.tolist() for t in drafter.candidates(rows.hidden[start:end], rows.completions[start:end])
+            )
             replay(
                 rows.completions[start:end].tolist(),
                 lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], self._parameters.draft_budget),  # type: ignore[misc]
@@ -99,7 +102,7 @@ class MedusaMethod:
         with torch.autocast(self._decoder.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             if self.heads.training and self._parameters.dropout > 0.0:
                 hidden = functional.dropout(hidden, self._parameters.dropout)
-            logits = self.heads.logits(hidden, self._lm_head)  # [B, K, Vd]
+            logits = self.heads.logits(hidden, self._lm_head, self._token_features(source, index))  # [B, K, Vd]
             target = self._target_logits(source, index)
         return medusa_loss(
             logits,
@@ -108,6 +111,12 @@ class MedusaMethod:
             soft_target_weight=self._parameters.soft_target_weight,
             depth_decay=self._parameters.depth_decay,
         )
+
+    def _token_features(self, source: HiddenRows, index: Tensor) -> Tensor | None:
+        """[B, H]: of the token that each row's hidden state chose."""
+        if not self._parameters.token_input:
+            return None
+        return token_features(self._decoder.weights.embedding[source.completions[index]])
 
     @torch.no_grad()
     def _target_logits(self, source: HiddenRows, index: Tensor) -> Tensor | None:

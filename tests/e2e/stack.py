@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,12 +65,22 @@ def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
             stderr=log,
             start_new_session=True,
         )
-    ready = data_dir / "ready.json"
-    wait_for(lambda: ready.exists() or process.poll() is not None, START_SECONDS, "the stack is not ready")
+    wait_for(
+        lambda: _ready(data_dir).get("pid") == process.pid or process.poll() is not None,
+        START_SECONDS,
+        "the stack is not ready",
+    )
     if process.poll() is not None:
         pytest.fail((data_dir / "up.log").read_text()[-4000:])
-    values = json.loads(ready.read_text())
+    values = _ready(data_dir)
     return Stack(data_dir, process, f"{values['url']}/v1", values["api_key"])
+
+
+def _ready(data_dir: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((data_dir / "ready.json").read_text()))
+    except FileNotFoundError:
+        return {}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, complaint: str) -> None:

@@ -24,6 +24,7 @@ class Component:
     environment: Mapping[str, str]
     log_path: Path
     stop_seconds: float = 15.0  # between SIGTERM and SIGKILL
+    children_stay: bool = False  # should it die: they hang on the lifeline themselves
     process: "subprocess.Popen[bytes] | None" = None
     deaths: int = 0  # in a row
     _started_at: float = field(default=0.0)
@@ -33,7 +34,7 @@ class Component:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as output:
             self.process = subprocess.Popen(
-                kept_command(self.command, lifeline=lifeline),
+                kept_command(self.command, lifeline=lifeline, adopt=not self.children_stay),
                 cwd=self.cwd,
                 env=dict(self.environment),
                 stdin=subprocess.DEVNULL,

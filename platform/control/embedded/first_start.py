@@ -40,8 +40,9 @@ def _stored_key(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """`ready.json` in the data folder: there while the stack serves."""
+    """`ready.json` in the data folder: there while the stack serves. After a `kill -9` it stays: `pid` tells."""
 
+    pid: int
     url: str
     admin_url: str
     api_key: str | None
@@ -50,7 +51,7 @@ class Ready:
         write_private_json(path, {name: value for name, value in asdict(self).items() if value is not None})
 
 
-def write_private_json(path: Path, values: dict[str, str]) -> None:
+def write_private_json(path: Path, values: dict[str, object]) -> None:
     """Whole or absent, and never readable by others, not for a moment."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)

@@ -6,8 +6,9 @@ the read end here reports its end, and the keeper kills the command and everythi
     owner ── lifeline ──> keeper ──> command ──> its children
                             └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so none can slip away
 
-The command's end is the keeper's: same exit code, after what the command left behind is gone. SIGTERM and SIGINT are
-passed on to the command alone, which stops in its own order.
+The command's end is the keeper's: same exit code, after what the command left behind is gone. Only a command whose
+children are to outlive it, each under a keeper of its own on the same lifeline, is kept with `adopt=False`. SIGTERM and
+SIGINT are passed on to the command alone, which stops in its own order.
 """
 
 import ctypes
@@ -22,14 +23,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def kept_command(command: Sequence[str], *, lifeline: int) -> list[str]:
+def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True) -> list[str]:
     """`command` under a keeper. The caller starts it in a new session and passes the descriptor on."""
-    return [sys.executable, str(Path(__file__).resolve()), str(lifeline), *command]
+    return [sys.executable, str(Path(__file__).resolve()), str(lifeline), "adopt" if adopt else "leave", *command]
 
 
 def main(arguments: list[str]) -> int:
-    lifeline, command = int(arguments[0]), arguments[1:]
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    lifeline, adopt, command = int(arguments[0]), arguments[1] == "adopt", arguments[2:]
+    if adopt:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wakeup, poke = os.pipe()
     os.set_blocking(poke, False)
     signal.set_wakeup_fd(poke)
@@ -89,7 +91,7 @@ def _kill_descendants() -> None:
 
 
 def _children() -> list[int]:
-    """Direct children, zombies included. Without /proc: only this process group is ended, by a signal to all of it."""
+    """Direct children, zombies included. Without /proc: this process group is ended, by a signal to all of it."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     if path.exists():
         return [int(pid) for pid in path.read_text().split()]

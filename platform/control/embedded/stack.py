@@ -45,7 +45,7 @@ class Stack:
         jobs = [python, "-m", "celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO"]
         api = [python, "-m", "uvicorn", "control.asgi:application", "--host", self._host, "--port", str(self._port)]
         api += ["--lifespan", "off", "--ws", "none", "--timeout-graceful-shutdown", "10"]
-        self._add("endpoints", endpoints, stop_seconds=ENDPOINT_DRAIN_SECONDS + 5.0)
+        self._add("endpoints", endpoints, stop_seconds=ENDPOINT_DRAIN_SECONDS + 5.0, children_stay=True)
         self._add("jobs", jobs if has_queue else [*manage, "runworker"], stop_seconds=30.0)
         self._add("api", api)
 
@@ -85,7 +85,9 @@ class Stack:
         self.components.remove(component)
         return None
 
-    def _add(self, name: str, command: list[str], *, stop_seconds: float = 15.0) -> Component:
+    def _add(
+        self, name: str, command: list[str], *, stop_seconds: float = 15.0, children_stay: bool = False
+    ) -> Component:
         component = Component(
             name=name,
             command=command,
@@ -93,6 +95,7 @@ class Stack:
             environment=dict(self._environment),
             log_path=self.config.data_dir / "logs" / f"{name}.log",
             stop_seconds=stop_seconds,
+            children_stay=children_stay,
         )
         component.start(self._lifeline)
         self.components.append(component)

@@ -71,6 +71,7 @@ class Command(BaseCommand):
         try:
             stack.start()
             ready = Ready(
+                pid=os.getpid(),
                 url=f"http://{_reachable(host)}:{port}",
                 admin_url=f"http://{_reachable(host)}:{port}/admin/",
                 api_key=credentials.api_key,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import reasoning_gym  # type: ignore[import-untyped]  # it publishes no types
+import reasoning_gym
 
 SEED = 20250219
 SYSTEM = "You are a helpful assistant. You first think about the reasoning process and then provide the answer."

@@ -86,10 +86,14 @@ class Stack:
             self._process.wait()
 
     def log_tail(self, *processes: str, num_lines: int = 30) -> str:
-        """The ends of these processes' logs, of `up`'s own where none is named."""
-        paths = [self.data_dir / "logs" / f"{name}.log" for name in processes] or [self.log_path]
+        """The ends of these processes' logs and of the latest job's and endpoint's; of `up`'s own where none is named."""
+        logs = self.data_dir / "logs"
+        paths = [logs / f"{name}.log" for name in processes] or [self.log_path]
+        if processes:
+            for folder in ("jobs", "deployments"):
+                paths += sorted((logs / folder).glob("*"), key=lambda path: path.stat().st_mtime)[-1:]
         tails = []
         for path in paths:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
             tails.append("\n".join([f"--- {path}", *(lines[-num_lines:] or ["(empty)"])]))
         return "\n".join(tails)

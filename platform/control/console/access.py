@@ -59,6 +59,10 @@ class MemberAdmin(CreatableAdmin):
         return member_add(**values)
 
 
+def _is_valid(row: ApiKey) -> bool:
+    return row.revoked_at is None
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(CreatableAdmin):
     list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
@@ -83,7 +87,9 @@ class ApiKeyAdmin(CreatableAdmin):
         messages.warning(request, shown_once)
         return key
 
-    @service_action("Revoke", "Requests with this key are refused from now on, for good.", icon="block", danger=True)
+    @service_action(
+        "Revoke", "Requests with this key are refused from now on, for good.", icon="block", danger=True, when=_is_valid
+    )
     def revoke(self, row: ApiKey) -> str:
         api_key_revoke(key=row)
         return f"{row.name} is revoked."

@@ -8,8 +8,9 @@ from django.contrib import messages
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from unfold.admin import ModelAdmin
-from unfold.dataclasses import ActionDialog
+from unfold.dataclasses import ActionDialog, UnfoldAction
 from unfold.decorators import action
 from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
@@ -35,18 +36,41 @@ class RowsAdmin(ModelAdmin):
     def has_operate_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")  # type: ignore[union-attr]
 
+    def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
+        """Only the buttons that mean something for the row as it is."""
+        row = self.model.objects.filter(pk=object_id).first()
+        offered = super().get_actions_detail(request, object_id)
+        return [button for button in offered if row is not None and button.method.is_applicable(row)]
+
 
 def service_action(
-    title: str, description: str, *, icon: str, danger: bool = False
+    title: str,
+    description: str,
+    *,
+    icon: str,
+    danger: bool = False,
+    when: Callable[[Any], bool] = lambda row: True,
 ) -> Callable[[Callable[[Any, Any], str]], Any]:
     """A button on a row's page: asks in a dialog, posts, calls the service, says what came of it.
 
     The decorated method takes the row, calls a service and returns the message to show. The dialog is what makes it a
-    POST with a token: a mere link could be planted on another page.
+    POST with a token: a mere link could be planted on another page. `when` hides the button; whether the move is legal
+    decides the service.
     """
 
     def decorate(method: Callable[[Any, Any], str]) -> Any:
-        @action(
+        @wraps(method)
+        def run(admin: ModelAdmin, request: HttpRequest, form: BaseDialogForm, object_id: str) -> HttpResponse:
+            row = admin.model.objects.get(pk=object_id)
+            try:
+                messages.success(request, method(admin, row))
+            except ApiError as error:
+                messages.error(request, error.message)
+            return _to_page_of(request, row)
+
+        run.is_applicable = when  # type: ignore[attr-defined]  # kept by `wraps` within `action`
+        return action(
+            run,
             description=title,
             icon=icon,
             permissions=["operate"],
@@ -55,25 +79,13 @@ def service_action(
                 title=f"{title}?", description=description, form_class=BaseDialogForm, form_submit_text=title
             ),
         )
-        @wraps(method)
-        def run(admin: ModelAdmin, request: HttpRequest, form: BaseDialogForm, object_id: str) -> HttpResponse:
-            row = admin.model.objects.get(pk=object_id)
-            try:
-                messages.success(request, method(admin, row))
-            except ApiError as error:
-                messages.error(request, error.message)
-            return _back(request)
-
-        return run
 
     return decorate
 
 
-def _back(request: HttpRequest) -> HttpResponse:
-    """To the row's page: unfold's dialogs post by htmx, which needs a header to leave the dialog."""
-    target = request.path.rstrip("/").rsplit("/", 1)[0]
-    if request.headers.get("HX-Request"):
-        response = HttpResponse(status=204)
-        response["HX-Redirect"] = request.headers.get("HX-Current-URL", target)
-        return response
-    return redirect(request.headers.get("Referer", target))
+def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
+    """Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
+    target = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    if "HX-Request" not in request.headers:
+        return redirect(target)
+    return HttpResponse(status=204, headers={"HX-Redirect": target})

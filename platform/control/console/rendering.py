@@ -46,10 +46,13 @@ def table(row: Model, name: str, header: Iterable[str], lines: Iterable[Iterable
 
 
 def pairs(row: Model, name: str, values: Mapping[str, Any]) -> SafeString:
-    """A flat mapping as a table of two columns; what is nested stays JSON-like text."""
-    if not values:
-        return format_html('<span data-live="{}-{}">–</span>', row.pk, name)
-    return table(row, name, [], [(key.replace("_", " "), number(value)) for key, value in values.items()])
+    """A mapping as a table of two columns, without what is nested."""
+    lines = [(key.replace("_", " "), number(value)) for key, value in values.items() if not is_nested(value)]
+    return table(row, name, [], lines)
+
+
+def is_nested(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
 
 
 def number(value: object) -> str:
@@ -60,7 +63,9 @@ def number(value: object) -> str:
         return f"{value:,.4g}"
     if isinstance(value, int):
         return f"{value:,}"
-    return ", ".join(number(item) for item in value) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(number(item) for item in value) or "none"
+    return str(value)
 
 
 def link(row: Model | None) -> SafeString | str:

@@ -1,7 +1,6 @@
 """Base models, speculators with their reports, and deployments."""
 
 from pathlib import Path
-from typing import Any
 
 from django.contrib import admin
 from django.urls import reverse
@@ -10,7 +9,7 @@ from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
 from control.console.base import RowsAdmin, service_action
-from control.console.rendering import badge, error_text, link, number, pairs, table
+from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
@@ -55,13 +54,12 @@ class SpeculatorAdmin(RowsAdmin):
 
     @admin.display(description="report")
     def summary(self, row: Speculator) -> SafeString:
-        flat = {key: value for key, value in row.report.items() if not _is_nested(value)}
-        return pairs(row, "report", flat)
+        return pairs(row, "report", row.report)
 
     @admin.display(description="by concurrency")
     def by_concurrency(self, row: Speculator) -> SafeString:
         entries = row.report.get("concurrencies") or []
-        columns = list(entries[0]) if entries else []
+        columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
         lines = [[number(entry.get(column)) for column in columns] for entry in entries]
         return table(row, "concurrencies", [column.replace("_", " ") for column in columns], lines)
 
@@ -74,11 +72,19 @@ class SpeculatorAdmin(RowsAdmin):
 
     @admin.display(description="training")
     def training_result(self, row: Speculator) -> SafeString:
-        return pairs(row, "training", {key: value for key, value in row.training.items() if not _is_nested(value)})
+        return pairs(row, "training", row.training)
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+def _is_there(row: Deployment) -> bool:
+    return row.deleted_at is None
+
+
+def _is_up(row: Deployment) -> bool:
+    return _is_there(row) and row.desired_state == Deployment.Desired.RUNNING
+
+
+def _is_down(row: Deployment) -> bool:
+    return _is_there(row) and (not _is_up(row) or row.state == Deployment.State.FAILED)
 
 
 @admin.register(Deployment)
@@ -90,7 +96,7 @@ class DeploymentAdmin(RowsAdmin):
     list_select_related = ["organization", "base_model", "speculator"]
     actions_detail = ["start", "stop", "delete"]
     fields = [
-        "id", "name", "organization", "model", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
+        "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
         "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at", "deleted_at",
         "log",
     ]  # fmt: skip
@@ -99,8 +105,8 @@ class DeploymentAdmin(RowsAdmin):
     def condition(self, row: Deployment) -> SafeString:
         return badge(row, row.state, active=row.state in MOVING)
 
-    @admin.display
-    def model(self, row: Deployment) -> SafeString | str:
+    @admin.display(description="base model")
+    def base(self, row: Deployment) -> SafeString | str:
         return link(row.base_model)
 
     @admin.display(description="speculator")
@@ -120,15 +126,17 @@ class DeploymentAdmin(RowsAdmin):
         text = _tail(log_path(get_config(), row.pk))
         return format_html('<pre class="console-log" data-live="{}-log">{}</pre>', row.pk, text)
 
-    @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow")
+    @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow", when=_is_down)
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
 
-    @service_action("Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True)
+    @service_action(
+        "Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True, when=_is_up
+    )
     def stop(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_stop(deployment=row).state}."
 
-    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True)
+    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_there)
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."
 

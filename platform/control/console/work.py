@@ -20,11 +20,27 @@ from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.serializers import pipeline_json
 from control.pipelines.services import pipeline_cancel, pipeline_resume
-from control.pipelines.state import ACTIVE
+from control.pipelines.state import ACTIVE, RESUMABLE
 
 MAX_TIMELINE = 200
 ACTIVE_JOBS = (Job.Status.QUEUED, Job.Status.RUNNING)
 ENDED_BATCHES = (Batch.Status.FAILED, Batch.Status.COMPLETED, Batch.Status.EXPIRED, Batch.Status.CANCELLED)
+
+
+def _is_job_active(row: Job) -> bool:
+    return row.status in ACTIVE_JOBS
+
+
+def _is_batch_active(row: Batch) -> bool:
+    return row.status not in ENDED_BATCHES
+
+
+def _is_pipeline_active(row: Pipeline) -> bool:
+    return row.status in ACTIVE
+
+
+def _is_resumable(row: Pipeline) -> bool:
+    return row.status in RESUMABLE
 
 
 @admin.register(File)
@@ -44,7 +60,7 @@ class FileAdmin(RowsAdmin):
 
 @admin.register(Job)
 class JobAdmin(RowsAdmin):
-    list_display = ["id", "organization", "kind", "state", "progress", "attempt", "created_at", "finished_at"]
+    list_display = ["id", "organization", "kind", "state", "progress", "created_at"]
     list_filter = ["status", "kind", "organization"]
     search_fields = ["id"]
     ordering = ["-id"]
@@ -57,7 +73,7 @@ class JobAdmin(RowsAdmin):
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Job) -> SafeString:
-        return badge(row, row.status, active=row.status in ACTIVE_JOBS)
+        return badge(row, row.status, active=_is_job_active(row))
 
     @admin.display
     def progress(self, row: Job) -> SafeString:
@@ -86,7 +102,9 @@ class JobAdmin(RowsAdmin):
         lines = [(event.created_at.strftime("%H:%M:%S"), event.type, _brief(event.data)) for event in events]
         return table(row, "timeline", ["time (UTC)", "event", "data"], lines)
 
-    @service_action("Cancel", "What is finished is kept; the rest is not done.", icon="cancel", danger=True)
+    @service_action(
+        "Cancel", "What is finished is kept; the rest is not done.", icon="cancel", danger=True, when=_is_job_active
+    )
     def cancel(self, row: Job) -> str:
         batch = Batch.objects.filter(job=row).first()
         if batch is not None:  # the batch owns its job: its own state must follow
@@ -116,7 +134,7 @@ class BatchAdmin(RowsAdmin):
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Batch) -> SafeString:
-        return badge(row, row.status, active=row.status not in ENDED_BATCHES)
+        return badge(row, row.status, active=_is_batch_active(row))
 
     @admin.display
     def progress(self, row: Batch) -> SafeString:
@@ -149,7 +167,13 @@ class BatchAdmin(RowsAdmin):
     def tokens_used(self, row: Batch) -> SafeString:
         return pairs(row, "usage", row.usage)
 
-    @service_action("Cancel", "Finished rows are kept; the others are not answered.", icon="cancel", danger=True)
+    @service_action(
+        "Cancel",
+        "Finished rows are kept; the others are not answered.",
+        icon="cancel",
+        danger=True,
+        when=_is_batch_active,
+    )
     def cancel(self, row: Batch) -> str:
         return f"The batch is {batch_cancel(batch=row).status}."
 
@@ -171,7 +195,7 @@ class PipelineAdmin(RowsAdmin):
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Pipeline) -> SafeString:
-        return badge(row, row.status, active=row.status in ACTIVE)
+        return badge(row, row.status, active=_is_pipeline_active(row))
 
     @admin.display(description="error")
     def failure(self, row: Pipeline) -> SafeString | str:
@@ -203,10 +227,16 @@ class PipelineAdmin(RowsAdmin):
     def the_deployment(self, row: Pipeline) -> SafeString | str:
         return link(row.deployment)
 
-    @service_action("Cancel", "Finished stages are kept; it can be resumed later.", icon="cancel", danger=True)
+    @service_action(
+        "Cancel",
+        "Finished stages are kept; it can be resumed later.",
+        icon="cancel",
+        danger=True,
+        when=_is_pipeline_active,
+    )
     def cancel(self, row: Pipeline) -> str:
         return f"The pipeline is {pipeline_cancel(pipeline=row).status}."
 
-    @service_action("Resume", "Goes on with the stage that failed or was cancelled.", icon="resume")
+    @service_action("Resume", "Goes on with the stage that failed or was cancelled.", icon="resume", when=_is_resumable)
     def resume(self, row: Pipeline) -> str:
         return f"The pipeline is {pipeline_resume(pipeline=row).status}."

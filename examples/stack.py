@@ -86,7 +86,7 @@ class Stack:
             self._process.wait()
 
     def log_tail(self, *processes: str, num_lines: int = 30) -> str:
-        """The ends of these processes' logs and of the latest job's and endpoint's; of `up`'s own where none is named."""
+        """The ends of these processes' logs, the latest job's and endpoint's too; of `up`'s own where none is named."""
         logs = self.data_dir / "logs"
         paths = [logs / f"{name}.log" for name in processes] or [self.log_path]
         if processes:

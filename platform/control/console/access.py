@@ -22,7 +22,7 @@ class CreatableAdmin(RowsAdmin):
     """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")  # type: ignore[union-attr]
+        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Model:
         raise NotImplementedError
@@ -96,7 +96,7 @@ class ApiKeyAdmin(CreatableAdmin):
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]
+class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # unfold has no types
     """Django's own forms: people are no business of a service of ours."""
 
     form = UserChangeForm

@@ -18,7 +18,7 @@ from unfold.forms import BaseDialogForm
 from control.api.errors import ApiError
 
 
-class RowsAdmin(ModelAdmin):
+class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
     """Rows that belong to services: nobody edits, adds or deletes them here. Actions need the change permission."""
 
     list_per_page = 50
@@ -34,7 +34,7 @@ class RowsAdmin(ModelAdmin):
         return False
 
     def has_operate_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")  # type: ignore[union-attr]
+        return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
         """Only the buttons that mean something for the row as it is."""

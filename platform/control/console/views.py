@@ -11,7 +11,7 @@ from control.storage import ObjectMissing
 def speculator_plot(request: HttpRequest, speculator_id: str) -> HttpResponseBase:
     """The latest evaluation's plot, for whoever may see the speculator. Behind the console's sign-in."""
     speculator = Speculator.objects.filter(pk=speculator_id).exclude(plot_key="").first()
-    if speculator is None or not request.user.has_perm("catalog.view_speculator"):  # type: ignore[union-attr]
+    if speculator is None or not request.user.has_perm("catalog.view_speculator"):
         raise Http404
     try:
         return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")

@@ -3,8 +3,6 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
 
@@ -184,14 +182,12 @@ class PipelineAdmin(RowsAdmin):
     list_filter = ["status", "organization"]
     search_fields = ["name", "id"]
     ordering = ["-id"]
+    list_select_related = ["organization", "base_model"]
     actions_detail = ["cancel", "resume"]
     fields = [
         "id", "name", "organization", "base_model", "state", "failure", "stages", "report", "the_batch",
         "the_speculator", "the_deployment", "training", "evaluation", "gate", "deploy", "created_at", "finished_at",
     ]  # fmt: skip
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Pipeline]:
-        return super().get_queryset(request).select_related("organization", "base_model")
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Pipeline) -> SafeString:

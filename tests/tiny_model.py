@@ -79,7 +79,7 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     pad, _, end = SPECIAL_TOKENS
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=pad,
         eos_token=end,

@@ -1,3 +1,5 @@
+"""Routes of OpenAI's batches."""
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 

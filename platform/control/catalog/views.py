@@ -1,3 +1,5 @@
+"""Routes of models and speculators."""
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 

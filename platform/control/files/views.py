@@ -1,3 +1,5 @@
+"""Routes of OpenAI's files."""
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -14,66 +14,19 @@ from control.batches import assemble
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
 from control.batches.results import ResultsError
-from control.batches.services import batch_cancel, batch_create, batch_validate
+from control.batches.services import batch_cancel, batch_validate
 from control.files.models import File
 from control.files.services import file_delete
 from control.jobs.models import Job, JobShard
 from control.settings.config import get_config
 from control.storage import get_storage
-from tests.control.factories import chat_row, make_base_model, make_file, make_organization
-
-CHAT = "/v1/chat/completions"
+from tests.control.batches.helpers import CHAT, commit_shard, entry, ids_of, lines_of, make_batch, put_shard
+from tests.control.factories import make_base_model, make_file
 
 
 @pytest.fixture(autouse=True)
 def two_rows_a_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
-
-
-def make_batch(organization: Organization | None = None, num_rows: int = 5, **values: Any) -> Batch:
-    """A batch whose input is still to be validated; its only model is `tiny`."""
-    organization = organization or make_organization()
-    make_base_model("tiny", organization)
-    file = make_file(organization, [chat_row(f"row-{i}") for i in range(num_rows)])
-    return batch_create(organization=organization, input_file=file, endpoint=CHAT, **values)
-
-
-def commit_shard(batch: Batch, shard_no: int, tmp_path: Path, *, failed_rows: frozenset[int] = frozenset()) -> None:
-    shard = JobShard.objects.get(job=batch.job, shard_no=shard_no)
-    rows = range(shard.row_from, shard.row_to)
-    put_shard(shard, [entry(row, ok=row not in failed_rows) for row in rows], tmp_path)
-
-
-def put_shard(shard: JobShard, entries: list[dict[str, Any]], tmp_path: Path) -> None:
-    path = tmp_path / f"{shard.pk}.jsonl"
-    path.write_text("".join(f"{json.dumps(item)}\n" for item in entries))
-    key = f"jobs/{shard.job_id}/shards/{shard.shard_no}.1.jsonl"
-    get_storage().put_file(key, path)
-    ok = sum(item["ok"] for item in entries)
-    usage = {"prompt_tokens": 3 * ok, "completion_tokens": 2 * ok, "total_tokens": 5 * ok}
-    JobShard.objects.filter(pk=shard.pk).update(
-        storage_key=key, fence=1, completed=ok, failed=len(entries) - ok, usage=usage
-    )
-
-
-def entry(row: int, *, ok: bool = True, custom_id: str | None = None) -> dict[str, Any]:
-    custom_id = custom_id or f"row-{row}"
-    response = {"status_code": 200 if ok else 400, "request_id": f"req_{row}", "body": {"content": f"héllo {row}"}}
-    output = {"id": f"batch_req_{row}", "custom_id": custom_id, "response": response, "error": None}
-    values: dict[str, Any] = {"row": row, "custom_id": custom_id, "ok": ok, "output": output}
-    if ok:
-        values |= {"prompt_token_ids": [1, 2, row], "completion_token_ids": [row], "finish_reason": "stop"}
-    return values
-
-
-def lines_of(file: File | None) -> list[dict[str, Any]]:
-    assert file is not None
-    with get_storage().open(file.storage_key) as source:
-        return [json.loads(line) for line in source.read().splitlines()]
-
-
-def ids_of(file: File | None) -> list[str]:
-    return [line["custom_id"] for line in lines_of(file)]
 
 
 def test_a_good_file_becomes_rows_and_shards(db: None) -> None:
@@ -340,77 +293,3 @@ def test_cancelling_again_is_no_error_but_cancelling_what_has_ended_is(db: None)
         batch_cancel(batch=failed)
 
     assert (refused.value.status, refused.value.code) == (400, "invalid_batch_status")
-
-
-def test_counts_grow_while_shards_finish(client: Client, organization: Organization, tmp_path: Path) -> None:
-    batch = make_batch(organization)
-    batch_validate(batch=batch)
-    commit_shard(batch, 0, tmp_path, failed_rows=frozenset({1}))
-
-    body = client.get(f"/v1/batches/{batch.pk}").json()
-
-    assert body["request_counts"] == {"total": 5, "completed": 1, "failed": 1}
-    assert client.get("/v1/batches").json()["data"] == [body]
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "param"),
-    [
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
-        ({"completion_window": "1h"}, 400, "completion_window"),
-        ({"completion_window": None}, 400, "completion_window"),
-        ({"input_file_id": "file-none"}, 404, "input_file_id"),
-        ({"model": "none"}, 404, "model"),
-        ({"metadata": {"k" * 65: "v"}}, 400, "metadata"),
-        ({"metadata": {"k\0": "v"}}, 400, "metadata"),
-        ({"metadata": {"\ud800": "v"}}, 400, "metadata"),
-        ({"metadata": {"k": "\ud800"}}, 400, "metadata.k"),
-        ({"metadata": {"k": "v" * 513}}, 400, "metadata.k"),
-        ({"metadata": {str(i): "v" for i in range(17)}}, 400, "metadata"),
-        ({"metadata": {"k": {}}}, 400, "metadata.k"),
-        ({"metadata": "x"}, 400, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires_after.seconds"),
-    ],
-)
-def test_a_bad_request_makes_no_batch(
-    client: Client, organization: Organization, change: dict[str, Any], status: int, param: str
-) -> None:
-    values = {"input_file_id": make_file(organization).pk, "endpoint": CHAT, "completion_window": "24h", **change}
-
-    answer = client.post("/v1/batches", values, content_type="application/json")
-
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-    assert not Batch.objects.exists()
-    assert not Job.objects.exists()
-
-
-def test_a_file_of_another_purpose_or_organization_is_refused(
-    client: Client, organization: Organization, other_organization: Organization
-) -> None:
-    for file, status in [(make_file(organization, purpose="evals"), 400), (make_file(other_organization), 404)]:
-        values = {"input_file_id": file.pk, "endpoint": CHAT, "completion_window": "24h"}
-        answer = client.post("/v1/batches", values, content_type="application/json")
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input_file_id")
-
-
-def test_batches_of_another_organization_are_not_there(client: Client, other_organization: Organization) -> None:
-    batch = make_batch(other_organization)
-
-    assert client.get(f"/v1/batches/{batch.pk}").status_code == 404
-    assert client.post(f"/v1/batches/{batch.pk}/cancel").status_code == 404
-    assert client.get("/v1/batches").json()["data"] == []
-    batch.refresh_from_db()
-    assert batch.status == "validating"
-
-
-def test_models_of_another_organization_are_not_there(db: None) -> None:
-    theirs = make_organization()
-    make_base_model("secret", theirs)
-    ours = make_organization()
-    make_base_model("tiny", ours)
-    file = make_file(ours, [chat_row("a", model="secret")])
-    batch = batch_create(organization=ours, input_file=file, endpoint=CHAT)
-
-    assert not batch_validate(batch=batch)
-
-    assert [error["code"] for error in batch.errors or ()] == ["model_not_found"]

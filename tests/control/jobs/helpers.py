@@ -39,9 +39,8 @@ def add_shards(job: Job, *sizes: int) -> None:
 
 def snapshot(job: Job) -> dict[str, object]:
     """Everything a stale write could have changed."""
-    row: dict[str, object] = Job.objects.filter(pk=job.pk).values().get()
     return {
-        **row,
+        **Job.objects.filter(pk=job.pk).values().get(),
         "shards": list(JobShard.objects.filter(job=job).order_by("pk").values()),
         "events": list(job.events.order_by("seq").values("seq", "type")),
     }

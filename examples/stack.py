@@ -40,6 +40,7 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        (self.data_dir / "ready.json").unlink(missing_ok=True)  # a killed stack leaves its own behind
         command = [sys.executable, "manage.py", "up", "--port", "0"]
         for name, path in self._models.items():
             command += ["--model", f"{name}={path}"]

@@ -60,6 +60,7 @@ def answer_shards(
     done, tokens = 0, 0
     started = time.monotonic()
     rows = _prepared(spec, shards, tokenizer, max_seq_len)
+    emit(Progress(done=done, total=total, unit="rows"))  # loaded: what breaks from here on is a row's fault
     for ended in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
         if ended is None:
             emit(Progress(done=done, total=total, unit="rows"))

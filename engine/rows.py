@@ -8,6 +8,7 @@ from engine.kv_cache import KVCache
 from engine.model import Rows
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
+from kernels.decoder import DecoderRows
 
 
 class RowBuilder:
@@ -79,7 +80,9 @@ class RowBuilder:
             paths=torch.tensor(paths, dtype=torch.int32).to(device),
             path_lens=path_lens,
         )
-        return Rows(tokens, positions, slots, attention), torch.tensor(self._wanted, dtype=torch.int64).to(device)
+        return Rows(tokens, DecoderRows(positions, slots, attention)), torch.tensor(self._wanted, dtype=torch.int64).to(
+            device
+        )
 
     def _grow(self, sequence: Sequence, count: int) -> None:
         """Slots for the next `count` committed positions."""

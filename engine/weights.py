@@ -13,19 +13,9 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
+from kernels.decoder import LayerWeights
 from kernels.linear import LinearWeight, pack
 from kernels.rope import HeadNorms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    input_norm: Tensor  # [H] float32
-    qkv: LinearWeight
-    head_norms: HeadNorms | None
-    output: LinearWeight
-    post_norm: Tensor  # [H] float32
-    gate_up: LinearWeight
-    down: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,11 @@ class AttentionRows:
         return torch.cat((prefix, self.paths[row, : self.path_lens[row]])).long()
 
 
+def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether cpu/attention.c serves this shape."""
+    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM and num_heads // num_kv_heads <= _MAX_GROUP
+
+
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D]. Every block has one shape."""
     num_kv_heads, D = keys.shape[1:]
@@ -104,7 +109,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
             f"got {q.dtype} {list(q.shape)} strides {q.stride()}"
         )
     kernels = library() if q.device.type == "cpu" else None
-    if kernels is None or D % 16 or D > _MAX_HEAD_DIM or Hq // Hkv > _MAX_GROUP:
+    if kernels is None or not has_compiled_attention(Hq, Hkv, D):
         return attention_reference(q, k_cache, v_cache, rows)
     out = torch.empty(M, Hq, D, dtype=k_cache.dtype)
     kernels.slipstream_attention(
@@ -124,7 +129,6 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
         Hq,
         Hkv,
         D,
-        D**-0.5,
         dtype_code(k_cache, "k_cache"),
     )
     return out

@@ -4,7 +4,6 @@ All methods belong to the event loop. A place is taken for each choice and is fr
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from engine.fields import InvalidRequest
@@ -118,11 +117,3 @@ class Desk:
         for report in reports:
             if (generation := self._generations.get(report.request_id)) is not None:
                 generation.hear(report)
-
-
-async def wait_until_empty(desk: Desk, *, timeout_seconds: float) -> bool:
-    """Returns whether all generations ended in time."""
-    deadline = time.monotonic() + timeout_seconds
-    while desk.num_open and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    return not desk.num_open

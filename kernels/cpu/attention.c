@@ -6,7 +6,10 @@
  * whatever else is in the batch.
  */
 #include <math.h>
+
 #include "common.h"
+#include "ops.h"
+#include "pool.h"
 
 #define BLOCK 16
 #define MAX_GROUP 16
@@ -78,32 +81,51 @@ static inline __attribute__((always_inline)) void attend(
             }
     }
     for (int64_t g = 0; g < group; g++)
-        for (int64_t i = 0; i < lanes; i++) {
-            float values[LANES];
-            vf_store(values, acc[g][i] / state[g].sum);
-            for (int j = 0; j < LANES; j++) store_any(out, g * D + i * LANES + j, dtype, values[j]);
-        }
+        for (int64_t i = 0; i < lanes; i++) vf_store_any(out, g * D + i * LANES, dtype, acc[g][i] / state[g].sum);
+}
+
+void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task) {
+    int64_t Hkv = a->Hkv, D = a->D, group = a->Hq / Hkv, m = task / Hkv, head = task % Hkv;
+    const float *query = a->q + m * a->q_stride + head * group * D;
+    const int32_t *prefix = rows->slot_tables + rows->seqs[m] * rows->table_stride;
+    const int32_t *path = rows->paths + m * rows->path_stride;
+    void *out = (char *)a->out + (m * a->Hq + head * group) * D * (a->dtype == BF16 ? 2 : 4);
+    float scale = 1.0f / sqrtf((float)D);
+#define CALL(dim, type)                                                                                            \
+    attend(query, a->k_cache, a->v_cache, prefix, rows->prefix_lens[m], path, rows->path_lens[m], out, head, group, \
+           Hkv, dim, scale, type)
+    if (a->dtype == BF16 && D == 64) CALL(64, BF16); /* constants after inlining: the common shapes */
+    else if (a->dtype == BF16 && D == 128) CALL(128, BF16);
+    else CALL(D, a->dtype);
+}
+
+struct attention_call {
+    struct attention attention;
+    struct attention_rows rows;
+    int64_t num_tasks;
+    counter next;
+};
+
+static void attention_team(void *context) {
+    struct attention_call *c = context;
+    int64_t task;
+    while ((task = claim(&c->next, c->num_tasks)) >= 0)
+        attention_task(&c->attention, &c->rows, c->num_tasks - 1 - task); /* a prefill's longest rows come first */
 }
 
 /* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]
- * int32. rows_seq, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
+ * int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
  * D is a multiple of 16 up to 256, Hq / Hkv at most 16. */
 void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
-                          const int32_t *slot_tables, int64_t table_stride, const int64_t *rows_seq,
+                          const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
                           const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
                           const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
-                          float scale, int dtype) {
-    int64_t group = Hq / Hkv, element = dtype == BF16 ? 2 : 4;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t task = M * Hkv - 1; task >= 0; task--) { /* the longest rows of a prefill come first */
-        int64_t m = task / Hkv, head = task % Hkv;
-        const float *query = q + m * q_stride + head * group * D;
-        const int32_t *prefix = slot_tables + rows_seq[m] * table_stride, *path = paths + m * path_stride;
-        void *o = (char *)out + (m * Hq + head * group) * D * element;
-#define CALL(dim, type)                                                                                            \
-    attend(query, k_cache, v_cache, prefix, prefix_lens[m], path, path_lens[m], o, head, group, Hkv, dim, scale, type)
-        if (dtype == BF16 && D == 64) CALL(64, BF16); /* constants after inlining: the common shapes */
-        else if (dtype == BF16 && D == 128) CALL(128, BF16);
-        else CALL(D, dtype);
-    }
+                          int dtype) {
+    struct attention_call call = {
+        {q, q_stride, k_cache, v_cache, out, Hq, Hkv, D, dtype},
+        {slot_tables, paths, seqs, prefix_lens, path_lens, table_stride, path_stride},
+        M * Hkv,
+        0,
+    };
+    team_run(attention_team, &call);
 }

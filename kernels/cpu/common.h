@@ -71,13 +71,24 @@ static inline float vf_sum(vf v) {
     return x[0];
 }
 
-static inline float load_any(const void *p, int64_t i, int dtype) {
-    return dtype == BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
-}
-
 static inline void store_any(void *p, int64_t i, int dtype, float value) {
     if (dtype == BF16) ((uint16_t *)p)[i] = f32_to_bf16(value);
     else ((float *)p)[i] = value;
+}
+
+static inline void vf_store_any(void *p, int64_t i, int dtype, vf value) {
+    if (dtype == F32) {
+        vf_store((float *)p + i, value);
+        return;
+    }
+    vu u;
+    memcpy(&u, &value, sizeof u);
+    vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vu nan = (u >> 16) | 0x40u;
+    vi is_nan = value != value;
+    vu chosen = ((vu)is_nan & nan) | (~(vu)is_nan & rounded);
+    vh h = __builtin_convertvector(chosen, vh);
+    memcpy((uint16_t *)p + i, &h, sizeof h);
 }
 
 /* exp(x), relative error about 2e-7 (Cephes' polynomial); 0 below -87, exp(88) above 88. */

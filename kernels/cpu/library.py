@@ -17,9 +17,10 @@ import warnings
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("linear.c", "rows.c", "attention.c")
+_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c")
+_HEADERS = ("common.h", "ops.h", "pool.h")
 # No -ffast-math: it would let the compiler reorder sums, and differently in each unrolled variant.
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -29,8 +30,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_swiglu": (*[_POINTER] * 2, _LONG, _LONG, _INT),
     "slipstream_attention": (
         *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
-        *(_POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _INT),
+        *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT),
     ),
+    "slipstream_decoder": (_POINTER, _POINTER),
 }
 
 
@@ -71,8 +73,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:
         return None
     digest = hashlib.sha256(repr((_FLAGS, compiler, _processor())).encode())
-    for path in (_FOLDER / "common.h", *(_FOLDER / name for name in _SOURCES)):
-        digest.update(path.read_bytes())
+    for name in (*_HEADERS, *_SOURCES):
+        digest.update((_FOLDER / name).read_bytes())
     target = _cache_folder() / f"cpu-{digest.hexdigest()[:20]}.so"
     try:
         if not target.exists():

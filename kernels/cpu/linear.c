@@ -7,11 +7,11 @@
  * registers are used, never the order of additions. With few rows the pass is bound by reading the weights.
  */
 #include "common.h"
+#include "ops.h"
+#include "pool.h"
 
 #define NB 32
 #define MAX_ROWS 8
-
-enum output { STORE = 0, ADD = 1 };
 
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -102,21 +102,43 @@ ALWAYS void tile_bf16(const int rows, const uint16_t *x, const uint16_t *w, int6
 TILES(f32, float)
 TILES(bf16, uint16_t)
 
+int64_t linear_blocks(const struct linear *l) { return (l->N + NB - 1) / NB; }
+
+void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
+                  enum output output) {
+    int64_t N = l->N, K = l->K, n0 = block * NB;
+    for (int64_t m = 0; m < M; m += MAX_ROWS) {
+        int rows = M - m < MAX_ROWS ? (int)(M - m) : MAX_ROWS;
+        if (dtype == BF16)
+            rows_bf16(rows, (const uint16_t *)x + m * K, (const uint16_t *)l->weight + n0 * K, K, n0, N, l->bias, out,
+                      m, output);
+        else
+            rows_f32(rows, (const float *)x + m * K, (const float *)l->weight + n0 * K, K, n0, N, l->bias, out, m,
+                     output);
+    }
+}
+
+struct linear_call {
+    struct linear linear;
+    const void *x;
+    float *out;
+    int64_t M;
+    int dtype;
+    enum output output;
+    counter next;
+};
+
+static void linear_team(void *context) {
+    struct linear_call *c = context;
+    int64_t block;
+    while ((block = claim(&c->next, linear_blocks(&c->linear))) >= 0)
+        linear_block(&c->linear, block, c->x, c->out, c->M, c->dtype, c->output);
+}
+
 /* x [M, K] contiguous in the weights' dtype (K even for bf16), out [M, N] float32, stored or added to; bias may be
  * null. */
-void slipstream_linear(const void *x, const void *w, const float *bias, float *out, int64_t M, int64_t N, int64_t K,
-                       int dtype, int output) {
-    int64_t blocks = (N + NB - 1) / NB, block_size = K * NB;
-#pragma omp parallel for schedule(static)
-    for (int64_t b = 0; b < blocks; b++) {
-        for (int64_t m = 0; m < M; m += MAX_ROWS) {
-            int rows = M - m < MAX_ROWS ? (int)(M - m) : MAX_ROWS;
-            if (dtype == BF16)
-                rows_bf16(rows, (const uint16_t *)x + m * K, (const uint16_t *)w + b * block_size, K, b * NB, N, bias,
-                          out, m, output);
-            else
-                rows_f32(rows, (const float *)x + m * K, (const float *)w + b * block_size, K, b * NB, N, bias, out, m,
-                         output);
-        }
-    }
+void slipstream_linear(const void *x, const void *weight, const float *bias, float *out, int64_t M, int64_t N,
+                       int64_t K, int dtype, int output) {
+    struct linear_call call = {{weight, bias, N, K}, x, out, M, dtype, output, 0};
+    team_run(linear_team, &call);
 }

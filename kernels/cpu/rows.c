@@ -1,6 +1,8 @@
 /* Operations on single rows: RMSNorm, QK-norm + RoPE + KV write, SwiGLU. */
 #include <math.h>
+
 #include "common.h"
+#include "ops.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -16,13 +18,17 @@ ALWAYS float inverse_rms(const float *x, int64_t n, float eps) {
     return 1.0f / sqrtf(total / (float)n + eps);
 }
 
-/* out[m] = x[m] / rms(x[m]) * weight, x float32 [M, H], out [M, H]. */
+void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype) {
+    float scale = inverse_rms(x, H, eps);
+    int64_t i = 0;
+    for (; i + LANES <= H; i += LANES) vf_store_any(out, i, dtype, vf_load(x + i) * scale * vf_load(weight + i));
+    for (; i < H; i++) store_any(out, i, dtype, x[i] * scale * weight[i]);
+}
+
+/* x float32 [M, H], out [M, H]. */
 void slipstream_rms_norm(const float *x, const float *weight, void *out, int64_t M, int64_t H, float eps, int dtype) {
-    for (int64_t m = 0; m < M; m++) {
-        const float *row = x + m * H;
-        float scale = inverse_rms(row, H, eps);
-        for (int64_t i = 0; i < H; i++) store_any(out, m * H + i, dtype, row[i] * scale * weight[i]);
-    }
+    for (int64_t m = 0; m < M; m++)
+        rms_norm_row(x + m * H, weight, (char *)out + m * H * (dtype == BF16 ? 2 : 4), H, eps, dtype);
 }
 
 /* head: [D] float32, rotated in place; cosine and sine: [D / 2]. Halves are paired as Llama's weights want it. */
@@ -39,39 +45,45 @@ ALWAYS void normalise(float *head, const float *weight, int64_t D, float eps) {
     for (int64_t i = 0; i < D; i++) head[i] = head[i] * scale * weight[i];
 }
 
-/* qkv [M, (Hq + 2 Hkv) D] float32: queries are normed (if q_weight), rotated and stay in place; keys likewise and go,
- * with the values, to slots[m] of the caches [slots, Hkv, D]. */
-void slipstream_rope_write(float *qkv, const float *cosines, const float *sines, const int64_t *positions,
-                           const int64_t *slots, const float *q_weight, const float *k_weight, float eps,
-                           void *k_cache, void *v_cache, int64_t M, int64_t Hq, int64_t Hkv, int64_t D, int dtype) {
-    for (int64_t m = 0; m < M; m++) {
-        float *row = qkv + m * (Hq + 2 * Hkv) * D;
-        const float *cosine = cosines + positions[m] * (D / 2), *sine = sines + positions[m] * (D / 2);
-        for (int64_t h = 0; h < Hq + Hkv; h++) {
-            const float *weight = h < Hq ? q_weight : k_weight;
-            if (weight) normalise(row + h * D, weight, D, eps);
-            rotate(row + h * D, cosine, sine, D);
-        }
-        const float *k = row + Hq * D, *v = k + Hkv * D;
-        int64_t base = slots[m] * Hkv * D;
-        for (int64_t i = 0; i < Hkv * D; i++) {
-            store_any(k_cache, base + i, dtype, k[i]);
-            store_any(v_cache, base + i, dtype, v[i]);
-        }
+void rope_write_row(const struct rope *r, float *qkv, int64_t position, int64_t slot, void *k_cache, void *v_cache,
+                    int dtype) {
+    int64_t Hq = r->Hq, Hkv = r->Hkv, D = r->D;
+    const float *cosine = r->cosines + position * (D / 2), *sine = r->sines + position * (D / 2);
+    for (int64_t h = 0; h < Hq + Hkv; h++) {
+        const float *weight = h < Hq ? r->q_norm : r->k_norm;
+        if (weight) normalise(qkv + h * D, weight, D, r->eps);
+        rotate(qkv + h * D, cosine, sine, D);
+    }
+    const float *k = qkv + Hq * D, *v = k + Hkv * D;
+    for (int64_t i = 0; i < Hkv * D; i++) {
+        store_any(k_cache, slot * Hkv * D + i, dtype, k[i]);
+        store_any(v_cache, slot * Hkv * D + i, dtype, v[i]);
     }
 }
 
-/* out[m, i] = silu(x[m, i]) * x[m, I + i], x [M, 2 I] float32, out [M, I]. */
-void slipstream_swiglu(const float *x, void *out, int64_t M, int64_t I, int dtype) {
-    for (int64_t m = 0; m < M; m++) {
-        const float *gate = x + m * 2 * I, *up = gate + I;
-        int64_t i = 0;
-        for (; i + LANES <= I; i += LANES) {
-            vf g = vf_load(gate + i), u = vf_load(up + i);
-            float values[LANES];
-            vf_store(values, g / (vf_exp(-g) + 1.0f) * u);
-            for (int j = 0; j < LANES; j++) store_any(out, m * I + i + j, dtype, values[j]);
-        }
-        for (; i < I; i++) store_any(out, m * I + i, dtype, gate[i] / (1.0f + expf(-gate[i])) * up[i]);
+/* qkv [M, (Hq + 2 Hkv) D] float32: queries are normed (if q_norm), rotated and stay in place; keys likewise and go,
+ * with the values, to slots[m] of the caches [slots, Hkv, D]. */
+void slipstream_rope_write(float *qkv, const float *cosines, const float *sines, const int64_t *positions,
+                           const int64_t *slots, const float *q_norm, const float *k_norm, float eps, void *k_cache,
+                           void *v_cache, int64_t M, int64_t Hq, int64_t Hkv, int64_t D, int dtype) {
+    struct rope rope = {cosines, sines, q_norm, k_norm, eps, Hq, Hkv, D};
+    for (int64_t m = 0; m < M; m++)
+        rope_write_row(&rope, qkv + m * (Hq + 2 * Hkv) * D, positions[m], slots[m], k_cache, v_cache, dtype);
+}
+
+/* out[i] = silu(x[i]) * x[I + i]. */
+void swiglu_row(const float *x, void *out, int64_t I, int dtype) {
+    const float *gate = x, *up = x + I;
+    int64_t i = 0;
+    for (; i + LANES <= I; i += LANES) {
+        vf g = vf_load(gate + i);
+        vf_store_any(out, i, dtype, g / (vf_exp(-g) + 1.0f) * vf_load(up + i));
     }
+    for (; i < I; i++) store_any(out, i, dtype, gate[i] / (1.0f + expf(-gate[i])) * up[i]);
+}
+
+/* x [M, 2 I] float32, out [M, I]. */
+void slipstream_swiglu(const float *x, void *out, int64_t M, int64_t I, int dtype) {
+    for (int64_t m = 0; m < M; m++)
+        swiglu_row(x + m * 2 * I, (char *)out + m * I * (dtype == BF16 ? 2 : 4), I, dtype);
 }

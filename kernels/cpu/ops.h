@@ -1,0 +1,44 @@
+/* The operations, each on the smallest piece of work that one thread does alone. Entry points for single operations
+ * (linear.c, rows.c, attention.c) and the whole decoder (decoder.c) call the same functions, so their bits agree. */
+#pragma once
+#include <stdint.h>
+
+enum output { STORE = 0, ADD = 1 };
+
+struct linear {
+    const void *weight; /* packed, see linear.c */
+    const float *bias;  /* or null */
+    int64_t N, K;
+};
+
+int64_t linear_blocks(const struct linear *l);
+/* 32 outputs of all M rows. x [M, K] in the weights' dtype, out [M, N] float32. */
+void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
+                  enum output output);
+
+void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype);
+void swiglu_row(const float *x, void *out, int64_t I, int dtype);
+
+struct rope {
+    const float *cosines, *sines, *q_norm, *k_norm; /* norms or null */
+    float eps;
+    int64_t Hq, Hkv, D;
+};
+void rope_write_row(const struct rope *r, float *qkv, int64_t position, int64_t slot, void *k_cache, void *v_cache,
+                    int dtype);
+
+struct attention_rows {
+    const int32_t *slot_tables, *paths;
+    const int64_t *seqs, *prefix_lens, *path_lens;
+    int64_t table_stride, path_stride;
+};
+struct attention {
+    const float *q; /* rows of q_stride floats */
+    int64_t q_stride;
+    const void *k_cache, *v_cache;
+    void *out; /* [M, Hq, D] */
+    int64_t Hq, Hkv, D;
+    int dtype;
+};
+/* One KV head of one row: task = row * Hkv + head. */
+void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task);

@@ -1,0 +1,100 @@
+/* See pool.h. */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#include <stdlib.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#else
+#define PAUSE() ((void)0)
+#endif
+
+#define SPINS 600 /* about 10 microseconds on an AMD EPYC at 2.6 GHz */
+
+static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pid_t owner; /* threads do not survive a fork: a child starts its own team */
+static int size;    /* threads, the caller's included */
+static team_function current;
+static void *current_context;
+static atomic_int round_number, arrived, phase;
+
+static void wait_until_changed(atomic_int *value, int old) {
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(value, memory_order_acquire) != old) return;
+        PAUSE();
+    }
+    pthread_mutex_lock(&lock);
+    while (atomic_load_explicit(value, memory_order_acquire) == old) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void change(atomic_int *value) {
+    pthread_mutex_lock(&lock); /* or a thread about to sleep would miss it */
+    atomic_fetch_add_explicit(value, 1, memory_order_release);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void team_barrier(void) {
+    if (size == 1) return;
+    int now = atomic_load_explicit(&phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&arrived, 1, memory_order_acq_rel) == size - 1) {
+        atomic_store_explicit(&arrived, 0, memory_order_relaxed);
+        change(&phase);
+    } else {
+        wait_until_changed(&phase, now);
+    }
+}
+
+static void *member(void *unused) {
+    (void)unused;
+    for (int seen = 0;; seen++) {
+        wait_until_changed(&round_number, seen);
+        current(current_context);
+        team_barrier();
+    }
+    return NULL;
+}
+
+static int wanted_size(void) {
+    const char *text = getenv("OMP_NUM_THREADS"); /* the setting that torch obeys */
+    int wanted = text ? atoi(text) : 0;
+    if (wanted > 0) return wanted;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+#endif
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+static void start(void) {
+    owner = getpid();
+    atomic_store(&round_number, 0);
+    atomic_store(&arrived, 0);
+    atomic_store(&phase, 0);
+    int wanted = wanted_size();
+    for (size = 1; size < wanted; size++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, member, NULL) != 0) break;
+        pthread_detach(thread);
+    }
+}
+
+void team_run(team_function function, void *context) {
+    pthread_mutex_lock(&callers);
+    if (owner != getpid()) start();
+    current = function;
+    current_context = context;
+    if (size > 1) change(&round_number);
+    function(context);
+    team_barrier();
+    pthread_mutex_unlock(&callers);
+}

@@ -1,0 +1,248 @@
+"""All layers of a dense decoder over M rows, with the final norm.
+
+    each layer:  residual += output(attention(rope(qkv(norm(residual)))))
+                 residual += down(swiglu(gate_up(norm(residual))))
+    hidden = norm(residual)
+
+The residual stream is float32; what goes into a matrix product is in the weights' dtype. The reference is the sequence
+of single operations; the compiled pass calls the same C functions in the same order and so gives the same bits, without
+coming back to the host between them.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionRows, attention, has_compiled_attention
+from kernels.checks import DTYPE_CODES, check_tensor
+from kernels.cpu.library import library
+from kernels.linear import LinearWeight, linear
+from kernels.norm import rms_norm
+from kernels.rope import HeadNorms, rope_write
+from kernels.swiglu import swiglu
+
+_PHASES = 9  # per layer, as in cpu/decoder.c
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    input_norm: Tensor  # [H] float32
+    qkv: LinearWeight
+    head_norms: HeadNorms | None
+    output: LinearWeight
+    post_norm: Tensor  # [H] float32
+    gate_up: LinearWeight
+    down: LinearWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderRows:
+    """M rows of one pass.
+
+    positions, slots: [M] int64; slots distinct.
+    attention: the keys of each row, the row's own included.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    attention: AttentionRows
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("N", _LONG), ("K", _LONG))
+
+    @classmethod
+    def of(cls, weight: LinearWeight) -> "_Linear":
+        return cls(weight.data.data_ptr(), _address(weight.bias), weight.out_features, weight.in_features)
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("layers", "final_norm", "cosines", "sines")),
+        *((name, _LONG) for name in ("num_layers", "H", "I", "Hq", "Hkv", "D")),
+        ("eps", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("slot_tables", "paths", "seqs", "prefix_lens", "path_lens")),
+        *((name, _LONG) for name in ("table_stride", "path_stride")),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("k_caches", "v_caches", "positions", "slots")),
+        ("rows", _Rows),
+        ("M", _LONG),
+        *((name, _POINTER) for name in ("residual", "qkv", "gate_up", "normed", "attended", "activated", "hidden")),
+        ("next", _POINTER),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class DecoderLayers:
+    """A decoder's layers, their final norm [H] and rotary tables [P, D / 2], all float32 but the products' weights."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        layers: tuple[LayerWeights, ...],
+        final_norm: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+    ) -> None:
+        for norms in (layer.head_norms for layer in layers):
+            if norms is not None and norms.eps != shape.norm_eps:
+                raise ValueError(f"head norms must share the layers' eps {shape.norm_eps}, got {norms.eps}")
+        self.shape = shape
+        self.layers = layers
+        self.final_norm = final_norm
+        self.cosines = cosines.contiguous()
+        self.sines = sines.contiguous()
+        packed = all(w.packed for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        compiled = has_compiled_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        self._structure = self._build() if packed and compiled and library() is not None else None
+
+    @property
+    def structure(self) -> _Decoder | None:
+        """What the compiled pass takes; None where there is none for this shape or machine."""
+        return self._structure
+
+    def _build(self) -> _Decoder:
+        shape = self.shape
+        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))  # kept: the structure points to it
+        return _Decoder(
+            ctypes.addressof(self._c_layers),
+            self.final_norm.data_ptr(),
+            self.cosines.data_ptr(),
+            self.sines.data_ptr(),
+            len(self.layers),
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.norm_eps,
+            DTYPE_CODES[shape.dtype],
+        )
+
+
+def _layer(layer: LayerWeights) -> _Layer:
+    norms = layer.head_norms
+    return _Layer(
+        layer.input_norm.data_ptr(),
+        layer.post_norm.data_ptr(),
+        None if norms is None else norms.query.data_ptr(),
+        None if norms is None else norms.key.data_ptr(),
+        *map(_Linear.of, (layer.qkv, layer.output, layer.gate_up, layer.down)),
+    )
+
+
+def decoder_reference(
+    layers: DecoderLayers, residual: Tensor, rows: DecoderRows, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> Tensor:
+    """As `decoder`, one operation after the other."""
+    shape = layers.shape
+    M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
+    for layer, k_cache, v_cache in zip(layers.layers, keys, values, strict=True):
+        qkv = linear(rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype), layer.qkv)
+        rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
+        q = qkv.view(M, -1, D)[:, :num_heads]  # [M, Hq, D]
+        attended = attention(q, k_cache, v_cache, rows.attention)
+        linear(attended.view(M, num_heads * D), layer.output, add_to=residual)
+        normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
+        linear(swiglu(linear(normed, layer.gate_up), shape.dtype), layer.down, add_to=residual)
+    return rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
+
+
+def decoder(
+    layers: DecoderLayers, residual: Tensor, rows: DecoderRows, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> Tensor:
+    """Writes the rows' keys and values and returns their hidden states.
+
+    Args:
+        residual: [M, H] float32, the tokens' embeddings; overwritten.
+        keys, values: per layer [slots, Hkv, D] in the weights' dtype.
+
+    Returns: [M, H] in the weights' dtype, after the final norm.
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    shape, structure = layers.shape, layers.structure
+    if structure is None or residual.device.type != "cpu":
+        return decoder_reference(layers, residual, rows, keys, values)
+    M = residual.shape[0]
+    check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
+    check_tensor(rows.positions, "positions", (M,), torch.int64)
+    check_tensor(rows.slots, "slots", (M,), torch.int64)
+    rows.attention.check()
+    num_slots = keys[0].shape[0]
+    for cache in (*keys, *values):
+        check_tensor(cache, "cache", (num_slots, shape.num_kv_heads, shape.head_dim), shape.dtype)
+    return _run_compiled(structure, shape, residual, rows, keys, values)
+
+
+def _run_compiled(
+    structure: _Decoder,
+    shape: DecoderShape,
+    residual: Tensor,
+    rows: DecoderRows,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+) -> Tensor:
+    M, D, dtype = residual.shape[0], shape.head_dim, shape.dtype
+    qkv = torch.empty(M, (shape.num_heads + 2 * shape.num_kv_heads) * D)
+    gate_up = torch.empty(M, 2 * shape.intermediate_size)
+    normed, hidden = torch.empty(M, shape.hidden_size, dtype=dtype), torch.empty(M, shape.hidden_size, dtype=dtype)
+    attended = torch.empty(M, shape.num_heads * D, dtype=dtype)
+    activated = torch.empty(M, shape.intermediate_size, dtype=dtype)
+    counters = torch.zeros(len(keys) * _PHASES + 1, dtype=torch.int64)
+    pointers = _POINTER * len(keys)
+    k_caches, v_caches = pointers(*map(_address, keys)), pointers(*map(_address, values))
+    places = rows.attention
+    c_rows = _Rows(
+        *map(_address, (places.slot_tables, places.paths, places.seqs, places.prefix_lens, places.path_lens)),
+        places.slot_tables.shape[1],
+        places.paths.shape[1],
+    )
+    work = (residual, qkv, gate_up, normed, attended, activated, hidden, counters)
+    c_pass = _Pass(
+        ctypes.addressof(k_caches),
+        ctypes.addressof(v_caches),
+        rows.positions.data_ptr(),
+        rows.slots.data_ptr(),
+        c_rows,
+        M,
+        *map(_address, work),
+    )
+    kernels = library()
+    assert kernels is not None  # there is a structure only where there are kernels
+    kernels.slipstream_decoder(ctypes.addressof(structure), ctypes.addressof(c_pass))
+    return hidden

@@ -1,0 +1,79 @@
+"""The compiled pass gives the bits of the single operations, for any mixture of rows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder, decoder_reference
+from kernels.linear import pack
+from kernels.rope import HeadNorms
+
+H, INNER, HQ, HKV, D, SLOTS = 48, 80, 6, 2, 16, 64
+
+
+def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool) -> DecoderLayers:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.2
+
+    def layer() -> LayerWeights:
+        width = (HQ + 2 * HKV) * D
+        return LayerWeights(
+            input_norm=random(H) + 1,
+            qkv=pack(random(width, H).to(dtype), random(width) if bias else None),
+            head_norms=HeadNorms(random(D) + 1, random(D) + 1, 1e-5) if head_norms else None,
+            output=pack(random(H, HQ * D).to(dtype)),
+            post_norm=random(H) + 1,
+            gate_up=pack(random(2 * INNER, H).to(dtype)),
+            down=pack(random(H, INNER).to(dtype)),
+        )
+
+    shape = DecoderShape(
+        hidden_size=H, intermediate_size=INNER, num_heads=HQ, num_kv_heads=HKV, head_dim=D, norm_eps=1e-5, dtype=dtype
+    )
+    angles = torch.outer(torch.arange(100.0), 1.0 / 100 ** (torch.arange(D // 2) / D))
+    return DecoderLayers(shape, tuple(layer() for _ in range(3)), random(H) + 1, angles.cos(), angles.sin())
+
+
+def make_rows(M: int) -> DecoderRows:
+    """A chain of M rows after 20 committed positions."""
+    positions = torch.arange(20, 20 + M)
+    attention = AttentionRows(
+        slot_tables=torch.arange(SLOTS, dtype=torch.int32).view(1, -1),
+        seqs=torch.zeros(M, dtype=torch.int64),
+        prefix_lens=torch.full((M,), 20),
+        paths=positions.to(torch.int32).repeat(M, 1).contiguous(),
+        path_lens=torch.arange(1, M + 1),
+    )
+    return DecoderRows(positions, positions.clone(), attention)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("M", [1, 2, 7, 8, 9, 33])
+@pytest.mark.parametrize(("head_norms", "bias"), [(False, False), (True, True)])
+def test_the_compiled_pass_gives_the_bits_of_single_operations(
+    dtype: torch.dtype, M: int, head_norms: bool, bias: bool
+) -> None:
+    layers = make_layers(dtype, head_norms=head_norms, bias=bias)
+    assert layers.structure is not None
+    residual = torch.randn(M, H, generator=torch.Generator().manual_seed(1))
+    results = []
+    for function in (decoder, decoder_reference):
+        generator = torch.Generator().manual_seed(2)
+        keys, values = (
+            [torch.randn(SLOTS, HKV, D, generator=generator).to(dtype) for _ in layers.layers] for _ in range(2)
+        )
+        results.append((function(layers, residual.clone(), make_rows(M), keys, values), *keys, *values))
+
+    for ours, reference in zip(*results, strict=True):
+        assert torch.equal(ours, reference)
+    assert results[0][0].float().abs().max() > 0.1
+
+
+def test_a_cache_of_another_shape_is_refused() -> None:
+    layers = make_layers(torch.float32, head_norms=False, bias=False)
+    caches = [torch.zeros(SLOTS, HKV, D + 1) for _ in layers.layers]
+    with pytest.raises(ValueError, match=r"cache must be torch.float32 \[64, 2, 16\], got torch.float32 \[64, 2, 17\]"):
+        decoder(layers, torch.zeros(1, H), make_rows(1), caches, caches)

@@ -1,0 +1,33 @@
+"""The team of threads: any number of them gives the same bits."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.linear import linear, pack
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def digest() -> str:
+    """Of products large and small, many phases one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 256, generator=generator)
+    weights = [pack(torch.randn(256, 256, generator=generator) / 16) for _ in range(4)]
+    for _ in range(50):
+        for weight in weights:
+            x = linear(x, weight)
+    return hashlib.sha256(x.numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("num_threads", ["1", "2", "3", "7"])
+def test_any_number_of_threads_gives_the_same_bits(num_threads: str) -> None:
+    command = [sys.executable, "-c", "from tests.kernels.test_pool import digest; print(digest())"]
+    environment = os.environ | {"OMP_NUM_THREADS": num_threads}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == digest()

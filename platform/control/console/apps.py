@@ -3,8 +3,6 @@ from django.apps import AppConfig
 
 class ConsoleConfig(AppConfig):
     name = "control.console"
-    label = "console"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         from django.contrib import admin  # the site is unfold's once unfold is ready, which comes before

@@ -1,7 +1,0 @@
-from django.apps import AppConfig
-
-
-class BatchesConfig(AppConfig):
-    name = "control.batches"
-    label = "batches"
-    default_auto_field = "django.db.models.BigAutoField"

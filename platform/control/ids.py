@@ -42,7 +42,3 @@ def pipeline_id() -> str:
 
 def deployment_id() -> str:
     return new_id("dep_")
-
-
-def user_id() -> str:
-    return new_id("user_")

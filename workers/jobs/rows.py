@@ -46,8 +46,8 @@ class RowRequest:
     request: Request
 
 
-def read_rows(path: Path, *, row_from: int = 0, row_to: int | None = None) -> Iterator[InputRow]:
-    """Streams rows `row_from` to `row_to`, exclusive.
+def read_rows(path: Path, *, row_to: int | None = None) -> Iterator[InputRow]:
+    """Streams the rows before `row_to`.
 
     Raises: InvalidInputError: a line is not a normalised row, or the file ends too early.
     """
@@ -56,8 +56,7 @@ def read_rows(path: Path, *, row_from: int = 0, row_to: int | None = None) -> It
         for number, line in enumerate(lines):
             if row_to is not None and number >= row_to:
                 return
-            if number >= row_from:
-                yield _input_row(number, line)
+            yield _input_row(number, line)
     if row_to is not None and number + 1 < row_to:
         raise InvalidInputError("input_too_short", f"{path.name} should have {row_to} rows or more, has {number + 1}")
 
@@ -125,11 +124,6 @@ class RowAnswer:
     @property
     def finish_reason(self) -> str | None:
         return self._stream.finish_reason
-
-    @property
-    def stopped_by_text(self) -> bool:
-        """A stop string ended the answer: the engine does not know and must be told to cancel."""
-        return self._stream.stopped
 
     @property
     def num_tokens(self) -> int:

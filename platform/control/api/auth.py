@@ -1,11 +1,10 @@
-"""What routes build on: the base of rest_framework views, and the check for views outside of it."""
+"""What routes build on: the base of rest_framework's views."""
 
 from django.http import Http404
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from control.accounts.models import ApiKey, Organization
-from control.api.authentication import authenticate_request as authenticate_request  # for the gateway
 
 
 class OrganizationView(APIView):

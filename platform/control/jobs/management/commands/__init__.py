@@ -1,1 +1,1 @@
-"""`manage.py runworker` and `manage.py reconcile`."""
+"""`manage.py runworker`."""

@@ -12,30 +12,11 @@ from pathlib import Path
 from typing import IO
 
 import workers
+from control.child_environment import child_environment
 from control.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
-# No password, key or token of ours may reach a process that runs a customer's model.
-_ENVIRONMENT = (
-    *(
-        "PATH",
-        "HOME",
-        "USER",
-        "TMPDIR",
-        "TZ",
-        "LANG",
-        "LC_",
-        "PYTHON",
-        "VIRTUAL_ENV",
-        "XDG_",
-        "LD_",
-        "DYLD_",
-        "MALLOC_",
-    ),
-    *("CC", "CXX", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "TRITON_"),
-    *("HF_HOME", "MALLOC_", "SLIPSTREAM_CPU_KERNELS", "COVERAGE_"),
-)  # names, or how they begin
 
 
 class ChildProcess:
@@ -117,7 +98,7 @@ def _command() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
+    kept = child_environment()
     root = str(Path(workers.__path__[0]).resolve().parent)
     kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     return kept

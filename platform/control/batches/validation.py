@@ -42,7 +42,7 @@ def validate(
     *,
     endpoint: str,
     models: ModelChoice,
-    write: Callable[[bytes], None],
+    write: Callable[[bytes], object],
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Report:

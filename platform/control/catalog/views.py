@@ -8,7 +8,7 @@ from control.api.errors import ApiError
 from control.api.paging import paginate
 from control.catalog.selectors import base_model_get, base_models_list, speculator_get, speculators_list
 from control.catalog.serializers import base_model_body, deployment_model_body, models_body, speculator_body
-from control.deployments.models import Deployment
+from control.deployments.selectors import deployments_list
 from control.files.streaming import StoredFileResponse
 from control.storage import ObjectMissing
 
@@ -16,13 +16,13 @@ from control.storage import ObjectMissing
 class ModelsView(OrganizationView):
     def get(self, request: Request) -> Response:
         models = base_models_list(self.organization).order_by("name")
-        deployments = Deployment.objects.filter(organization=self.organization, deleted_at=None).order_by("name")
+        deployments = deployments_list(self.organization).order_by("name")
         return Response(models_body(list(models), list(deployments)))
 
 
 class ModelView(OrganizationView):
     def get(self, request: Request, name: str) -> Response:
-        deployment = Deployment.objects.filter(organization=self.organization, deleted_at=None, name=name).first()
+        deployment = deployments_list(self.organization).filter(name=name).first()
         if deployment is not None:
             return Response(deployment_model_body(deployment))
         return Response(base_model_body(base_model_get(self.organization, name)))

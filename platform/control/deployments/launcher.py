@@ -1,13 +1,10 @@
 """Starts the engine's server as a process of its own: own session, own log, a free loopback port, a random token.
 
-The process outlives the supervisor, unless a lifeline is given: then it ends when the lifeline's owner does. It gets
-no password of ours: of the environment only what is not a setting of the control plane goes along.
+The process outlives the supervisor, unless a lifeline is given: then it ends when the lifeline's owner does.
 """
 
-import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,15 +12,16 @@ from pathlib import Path
 
 from django.conf import settings
 
+from control.child_environment import child_environment
 from control.deployments.models import Deployment
 from control.deployments.processes import MARK, ProcessIdentity, process_started
 from control.embedded.keeper import kept_command
+from control.embedded.ports import free_port
 from control.settings.config import Config
 from control.storage import get_storage
 
 PROJECT_ROOT = Path(__file__).resolve().parents[3]
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
-_PRIVATE_PREFIXES = ("SLIPSTREAM_", "AWS_", "PG", "DJANGO_", "CELERY_")
 
 
 class LaunchError(Exception):
@@ -61,8 +59,8 @@ def stage_speculator(config: Config, deployment: Deployment) -> Path | None:
 
 def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
     """Raises: LaunchError: the program can't be run or ended at once."""
-    port, token = _free_port(), secrets.token_urlsafe(32)
-    command = _command(deployment, port=port, speculator_dir=speculator_dir)
+    port, token = free_port(), secrets.token_urlsafe(32)
+    command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
     log = log_path(config, deployment.pk)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -70,7 +68,7 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
             process = subprocess.Popen(
                 command if lifeline is None else kept_command(command, lifeline=lifeline),
                 cwd=PROJECT_ROOT,
-                env={**_environment(), TOKEN_VARIABLE: token, MARK: deployment.pk},
+                env={**child_environment(), TOKEN_VARIABLE: token, MARK: deployment.pk},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -85,25 +83,15 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
     return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
 
 
-def _command(deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
+def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     arguments = {
         "--model-dir": deployment.base_model.path,
         "--model-name": deployment.name,
         "--host": "127.0.0.1",
         "--port": str(port),
+        "--device": config.device,
     }
     if speculator_dir is not None and deployment.speculator is not None:
         arguments |= {"--drafter": deployment.speculator.kind, "--speculator-dir": str(speculator_dir.resolve())}
     return [*program, *(word for pair in arguments.items() for word in pair)]
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
-
-
-def _free_port() -> int:
-    """Somebody may take it before the engine does: then the engine ends, and the next launch draws another."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,7 +7,7 @@ from control.api.errors import ApiError
 from control.deployments.models import Deployment
 
 
-def deployment_list(organization: Organization) -> QuerySet[Deployment]:
+def deployments_list(organization: Organization) -> QuerySet[Deployment]:
     return Deployment.objects.filter(organization=organization, deleted_at=None).select_related(
         "base_model", "speculator"
     )
@@ -15,7 +15,7 @@ def deployment_list(organization: Organization) -> QuerySet[Deployment]:
 
 def deployment_get(organization: Organization, deployment_id: str) -> Deployment:
     """Raises: ApiError: 404."""
-    deployment = deployment_list(organization).filter(pk=deployment_id).first()
+    deployment = deployments_list(organization).filter(pk=deployment_id).first()
     if deployment is None:
         raise ApiError(404, f"No such deployment: {deployment_id[:80]!r}.", "deployment_not_found", "deployment_id")
     return deployment
@@ -23,7 +23,7 @@ def deployment_get(organization: Organization, deployment_id: str) -> Deployment
 
 def deployment_by_name(organization: Organization, name: str) -> Deployment:
     """What a request's `model` means. Raises: ApiError: 404, code model_not_found."""
-    deployment = deployment_list(organization).filter(name=name).first()
+    deployment = deployments_list(organization).filter(name=name).first()
     if deployment is None:
         message = f"The model {name[:80]!r} does not exist or you do not have access to it."
         raise ApiError(404, message, "model_not_found", "model")

@@ -8,7 +8,7 @@ from control.api.auth import OrganizationView
 from control.api.paging import paginate
 from control.catalog.models import Speculator
 from control.catalog.selectors import base_model_get, speculator_get
-from control.deployments.selectors import deployment_get, deployment_list
+from control.deployments.selectors import deployment_get, deployments_list
 from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput, deployment_json
 from control.deployments.services import (
     deployment_create,
@@ -21,7 +21,7 @@ from control.deployments.services import (
 
 class DeploymentsView(OrganizationView):
     def get(self, request: Request) -> Response:
-        return paginate(deployment_list(self.organization), request, deployment_json)
+        return paginate(deployments_list(self.organization), request, deployment_json)
 
     def post(self, request: Request) -> Response:
         form = DeploymentInput(data=request.data)

@@ -16,7 +16,8 @@ import redis
 import structlog
 
 from control.embedded.components import Component
-from control.embedded.valkey import find_valkey, free_port, write_valkey_config
+from control.embedded.ports import free_port
+from control.embedded.valkey import find_valkey, write_valkey_config
 from control.settings.config import Config
 
 log = structlog.get_logger(__name__)

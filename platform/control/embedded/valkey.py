@@ -5,7 +5,6 @@ workers poll instead.
 """
 
 import secrets
-import socket
 import subprocess
 from pathlib import Path
 
@@ -37,9 +36,3 @@ def write_valkey_config(folder: Path, *, port: int) -> tuple[Path, str]:
         'save ""\nappendonly no\nmaxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n'
     )
     return path, f"redis://:{password}@127.0.0.1:{port}/0"
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

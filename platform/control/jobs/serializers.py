@@ -1,13 +1,9 @@
-"""Jobs as the API shows them. Times are Unix seconds, absent is null."""
+"""Jobs as the API shows them."""
 
-from datetime import datetime
 from typing import Any
 
+from control.api.times import unix
 from control.jobs.models import Job, JobEvent
-
-
-def unix_seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())
 
 
 def progress_json(job: Job) -> dict[str, Any] | None:
@@ -27,10 +23,10 @@ def job_json(job: Job) -> dict[str, Any]:
         "metrics": job.metrics,
         "result": job.result,
         "error": job.error,
-        "created_at": unix_seconds(job.created_at),
-        "started_at": unix_seconds(job.started_at),
-        "finished_at": unix_seconds(job.finished_at),
-        "cancel_requested_at": unix_seconds(job.cancel_requested_at),
+        "created_at": unix(job.created_at),
+        "started_at": unix(job.started_at),
+        "finished_at": unix(job.finished_at),
+        "cancel_requested_at": unix(job.cancel_requested_at),
     }
 
 
@@ -41,5 +37,5 @@ def event_json(event: JobEvent) -> dict[str, Any]:
         "job_id": event.job_id,
         "type": event.type,
         "data": event.data,
-        "created_at": unix_seconds(event.created_at),
+        "created_at": unix(event.created_at),
     }

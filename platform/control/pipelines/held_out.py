@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -88,7 +87,7 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         with get_storage().open(file.storage_key) as source, path.open("wb") as rows:
-            report = validate(source, endpoint=endpoint_of(file), models=choice, write=partial(_write, rows))
+            report = validate(source, endpoint=endpoint_of(file), models=choice, write=rows.write)
         if report.errors:
             first = report.errors[0]
             place = "" if first["line"] is None else f" line {first['line']}:"
@@ -133,10 +132,6 @@ def _divide(source: Readable, chosen: frozenset[str], *, rest: IO[bytes], held: 
             rest.write(b"\n")
         else:
             rest.write(line + b"\n")
-
-
-def _write(rows: IO[bytes], line: bytes) -> None:
-    rows.write(line)
 
 
 def _rank(custom_id: str) -> bytes:

@@ -1,9 +1,10 @@
-"""Pipelines as the API shows them: one object with its stages. Times are Unix seconds, absent is null."""
+"""Pipelines as the API shows them: one object with its stages."""
 
 from typing import Any
 
+from control.api.times import unix
 from control.jobs.models import Job
-from control.jobs.serializers import progress_json, unix_seconds
+from control.jobs.serializers import progress_json
 from control.pipelines.models import Pipeline, PipelineEvent
 from control.pipelines.state import ACTIVE, STAGES, Status
 
@@ -32,8 +33,8 @@ def pipeline_json(pipeline: Pipeline) -> dict[str, Any]:
         "deployment_id": pipeline.deployment_id,
         "report": report,
         "error": pipeline.error,
-        "created_at": unix_seconds(pipeline.created_at),
-        "finished_at": unix_seconds(pipeline.finished_at),
+        "created_at": unix(pipeline.created_at),
+        "finished_at": unix(pipeline.finished_at),
     }
 
 
@@ -57,8 +58,8 @@ def _stage(pipeline: Pipeline, status: Status, job: Job | None, events: list[Pip
         "job_id": None if job is None else job.pk,
         "progress": None if job is None else progress_json(job),
         "metrics": {} if job is None else job.metrics,
-        "started_at": None if entered is None else unix_seconds(events[entered].created_at),
-        "finished_at": None if left is None else unix_seconds(left.created_at),
+        "started_at": None if entered is None else unix(events[entered].created_at),
+        "finished_at": None if left is None else unix(left.created_at),
     }
 
 

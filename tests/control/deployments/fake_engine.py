@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--model-dir", "--model-name", "--host", "--drafter", "--speculator-dir"):
+    for name in ("--model-dir", "--model-name", "--host", "--device", "--drafter", "--speculator-dir"):
         parser.add_argument(name)
     parser.add_argument("--port", type=int)
     options = parser.parse_args()

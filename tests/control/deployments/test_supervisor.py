@@ -291,11 +291,26 @@ def test_a_finding_about_an_older_wish_changes_nothing(supervisor: Supervisor, t
     assert isinstance(process, ProcessIdentity)
 
 
-def test_the_engine_gets_no_setting_of_ours(
+def test_the_engine_computes_as_jobs_do(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CPU_KERNELS", "off")
+    supervisor.config = supervisor.config.model_copy(update={"device": "cpu"})
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+
+    environment = Path(f"/proc/{identity_of(deployment).pid}/environ").read_text()
+
+    assert ask(deployment).json()["options"]["device"] == "cpu"
+    assert "SLIPSTREAM_CPU_KERNELS=off" in environment
+
+
+def test_the_engine_gets_no_secret_of_ours(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_DATABASE_URL", "postgresql://user:secret@host/name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("MAIL_PASSWORD", "secret")
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
 
@@ -304,3 +319,4 @@ def test_the_engine_gets_no_setting_of_ours(
     assert "SLIPSTREAM_ENGINE_TOKEN" in environment
     assert "DATABASE_URL" not in environment
     assert "AWS_SECRET" not in environment
+    assert "MAIL_PASSWORD" not in environment

@@ -19,8 +19,8 @@ from django.utils import timezone
 from control.api.errors import ApiError
 from control.catalog.services import base_model_register
 from control.embedded.first_start import ADMINISTRATOR, Credentials, Ready, first_start
+from control.embedded.ports import free_port
 from control.embedded.stack import Stack, wait_until
-from control.embedded.valkey import free_port
 from control.jobs.models import Worker
 from control.settings.config import Config, get_config
 

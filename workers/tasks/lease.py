@@ -13,8 +13,6 @@ from control.settings.config import get_config
 
 log = structlog.get_logger(__name__)
 
-CANCEL_POLL_SECONDS = 2.0  # a renewal also reads whether to cancel: a customer waits at most this long, plus a kill
-
 
 class Lease:
     """A context manager. `lost` and `cancel_requested` are set from its thread and never cleared."""
@@ -24,7 +22,7 @@ class Lease:
         self.claim = claim
         self.lost = threading.Event()
         self.cancel_requested = threading.Event()
-        self._interval_seconds = min(config.renew_seconds, CANCEL_POLL_SECONDS)
+        self._interval_seconds = config.renew_seconds
         self._lease_seconds = config.lease_seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{claim.job_id}", daemon=True)

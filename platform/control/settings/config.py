@@ -24,7 +24,7 @@ class Config(BaseSettings):
     s3_endpoint_url: str | None = None  # none: AWS
 
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
-    renew_seconds: Annotated[float, Field(gt=0)] = 10.0
+    renew_seconds: Annotated[float, Field(gt=0)] = 2.0  # also how long a customer's cancellation waits to be seen
     reconcile_seconds: Annotated[float, Field(gt=0)] = 5.0
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 

@@ -72,7 +72,6 @@ STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # the console's few files are served from the packages: no collectstatic step
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
-FILE_UPLOAD_TEMP_DIR = None  # the ASGI server's spool of a large request body; uploads themselves go to staging_dir
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["control.api.authentication.ApiKeyAuthentication"],
@@ -90,6 +89,11 @@ _SHARED_PROCESSORS = [
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]
+structlog.configure(
+    processors=[*_SHARED_PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    wrapper_class=structlog.stdlib.BoundLogger,
+)
 
 
 def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:

@@ -30,4 +30,6 @@ SECRET_KEY = (
     if SLIPSTREAM.secret_key
     else _stored_secret_key(SLIPSTREAM.data_dir / "secret_key")
 )
-LOGGING = logging_settings(structlog.dev.ConsoleRenderer(colors=False))
+LOGGING = logging_settings(
+    structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+)

@@ -106,3 +106,28 @@ def test_the_embedded_secret_is_made_once_and_is_the_owners_alone(tmp_path: Path
     assert len(keys[0]) > 50
     assert (tmp_path / "secret_key").stat().st_mode & 0o077 == 0
     assert [path.name for path in tmp_path.iterdir()] == ["secret_key"]
+
+
+@pytest.mark.parametrize("settings", ["embedded", "production"])
+def test_every_log_line_goes_to_standard_error_in_one_form(tmp_path: Path, settings: str) -> None:
+    script = (
+        "import logging, structlog\n"
+        "structlog.get_logger('control.jobs').warning('ours', job_id='job_1')\n"
+        "logging.getLogger('a.library').warning('theirs')"
+    )
+
+    done = manage(
+        *("shell", "--no-imports", "-c", script),
+        DJANGO_SETTINGS_MODULE=f"control.settings.{settings}",
+        SLIPSTREAM_DATA_DIR=str(tmp_path),
+        SLIPSTREAM_SECRET_KEY="secret",
+    )
+
+    ours, theirs = done.stderr.splitlines()
+    if settings == "production":
+        assert (json.loads(ours)["event"], json.loads(ours)["job_id"]) == ("ours", "job_1")
+        assert json.loads(theirs)["event"] == "theirs"
+    else:
+        assert "[warning  ] ours" in ours
+        assert "[warning  ] theirs" in theirs
+    assert done.stdout == ""

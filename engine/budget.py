@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 
 from engine.draft import Draft
 
-ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
+_MEASURE_SECONDS = 2.0  # at most, beside two rounds that are always made
+_MAX_ROUNDS = 20
 _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # a bucket's own survivals count this much before anything was seen
 
@@ -33,9 +35,15 @@ class CostModel:
 
     @classmethod
     def measure(cls, run: Callable[[int], float]) -> "CostModel":
-        """`run(rows)` makes one pass and returns its seconds; the best of three counts."""
-        run(ROW_COUNTS[-1])
-        return cls(ROW_COUNTS, [min(run(rows) for _ in range(3)) for rows in ROW_COUNTS])
+        """`run(rows)` makes one pass and returns its seconds.
+
+        All counts are taken in rounds, so that a spell of noise meets them alike, and the best of each counts.
+        """
+        run(ROW_COUNTS[-1])  # pages in
+        rounds = [[run(rows) for rows in ROW_COUNTS] for _ in range(2)]
+        while sum(map(sum, rounds)) + sum(rounds[-1]) < _MEASURE_SECONDS and len(rounds) < _MAX_ROUNDS:
+            rounds.append([run(rows) for rows in ROW_COUNTS])
+        return cls(ROW_COUNTS, [min(times) for times in zip(*rounds, strict=True)])
 
     def seconds(self, rows: int) -> float:
         right = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)

@@ -35,15 +35,10 @@ class MedusaDrafter:
         self._dtype = model.dtype
         self._vocab = heads.draft_vocab.to(model.device)
         self._embedding = model.weights.embedding if config.token_input else None
-        self._layers = self._pack_layers(heads, model)
+        self._first, *self._rest = self._pack_layers(heads, model)
         shared = model.lm_head[self._vocab] if heads.head is None else None  # [Vd, H]
-        self._heads: list[LinearWeight] = (
-            [pack(shared)]
-            if shared is not None
-            else [
-                pack(head.detach().to(model.device, model.dtype)) for head in ([] if heads.head is None else heads.head)
-            ]
-        )
+        untied: list[Tensor] = [] if heads.head is None else list(heads.head.detach())
+        self._heads = [pack(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])]
 
     @classmethod
     def load(cls, folder: Path, model: Decoder) -> "MedusaDrafter":
@@ -52,15 +47,16 @@ class MedusaDrafter:
 
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Decoder) -> list[list[LinearWeight]]:
-        weights: list[Tensor] = list(heads.weight.detach())
+        """Of the first layer one product for all heads, since they read the same; of the others one per head."""
+        weights: list[Tensor] = list(heads.weight.detach().to(model.device, model.dtype))  # [K, H, H] each
+        biases = heads.bias.detach().to(model.device)
         if heads.token_weight is not None:  # the first layer reads hidden state and token side by side
-            weights[0] = torch.cat([weights[0], heads.token_weight.detach()], dim=-1)  # [K, H, 2 H]
-        return [
-            [
-                pack(weight.to(model.device, model.dtype), bias.to(model.device))
-                for weight, bias in zip(*layer, strict=True)
-            ]
-            for layer in zip(weights, heads.bias.detach(), strict=True)
+            tokens = heads.token_weight.detach().to(model.device, model.dtype)
+            weights[0] = torch.cat([weights[0], tokens], dim=-1)  # [K, H, 2 H]
+        first = pack(weights[0].flatten(0, 1), biases[0].flatten())
+        return [[first]] + [
+            [pack(weight, bias) for weight, bias in zip(*layer, strict=True)]
+            for layer in zip(weights[1:], biases[1:], strict=True)
         ]
 
     @torch.inference_mode()
@@ -71,17 +67,28 @@ class MedusaDrafter:
             taps: [B, H].
             last_tokens: [B] int64. What the taps chose.
         """
-        per_head = []
-        tokens = None if self._embedding is None else token_features(self._embedding[last_tokens])
-        for head in range(self.max_depth):
-            x = taps.float()
-            for index, layer in enumerate(self._layers):
-                read = x if tokens is None or index > 0 else torch.cat([x, tokens], dim=-1)
-                x = x + functional.silu(linear(read.to(self._dtype), layer[head]))
-            per_head.append(linear(x.to(self._dtype), self._heads[head if len(self._heads) > 1 else 0]))
-        probabilities = torch.stack(per_head, dim=1).softmax(-1)  # [B, K, Vd]
+        x = self._features(taps, last_tokens).to(self._dtype)  # [B, K, H]
+        B, K, _ = x.shape
+        if len(self._heads) == 1:
+            logits = linear(x.flatten(0, 1), self._heads[0]).view(B, K, -1)
+        else:
+            logits = torch.stack([linear(x[:, k].contiguous(), head) for k, head in enumerate(self._heads)], dim=1)
+        probabilities = logits.softmax(-1)  # [B, K, Vd]
         best = probabilities.topk(min(CANDIDATES, probabilities.shape[-1]), dim=-1)
         return self._vocab[best.indices], best.values
+
+    def _features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
+        """[B, K, H] float32, as MedusaHeads.features."""
+        read = taps.float()
+        if self._embedding is not None:
+            read = torch.cat([read, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
+        update = linear(read.to(self._dtype), self._first[0]).view(taps.shape[0], self.max_depth, -1)
+        x = taps.float().unsqueeze(1) + functional.silu(update)
+        for layer in self._rest:
+            read = x.to(self._dtype)
+            updates = [linear(read[:, k].contiguous(), weight) for k, weight in enumerate(layer)]
+            x = x + functional.silu(torch.stack(updates, dim=1))
+        return x
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         taps = [sequence.tap for sequence in sequences]

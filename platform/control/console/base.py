@@ -5,10 +5,10 @@ from functools import wraps
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.admin.utils import unquote
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import reverse
+from django.shortcuts import get_object_or_404, redirect
 from unfold.admin import ModelAdmin
 from unfold.dataclasses import ActionDialog, UnfoldAction
 from unfold.decorators import action
@@ -16,6 +16,7 @@ from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 
 from control.api.errors import ApiError
+from control.console.rendering import page_of
 
 
 class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
@@ -37,8 +38,8 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
-        """Only the buttons that mean something for the row as it is."""
-        row = self.model.objects.filter(pk=object_id).first()
+        """Only the buttons that mean something for the row as it is. `object_id` is quoted, as in the page's URL."""
+        row = self.model.objects.filter(pk=unquote(object_id)).first()
         offered = super().get_actions_detail(request, object_id)
         return [button for button in offered if row is not None and button.method.is_applicable(row)]
 
@@ -61,7 +62,7 @@ def service_action(
     def decorate(method: Callable[[Any, Any], str]) -> Any:
         @wraps(method)
         def run(admin: ModelAdmin, request: HttpRequest, form: BaseDialogForm, object_id: str) -> HttpResponse:
-            row = admin.model.objects.get(pk=object_id)
+            row = get_object_or_404(admin.model, pk=unquote(object_id))
             try:
                 messages.success(request, method(admin, row))
             except ApiError as error:
@@ -85,7 +86,7 @@ def service_action(
 
 def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
     """Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
-    target = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    target = page_of(row)
     if "HX-Request" not in request.headers:
         return redirect(target)
     return HttpResponse(status=204, headers={"HX-Redirect": target})

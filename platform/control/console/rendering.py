@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.contrib.admin.utils import quote
 from django.db.models import Model
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -60,7 +61,7 @@ def number(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list):
@@ -72,8 +73,12 @@ def link(row: Model | None) -> SafeString | str:
     """To another row's page."""
     if row is None:
         return "–"
-    url = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
-    return format_html('<a class="console-link" href="{}">{}</a>', url, str(row))
+    return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), str(row))
+
+
+def page_of(row: Model) -> str:
+    """Ids hold an underscore, which the admin's URLs spell `_5F`."""
+    return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[quote(row.pk)])
 
 
 def error_text(error: Mapping[str, Any] | None) -> SafeString | str:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from django.contrib.admin import site
+from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
@@ -40,11 +41,12 @@ def page(client: Client, path: str) -> str:
 
 
 def change_path(model: str, pk: object) -> str:
-    return reverse(f"admin:{model}_change", args=[pk])
+    """As the lists link to it."""
+    return reverse(f"admin:{model}_change", args=[quote(pk)])
 
 
 def press(client: Client, model: str, pk: object, button: str) -> int:
-    path = reverse(f"admin:{model}_{button}", args=[pk])
+    path = reverse(f"admin:{model}_{button}", args=[quote(pk)])
     return client.post(path, {"_form_submitted": "True"}).status_code  # what unfold's dialog sends
 
 
@@ -151,7 +153,7 @@ def test_a_running_jobs_page_asks_again_and_an_ended_ones_does_not(operator: Cli
 def test_a_deployment_is_stopped_and_started(operator: Client) -> None:
     deployment = make_deployment(make_base_model())
     text = page(operator, change_path("deployments_deployment", deployment.pk))
-    assert (f"{deployment.pk}/stop" in text, f"{deployment.pk}/start" in text) == (True, False)
+    assert (f"{quote(deployment.pk)}/stop" in text, f"{quote(deployment.pk)}/start" in text) == (True, False)
 
     press(operator, "deployments_deployment", deployment.pk, "stop")
     deployment.refresh_from_db()
@@ -166,7 +168,7 @@ def test_looking_at_a_button_presses_nothing(operator: Client) -> None:
     """A GET shows the dialog: a link on another page can't stop an endpoint."""
     deployment = make_deployment(make_base_model())
 
-    dialog = page(operator, reverse("admin:deployments_deployment_stop", args=[deployment.pk]))
+    dialog = page(operator, reverse("admin:deployments_deployment_stop", args=[quote(deployment.pk)]))
 
     assert "csrfmiddlewaretoken" in dialog
     deployment.refresh_from_db()

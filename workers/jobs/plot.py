@@ -52,6 +52,6 @@ def _plot_speed(axes: Axes, report: dict[str, Any]) -> None:
     axes.set_xlabel("Concurrency (answers at once)")
     axes.set_ylabel("Answer tokens per second, all answers together")
     axes.set_xticks(range(len(points)), [str(point["concurrency"]) for point in points])
-    axes.margins(y=0.12)
-    axes.legend(frameon=False, loc="upper left")
+    axes.margins(y=0.22)  # room for the legend above the bars
+    axes.legend(frameon=False, loc="upper left", ncols=2)
     axes.spines[["top", "right"]].set_visible(False)

@@ -103,3 +103,11 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # 
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
     list_display = ["username", "email", "is_staff", "is_superuser", "last_login"]
+    list_filter = ["is_staff", "is_superuser", "is_active"]
+    filter_horizontal = []
+    fieldsets = [
+        (None, {"fields": ["username", "password"]}),
+        ("Personal info", {"fields": ["first_name", "last_name", "email"]}),
+        ("Permissions", {"fields": ["is_active", "is_staff", "is_superuser", "user_permissions"]}),
+        ("Important dates", {"fields": ["last_login", "date_joined"]}),
+    ]

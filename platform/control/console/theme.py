@@ -15,6 +15,7 @@ UNFOLD: dict[str, Any] = {
     "SITE_SUBHEADER": "Operator console",
     "SITE_SYMBOL": "air",
     "SITE_URL": None,
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": "/static/console/favicon.svg"}],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "SHOW_BACK_BUTTON": True,

@@ -14,6 +14,7 @@ ASGI_APPLICATION = "control.asgi.application"
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
+FORMAT_MODULE_PATH = "control.settings.formats"
 
 INSTALLED_APPS = [
     "unfold",  # before django.contrib.admin: it replaces its templates

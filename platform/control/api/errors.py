@@ -6,7 +6,7 @@ everything else           500 without a word about the cause, which is logged wi
 """
 
 import structlog
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -74,6 +74,10 @@ def _translate(error: Exception) -> ApiError:
             return ApiError(error.status_code, str(error.detail), str(error.get_codes()))
         case Http404():
             return ApiError(404, "Not found.", "not_found")
+        case RequestDataTooBig():
+            return ApiError(413, "The request body is too large.", "request_too_large")
+        case SuspiciousOperation():  # as too many fields or files in one form
+            return ApiError(400, "The request could not be understood.", "invalid_request")
         case PermissionDenied():
             return ApiError(403, "You may not do this.", "permission_denied")
         case _:

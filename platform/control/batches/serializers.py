@@ -5,6 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from control.api.fields import BodyInput
 from control.api.times import unix
 from control.batches.models import Batch
 from control.batches.services import COMPLETION_WINDOWS
@@ -67,7 +68,7 @@ def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-class BatchInput(serializers.Serializer[dict[str, Any]]):
+class BatchInput(BodyInput):
     input_file_id = serializers.CharField(max_length=80)
     endpoint = serializers.CharField(max_length=80)
     completion_window = serializers.ChoiceField(choices=list(COMPLETION_WINDOWS))

@@ -4,6 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from control.api.fields import BodyInput
 from control.api.times import unix
 from control.deployments.models import Deployment
 
@@ -24,11 +25,11 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-class DeploymentInput(serializers.Serializer[dict[str, Any]]):
+class DeploymentInput(BodyInput):
     name = serializers.CharField(max_length=64)
     model = serializers.CharField(max_length=120)
     speculator_id = serializers.CharField(max_length=40, required=False, allow_null=True, default=None)
 
 
-class DeploymentUpdateInput(serializers.Serializer[dict[str, Any]]):
+class DeploymentUpdateInput(BodyInput):
     speculator_id = serializers.CharField(max_length=40, allow_null=True)

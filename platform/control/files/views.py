@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.http import HttpRequest
-from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
+from control.api.json_body import StrictJsonParser
 from control.api.paging import paginate
 from control.files.models import File
 from control.files.selectors import file_get, files_list
@@ -23,7 +24,7 @@ PAGE_LIMIT = 10_000  # OpenAI's default and maximum for files
 
 
 class FilesView(OrganizationView):
-    parser_classes = [MultiPartParser, JSONParser]
+    parser_classes = [MultiPartParser, StrictJsonParser]
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
         self._uploads = StagingUploadHandler(request)

@@ -6,8 +6,6 @@ The body goes through unread but for `model`, so whatever the engine understands
 asked once, in one hop to a thread. When the caller goes away, Django cancels the view, and with it the engine's work.
 """
 
-import json
-
 from asgiref.sync import sync_to_async
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -16,6 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from control.api.authentication import authenticate_request
 from control.api.errors import ApiError, error_response
+from control.api.json_body import is_text, parse_json
 from control.api.request_id import request_id
 from control.deployments.models import Deployment
 from control.deployments.selectors import deployment_by_name
@@ -65,17 +64,15 @@ def _route(request: HttpRequest) -> Target:
 
 def _model(request: HttpRequest) -> str:
     try:
-        body = json.loads(request.body)
+        body = parse_json(request.body)
     except RequestDataTooBig as error:
         raise ApiError(413, "The request body is too large.", "request_too_large") from error
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "The request body must be JSON.", "invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "The request body must be a JSON object.", "invalid_json")
     model = body.get("model")
     if model is None:
         raise ApiError(400, "model: this parameter is required.", "missing_required_parameter", "model")
-    if not isinstance(model, str):
+    if not isinstance(model, str) or not is_text(model):
         raise ApiError(400, "model must be a string.", "invalid_type", "model")
     return model
 

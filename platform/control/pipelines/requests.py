@@ -19,6 +19,7 @@ class Training(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     kind: Literal["medusa"] = "medusa"
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 
 
 class Evaluation(_Strict):

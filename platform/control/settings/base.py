@@ -77,7 +77,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["control.api.authentication.ApiKeyAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["control.api.authentication.HasApiKey"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["control.api.json_body.StrictJsonParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "control.api.negotiation.AlwaysJson",
     "EXCEPTION_HANDLER": "control.api.errors.exception_handler",

@@ -170,3 +170,32 @@ def test_a_row_that_cannot_be_written_takes_its_bytes_along(
         make_file(organization, io.BytesIO(b"x").read())
 
     assert [storage.exists(key) for key in stored] == [False]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status"),
+    [
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' * 2000,
+            400,
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n1\r\n' * 200,
+            400,
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"1" * (9 << 20) + b"\r\n--x--\r\n",
+            413,
+        ),
+    ],
+)
+def test_a_form_beyond_all_measure_is_refused_and_leaves_nothing(
+    client: Client, content_type: str, body: bytes, status: int
+) -> None:
+    answer = client.generic("POST", "/v1/files", body, content_type=content_type)
+
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert staged_names() == []

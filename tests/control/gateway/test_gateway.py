@@ -163,6 +163,8 @@ def test_without_a_key_nothing_is_told(base_url: str, headers: dict[str, str]) -
         (b"", "invalid_json"),
         (b"[1]", "invalid_json"),
         (b"[" * 100_000, "invalid_json"),
+        (b'{"model": "\\ud800"}', "invalid_type"),
+        (b'{"model": 1e999}', "invalid_json"),
         (b"{}", "missing_required_parameter"),
         (b'{"model": 1}', "invalid_type"),
     ],

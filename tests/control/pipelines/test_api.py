@@ -87,6 +87,8 @@ def test_cancelling_over_the_api(client: Client, organization: Organization) -> 
         ({"held_out": 10}, 400, "prompts_file"),
         ({"held_out": 1, "held_out_file": "file-x"}, 400, "held_out"),
         ({"training": {"kind": "magic"}}, 400, "training.kind"),
+        ({"training": {"seed": "x"}}, 400, "training.seed"),
+        ({"training": {"seed": 1 << 32}}, 400, "training.seed"),
         ({"evaluation": {"concurrencies": []}}, 400, "evaluation.concurrencies"),
         ({"gate": {"min_speed": 1}}, 400, "gate.min_speed"),
         ({"surprise": 1}, 400, "surprise"),

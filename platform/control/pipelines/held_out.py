@@ -1,9 +1,10 @@
 """Which prompts a speculator is never trained on: split off by a hash, so that the same file always splits alike.
 
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
-             └─ the rest, blank lines in the place of the others ──> prompts file of the batch
+             └─ the rest ──> prompts file of the batch
 
-The blank lines keep line numbers true: when a line is bad, the batch names it as the customer counts.
+In either file, blank lines stand in the place of the other's rows. They keep line numbers true: a bad line is named
+as the customer counts.
 """
 
 import hashlib
@@ -78,8 +79,11 @@ def endpoint_of(file: File) -> str:
         return _eligible(source).endpoint
 
 
-def normalise_held_out(file: File, *, base_model: BaseModel, key: str) -> int:
+def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: str = "held_out_file") -> int:
     """Stores the rows as a worker reads them. Returns: how many there are.
+
+    Args:
+        param: where the customer wrote the rows.
 
     Raises: ApiError: 400 for the first bad line.
     """
@@ -91,8 +95,8 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str) -> int:
         if report.errors:
             first = report.errors[0]
             place = "" if first["line"] is None else f" line {first['line']}:"
-            message = f"held_out_file:{place} {first['message']} ({report.num_errors} errors in all)"
-            raise ApiError(400, message, first["code"], "held_out_file")
+            message = f"{param}:{place} {first['message']} ({report.num_errors} errors in all)"
+            raise ApiError(400, message, first["code"], param)
         get_storage().put_file(key, path)
     return report.num_rows
 
@@ -127,11 +131,9 @@ def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
 
 def _divide(source: Readable, chosen: frozenset[str], *, rest: IO[bytes], held: IO[bytes]) -> None:
     for line, custom_id, _ in _rows(source):
-        if custom_id in chosen:
-            held.write(line + b"\n")
-            rest.write(b"\n")
-        else:
-            rest.write(line + b"\n")
+        theirs, others = (held, rest) if custom_id in chosen else (rest, held)
+        theirs.write(line + b"\n")
+        others.write(b"\n")
 
 
 def _rank(custom_id: str) -> bytes:

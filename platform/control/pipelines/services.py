@@ -5,11 +5,13 @@ from django.db import transaction
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.batches.services import batch_cancel
+from control.catalog.models import BaseModel
 from control.catalog.selectors import base_model_get
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_start, deployment_stop
 from control.files.models import File
 from control.files.selectors import file_get
+from control.files.services import file_delete
 from control.ids import pipeline_id
 from control.jobs.services import job_cancel
 from control.pipelines.held_out import normalise_held_out, split_prompts
@@ -30,12 +32,13 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     prompts = _batch_file(organization, request.prompts_file, "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
+    identity = pipeline_id()
+    key = held_out_key(organization.pk, identity)
     if request.held_out_file is None:
-        prompts, held_out = split_prompts(prompts, held_out=request.held_out)
+        prompts, held_out = _split(prompts, request.held_out, base_model=base_model, key=key)
     else:
         held_out = _batch_file(organization, request.held_out_file, "held_out_file")
-    identity = pipeline_id()
-    normalise_held_out(held_out, base_model=base_model, key=held_out_key(organization.pk, identity))
+        normalise_held_out(held_out, base_model=base_model, key=key)
     with transaction.atomic():
         pipeline = Pipeline.objects.create(
             id=identity,
@@ -51,6 +54,18 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
         )
         PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
     return pipeline_advance(pipeline=pipeline)
+
+
+def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:
+    """Effects: where the held-out rows cannot be used, the two files are gone again."""
+    rest, held_out = split_prompts(prompts, held_out=count)
+    try:
+        normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
+    except ApiError:
+        for made in (rest, held_out):
+            file_delete(file=made)
+        raise
+    return rest, held_out
 
 
 def _batch_file(organization: Organization, file_id: str, param: str) -> File:

@@ -1,5 +1,6 @@
 """/v1/pipelines, as a customer sees it."""
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -126,3 +127,25 @@ def test_another_organizations_file_cannot_be_used(
     for field in ("prompts_file", "held_out_file"):
         answer = post(client, request_body(organization, **{field: foreign.pk}))
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, field)
+
+
+def test_a_bad_row_held_out_of_the_prompts_is_named_as_the_customer_counts(
+    client: Client, organization: Organization
+) -> None:
+    rows = [chat_row(f"row-{n}", model="unknown") for n in range(10)]
+    prompts = make_file(organization, rows)
+    held_out = min(range(10), key=lambda n: hashlib.sha256(f"row-{n}".encode()).digest())
+
+    answer = post(client, request_body(organization, prompts_file=prompts.pk, held_out=1))
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "model_not_found", "prompts_file")
+    assert error["message"].startswith(f"prompts_file: line {held_out + 1}: ")
+
+
+def test_a_refused_pipeline_leaves_no_files_behind(client: Client, organization: Organization) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", model="unknown") for n in range(10)])
+
+    post(client, {"name": "fast", "model": make_base_model().name, "prompts_file": prompts.pk})
+
+    assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [prompts.pk]

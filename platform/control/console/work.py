@@ -101,7 +101,7 @@ class JobAdmin(RowsAdmin):
         return table(row, "timeline", ["time (UTC)", "event", "data"], lines)
 
     @service_action(
-        "Cancel", "What is finished is kept; the rest is not done.", icon="cancel", danger=True, when=_is_job_active
+        "Cancel job", "What is finished is kept; the rest is not done.", icon="cancel", danger=True, when=_is_job_active
     )
     def cancel(self, row: Job) -> str:
         batch = Batch.objects.filter(job=row).first()
@@ -137,7 +137,7 @@ class BatchAdmin(RowsAdmin):
     @admin.display
     def progress(self, row: Batch) -> SafeString:
         if row.status in ENDED_BATCHES:
-            return progress_bar(row, row.completed + row.failed, row.total, "rows")
+            return progress_bar(row, row.completed, row.total, "rows")
         return progress_bar(row, row.job.progress_done, row.job.progress_total, "rows")
 
     @admin.display(description="job")
@@ -166,7 +166,7 @@ class BatchAdmin(RowsAdmin):
         return pairs(row, "usage", row.usage)
 
     @service_action(
-        "Cancel",
+        "Cancel batch",
         "Finished rows are kept; the others are not answered.",
         icon="cancel",
         danger=True,
@@ -224,7 +224,7 @@ class PipelineAdmin(RowsAdmin):
         return link(row.deployment)
 
     @service_action(
-        "Cancel",
+        "Cancel pipeline",
         "Finished stages are kept; it can be resumed later.",
         icon="cancel",
         danger=True,

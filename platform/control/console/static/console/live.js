@@ -8,6 +8,10 @@
     const answer = await fetch(location.href, { credentials: "same-origin" });
     if (!answer.ok || answer.redirected) return; // signed out, or the row is gone
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!fresh.querySelector('[data-live-active="yes"]')) {
+      location.reload(); // it has ended, which changes the buttons too; then nothing is asked for any more
+      return;
+    }
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
       if (next && next.outerHTML !== part.outerHTML && part.isConnected) part.replaceWith(document.importNode(next, true));

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from control.api.errors import ApiError
 from control.batches.lines import MAX_LINE_BYTES, Readable, read_lines
@@ -23,7 +23,7 @@ from control.batches.validation import ModelChoice, validate
 from control.catalog.models import BaseModel
 from control.files.models import File
 from control.files.services import file_create
-from control.storage import get_storage
+from control.storage import ObjectMissing, get_storage
 
 HELD_OUT_FRACTION = 0.1
 
@@ -44,7 +44,7 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
     Raises: ApiError: 400, there are not enough rows for both.
     """
-    with get_storage().open(file.storage_key) as source:
+    with _opened(file) as source:
         eligible = _eligible(source)
     num_rows = len(eligible.custom_ids)
     count = held_out or max(1, round(num_rows * HELD_OUT_FRACTION))
@@ -56,7 +56,7 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
     with tempfile.TemporaryDirectory() as folder:
         rest_path, held_out_path = Path(folder) / "rest", Path(folder) / "held_out"
         with (
-            get_storage().open(file.storage_key) as source,
+            _opened(file) as source,
             rest_path.open("wb") as rest,
             held_out_path.open("wb") as held,
         ):
@@ -74,8 +74,8 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
 
 def endpoint_of(file: File) -> str:
-    """The endpoint that most rows ask for; chat where none says."""
-    with get_storage().open(file.storage_key) as source:
+    """The endpoint that most rows ask for; chat where none says. Raises: ApiError: 404, the file has been deleted."""
+    with _opened(file) as source:
         return _eligible(source).endpoint
 
 
@@ -90,7 +90,7 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: st
     choice = ModelChoice(visible=[base_model.name], default=base_model.name, is_fixed=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
-        with get_storage().open(file.storage_key) as source, path.open("wb") as rows:
+        with _opened(file) as source, path.open("wb") as rows:
             report = validate(source, endpoint=endpoint_of(file), models=choice, write=rows.write)
         if report.errors:
             first = report.errors[0]
@@ -99,6 +99,14 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: st
             raise ApiError(400, message, first["code"], param)
         get_storage().put_file(key, path)
     return report.num_rows
+
+
+def _opened(file: File) -> BinaryIO:
+    """Raises: ApiError: 404, its bytes are gone: the customer may delete a file at any time."""
+    try:
+        return get_storage().open(file.storage_key)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found") from error
 
 
 def _eligible(source: Readable) -> _Eligible:

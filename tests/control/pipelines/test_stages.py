@@ -10,6 +10,7 @@ from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.services import pipeline_cancel, pipeline_resume
 from control.pipelines.stages import pipeline_advance, pipelines_advance_after_job, pipelines_reconcile
+from control.storage import get_storage
 from tests.control.factories import make_organization
 from tests.control.pipelines.helpers import (
     end_batch,
@@ -183,6 +184,19 @@ def test_cancelling_stops_the_stages_job_and_can_be_resumed(stage: str) -> None:
     assert job.cancel_requested_at is not None
     assert pipeline_advance(pipeline=cancelled).status == "cancelled"
     assert pipeline_resume(pipeline=cancelled).status == pipeline.status
+
+
+def test_resuming_without_its_prompts_fails_the_pipeline_with_a_word_about_them() -> None:
+    pipeline = pipeline_cancel(pipeline=make_pipeline())
+    get_storage().delete(pipeline.prompts_file.storage_key)  # as when the customer deletes the file
+
+    pipeline = pipeline_resume(pipeline=pipeline)
+
+    assert pipeline.status == "failed"
+    assert pipeline.error == {
+        "code": "file_not_found",
+        "message": f"The file {pipeline.prompts_file_id} has been deleted.",
+    }
 
 
 def test_cancelling_while_deploying_stops_the_endpoint() -> None:

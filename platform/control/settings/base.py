@@ -84,7 +84,7 @@ REST_FRAMEWORK = {
     "UNAUTHENTICATED_USER": None,
 }
 
-_SHARED_PROCESSORS = [
+_SHARED_PROCESSORS: list[structlog.typing.Processor] = [
     structlog.contextvars.merge_contextvars,  # request_id
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,

@@ -42,11 +42,11 @@ def page(client: Client, path: str) -> str:
 
 def change_path(model: str, pk: object) -> str:
     """As the lists link to it."""
-    return reverse(f"admin:{model}_change", args=[quote(pk)])
+    return reverse(f"admin:{model}_change", args=[quote(str(pk))])
 
 
 def press(client: Client, model: str, pk: object, button: str) -> int:
-    path = reverse(f"admin:{model}_{button}", args=[quote(pk)])
+    path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
     return client.post(path, {"_form_submitted": "True"}).status_code  # what unfold's dialog sends
 
 

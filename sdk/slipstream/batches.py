@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from slipstream.errors import BatchFailed
-from slipstream.http import Http
+from slipstream.http import Http, path_of
 from slipstream.types import Batch
 from slipstream.waiting import wait_for
 
@@ -24,13 +24,13 @@ class Batches:
         return Batch.from_json(self._http.post("batches", body | ({"metadata": dict(metadata)} if metadata else {})))
 
     def retrieve(self, batch_id: str) -> Batch:
-        return Batch.from_json(self._http.get(f"batches/{batch_id}"))
+        return Batch.from_json(self._http.get(path_of("batches", batch_id)))
 
     def list(self) -> Iterator[Batch]:
         return (Batch.from_json(values) for values in self._http.pages("batches"))
 
     def cancel(self, batch_id: str) -> Batch:
-        return Batch.from_json(self._http.post(f"batches/{batch_id}/cancel"))
+        return Batch.from_json(self._http.post(path_of("batches", batch_id, "cancel")))
 
     def wait(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.files import save
-from slipstream.http import Http
+from slipstream.http import Http, path_of
 from slipstream.types import Model, Speculator, record
 
 
@@ -22,11 +22,11 @@ class Speculators:
         self._http = http
 
     def retrieve(self, speculator_id: str) -> Speculator:
-        return record(Speculator, self._http.get(f"speculators/{speculator_id}"))
+        return record(Speculator, self._http.get(path_of("speculators", speculator_id)))
 
     def list(self) -> Iterator[Speculator]:
         return (record(Speculator, values) for values in self._http.pages("speculators"))
 
     def plot(self, speculator_id: str, to: Path | str) -> Path:
         """Save the picture of the latest evaluation (PNG)."""
-        return save(self._http, f"speculators/{speculator_id}/plot", Path(to))
+        return save(self._http, path_of("speculators", speculator_id, "plot"), Path(to))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from slipstream.http import Http
+from slipstream.http import Http, path_of
 from slipstream.types import Deployment
 from slipstream.waiting import wait_for
 
@@ -16,19 +16,19 @@ class Deployments:
         return Deployment.from_json(self._http.post("deployments", body))
 
     def retrieve(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.get(f"deployments/{deployment_id}"))
+        return Deployment.from_json(self._http.get(path_of("deployments", deployment_id)))
 
     def list(self) -> Iterator[Deployment]:
         return (Deployment.from_json(values) for values in self._http.pages("deployments"))
 
     def start(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.post(f"deployments/{deployment_id}/start"))
+        return Deployment.from_json(self._http.post(path_of("deployments", deployment_id, "start")))
 
     def stop(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.post(f"deployments/{deployment_id}/stop"))
+        return Deployment.from_json(self._http.post(path_of("deployments", deployment_id, "stop")))
 
     def delete(self, deployment_id: str) -> None:
-        self._http.delete(f"deployments/{deployment_id}")
+        self._http.delete(path_of("deployments", deployment_id))
 
     def wait(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from slipstream.http import Http
+from slipstream.http import Http, path_of
 from slipstream.types import File, record
 
 
@@ -27,21 +27,21 @@ class Files:
         return record(File, self._http.upload("files", {"purpose": purpose}, filename, source))
 
     def retrieve(self, file_id: str) -> File:
-        return record(File, self._http.get(f"files/{file_id}"))
+        return record(File, self._http.get(path_of("files", file_id)))
 
     def list(self) -> Iterator[File]:
         return (record(File, values) for values in self._http.pages("files"))
 
     def delete(self, file_id: str) -> None:
-        self._http.delete(f"files/{file_id}")
+        self._http.delete(path_of("files", file_id))
 
     def content(self, file_id: str) -> bytes:
-        with self._http.stream(f"files/{file_id}/content") as pieces:
+        with self._http.stream(path_of("files", file_id, "content")) as pieces:
             return b"".join(pieces)
 
     def download(self, file_id: str, to: Path | str) -> Path:
         """Write the content to `to`; the file appears there whole or not at all."""
-        return save(self._http, f"files/{file_id}/content", Path(to))
+        return save(self._http, path_of("files", file_id, "content"), Path(to))
 
 
 def save(http: Http, path: str, to: Path) -> Path:

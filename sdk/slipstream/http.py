@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import httpx2
 
@@ -115,6 +116,16 @@ class Http:
             where = f"{response.request.method} {response.request.url.path}"
             raise APIResponseError(f"{where}: expected a JSON object, got {response.text[:80]!r}")
         return body
+
+
+def path_of(kind: str, identity: str, *rest: str) -> str:
+    """`kind/identity/rest`, the identity quoted: whatever it holds, it must not name another route.
+
+    Raises: ValueError: no identity can look like that.
+    """
+    if identity in ("", ".", "..") or not identity.isprintable():
+        raise ValueError(f"{kind}: expected an id, got {identity!a}")
+    return "/".join((kind, quote(identity, safe=""), *rest))
 
 
 def _should_retry(response: httpx2.Response) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slipstream.errors import PipelineFailed
-from slipstream.http import Http
+from slipstream.http import Http, path_of
 from slipstream.types import Pipeline
 from slipstream.waiting import wait_for
 
@@ -47,17 +47,17 @@ class Pipelines:
         return Pipeline.from_json(self._http.post("pipelines", body))
 
     def retrieve(self, pipeline_id: str) -> Pipeline:
-        return Pipeline.from_json(self._http.get(f"pipelines/{pipeline_id}"))
+        return Pipeline.from_json(self._http.get(path_of("pipelines", pipeline_id)))
 
     def list(self) -> Iterator[Pipeline]:
         return (Pipeline.from_json(values) for values in self._http.pages("pipelines"))
 
     def cancel(self, pipeline_id: str) -> Pipeline:
-        return Pipeline.from_json(self._http.post(f"pipelines/{pipeline_id}/cancel"))
+        return Pipeline.from_json(self._http.post(path_of("pipelines", pipeline_id, "cancel")))
 
     def resume(self, pipeline_id: str) -> Pipeline:
         """Go on from the stage that failed or was cancelled; what earlier stages made is kept."""
-        return Pipeline.from_json(self._http.post(f"pipelines/{pipeline_id}/resume"))
+        return Pipeline.from_json(self._http.post(path_of("pipelines", pipeline_id, "resume")))
 
     def wait(
         self,

@@ -220,3 +220,22 @@ def test_deleting_asks_to_delete(call: Callable[[Client], None]) -> None:
     call(api.client())
 
     assert api.requests[0].method == "DELETE"
+
+
+@pytest.mark.parametrize("identity", ["", ".", "..", "a\0b", "a\nb"])
+def test_what_cannot_be_an_id_is_never_sent(identity: str) -> None:
+    api = ScriptedApi()
+
+    with pytest.raises(ValueError, match="expected an id"):
+        api.client().deployments.delete(identity)
+
+    assert api.requests == []
+
+
+def test_an_id_names_no_other_route() -> None:
+    api = ScriptedApi(failure(404))
+
+    with pytest.raises(NotFoundError):
+        api.client().pipelines.retrieve("../files/x?y#z")
+
+    assert api.requests[0].url.raw_path == b"/v1/pipelines/..%2Ffiles%2Fx%3Fy%23z"

@@ -147,15 +147,17 @@ def _register(models: list[tuple[str, Path]]) -> None:
 
 
 def _checked_port(host: str, port: int) -> int:
-    """Raises: CommandError: taken. Better said now than in a log of a process that dies again and again."""
-    if port == 0:
-        return free_port(host)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    """Raises: CommandError: can't be had. Better said now than in a log of a process that dies again and again."""
+    try:
+        if port == 0:
+            return free_port(host)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            raise CommandError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    except OSError as error:
+        raise CommandError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    except OverflowError as error:
+        raise CommandError(f"--port must be in 0..65535, got {port}") from error
     return port
 
 

@@ -1,0 +1,52 @@
+"""What `manage.py up` refuses before it starts anything."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "up", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "SLIPSTREAM_DATA_DIR": str(data_dir)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--port", "65536"), "--port must be in 0..65535, got 65536"),
+        (("--port", "0", "--host", "192.0.2.1"), "can't listen on 192.0.2.1:0"),  # an address kept for documentation
+    ],
+)
+def test_an_address_that_cannot_be_had_is_said_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    ended = up(tmp_path, *arguments)
+
+    assert ended.returncode != 0
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        ended = up(tmp_path, "--port", str(port))
+
+    assert ended.returncode != 0
+    assert f"can't listen on 127.0.0.1:{port}" in ended.stderr

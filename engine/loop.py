@@ -19,7 +19,7 @@ from engine.drafters.base import Drafter
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
 from engine.model import Decoder
-from engine.request import FinishReason, Request, StepOutput, TokenLogprob
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.rows import RowBuilder
 from engine.sequence import Committed, Sequence
 from engine.verify import Verdict, token_logprobs, verify
@@ -164,7 +164,9 @@ class Engine:
                 return
             self._waiting.popleft()
             row = self.cache.reserve(needed)
-            self._running[request.request_id] = Sequence(request, list(request.prompt_token_ids), row, needed)
+            stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
+            tokens = list(request.prompt_token_ids)
+            self._running[request.request_id] = Sequence(request, tokens, row, needed, stats=stats)
 
     def _schedule_prefill(self, builder: RowBuilder) -> list[Sequence]:
         """Adds the next chunk of prompts still being read, oldest first, up to a number of rows."""

@@ -99,6 +99,7 @@ def test_a_good_drafter_is_accepted_and_counted(model: Decoder) -> None:
         assert completion.speculation.num_spec_steps == 8
         assert completion.speculation.mean_acceptance_length == 5.0
         assert completion.speculation.acceptance_histogram == [0, 0, 0, 0, 8]
+        assert completion.speculation.num_spec_tokens == 4
 
 
 def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Decoder) -> None:

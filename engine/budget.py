@@ -74,17 +74,16 @@ class Calibration:
 
 
 class DraftBudget:
-    """Cuts drafts down to what pays; with a fixed budget, to that many nodes each."""
+    """Cuts drafts down to what pays; without a cost model it leaves them as they are."""
 
-    def __init__(self, cost: CostModel | None, fixed: int | None, largest: int) -> None:
+    def __init__(self, cost: CostModel | None, largest: int) -> None:
         self._cost = cost
-        self._fixed = fixed
         self._calibration = Calibration()
-        self.largest = largest if fixed is None else fixed  # nodes a drafter is asked for
+        self.largest = largest  # nodes a drafter is asked for
 
     def admit(self, drafts: Sequence[Draft], other_rows: int) -> list[Draft]:
         """`other_rows`: rows of this pass that are there anyway beside one per draft (prefill)."""
-        if self._fixed is not None or self._cost is None:
+        if self._cost is None:
             return list(drafts)
         offers = sorted(
             (-self._calibration.corrected(survival), index, node)

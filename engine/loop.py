@@ -41,9 +41,8 @@ class Engine:
         self.config = config
         self.eos_token_ids = model.config.eos_token_ids
         self.max_seq_len = min(config.max_seq_len or model.max_positions, model.max_positions)
-        self._max_nodes = 0 if drafter.max_depth == 0 else _MAX_DRAFT_NODES
-        if config.draft_budget is not None:
-            self._max_nodes = min(self._max_nodes, config.draft_budget) if drafter.max_depth else 0
+        nodes = _MAX_DRAFT_NODES if config.draft_budget is None else min(_MAX_DRAFT_NODES, config.draft_budget)
+        self._max_nodes = nodes if drafter.max_depth > 0 else 0
         self.cache = self._make_cache()
         self.max_seq_len = min(self.max_seq_len, self._num_slots - self._max_nodes)
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
@@ -142,7 +141,7 @@ class Engine:
     def _make_budget(self) -> DraftBudget:
         adaptive = self._max_nodes > 0 and self.config.draft_budget is None
         cost = CostModel.measure(self._time_pass) if adaptive else None
-        return DraftBudget(cost, None if adaptive else self._max_nodes, self._max_nodes)
+        return DraftBudget(cost, self._max_nodes)
 
     @torch.inference_mode()
     def _time_pass(self, num_rows: int) -> float:
@@ -166,7 +165,7 @@ class Engine:
             row = self.cache.reserve(needed)
             stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
             tokens = list(request.prompt_token_ids)
-            self._running[request.request_id] = Sequence(request, tokens, row, needed, stats=stats)
+            self._running[request.request_id] = Sequence(request, tokens, row, needed, stats)
 
     def _schedule_prefill(self, builder: RowBuilder) -> list[Sequence]:
         """Adds the next chunk of prompts still being read, oldest first, up to a number of rows."""

@@ -18,11 +18,11 @@ class Sequence:
     tokens: list[int]
     table_row: int
     num_reserved: int
+    stats: SpeculationStats
     num_computed: int = 0
     slots: list[int] = field(default_factory=list)  # of the committed positions
     draft_slots: list[int] = field(default_factory=list)  # of the nodes under way, per node
     tap: Tensor | None = None  # [H]: the hidden state from which the last token was chosen
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
     def num_generated(self) -> int:

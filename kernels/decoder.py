@@ -129,12 +129,8 @@ class DecoderLayers:
         self.sines = sines.contiguous()
         packed = all(w.packed for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
         compiled = has_compiled_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self._structure = self._build() if packed and compiled and library() is not None else None
-
-    @property
-    def structure(self) -> _Decoder | None:
-        """What the compiled pass takes; None where there is none for this shape or machine."""
-        return self._structure
+        # What the compiled pass takes; None where there is none for this shape or machine.
+        self.structure = self._build() if packed and compiled and library() is not None else None
 
     def _build(self) -> _Decoder:
         shape = self.shape

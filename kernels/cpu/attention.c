@@ -40,7 +40,7 @@ static inline vf load_lanes(const void *p, int64_t i, int dtype) {
     return dtype == BF16 ? vf_load_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
 }
 
-static inline __attribute__((always_inline)) void attend(
+ALWAYS void attend(
     const float *q, const void *k_cache, const void *v_cache, const int32_t *prefix, int64_t prefix_len,
     const int32_t *path, int64_t path_len, void *out, int64_t head, int64_t group, int64_t Hkv, const int64_t D,
     float scale, const int dtype) {

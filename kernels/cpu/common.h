@@ -13,6 +13,7 @@
 #endif
 
 #define LANES 16
+#define ALWAYS static inline __attribute__((always_inline))
 typedef float vf __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));

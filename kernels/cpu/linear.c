@@ -13,8 +13,6 @@
 #define NB 32
 #define MAX_ROWS 8
 
-#define ALWAYS static inline __attribute__((always_inline))
-
 ALWAYS void finish(vf a, vf b, int64_t n0, int64_t N, const float *bias, float *out, int64_t row, int output) {
     float values[NB], *o = out + row * N + n0;
     vf_store(values, a);

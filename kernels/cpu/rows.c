@@ -4,8 +4,6 @@
 #include "common.h"
 #include "ops.h"
 
-#define ALWAYS static inline __attribute__((always_inline))
-
 ALWAYS float inverse_rms(const float *x, int64_t n, float eps) {
     vf sum = vf_set(0.0f);
     int64_t i = 0;

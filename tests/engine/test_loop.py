@@ -107,7 +107,7 @@ def test_a_tiny_model_answers_from_a_folder_of_another_dtype(tmp_path: Path) -> 
 def test_nodes_are_admitted_only_while_they_pay() -> None:
     # Rows are free up to 8, then each costs as much as a whole pass.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
-    budget = DraftBudget(cost, None, 20)
+    budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
 
     assert len(budget.admit([good], 0)[0]) == 7
@@ -126,7 +126,7 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
 
 
 def test_a_fixed_budget_is_kept() -> None:
-    budget = DraftBudget(None, 3, 24)
+    budget = DraftBudget(None, 3)
     assert budget.largest == 3
     draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
     assert budget.admit([draft], 0) == [draft]

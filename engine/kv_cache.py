@@ -28,6 +28,7 @@ class KVCache:
         self._free_slots = list(range(num_slots - 1, -1, -1))  # a stack, lowest on top: neighbours stay neighbours
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._unreserved = num_slots
+        self.num_slots = num_slots
 
     @staticmethod
     def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.budget import CostModel, DraftBudget
 from engine.config import EngineConfig
 from engine.draft import EMPTY_DRAFT, Draft
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Kept, Pass
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
 from engine.model import Decoder
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MAX_DRAFT_NODES = 24
 _PREFILL_ROWS_PER_STEP = 512
 
-_Work = tuple[Sequence, Draft]
+_Work = tuple[Sequence, Draft, tuple[int, ...]]  # and its rows of the pass: a prompt's chunk, or root and nodes
 
 
 class Engine:
@@ -44,7 +44,7 @@ class Engine:
         nodes = _MAX_DRAFT_NODES if config.draft_budget is None else min(_MAX_DRAFT_NODES, config.draft_budget)
         self._max_nodes = nodes if drafter.max_depth > 0 else 0
         self.cache = self._make_cache()
-        self.max_seq_len = min(self.max_seq_len, self._num_slots - self._max_nodes)
+        self.max_seq_len = min(self.max_seq_len, self.cache.num_slots - self._max_nodes)
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Sequence] = {}
@@ -104,27 +104,23 @@ class Engine:
         scheduled = time.perf_counter()
         drafts = self._draft(decoding, builder.num_rows)
         drafted = time.perf_counter()
+        work: list[_Work] = [(sequence, EMPTY_DRAFT, rows) for sequence, rows in prefilling]
         for sequence, draft in zip(decoding, drafts, strict=True):
-            builder.add_draft(sequence, draft)
+            first = builder.add_draft(sequence, draft)
+            work.append((sequence, draft, tuple(range(first, first + 1 + len(draft)))))
         rows, wanted = builder.build()
         hidden = self.model.forward(rows, self.cache)
-        hidden = hidden[wanted]  # the rows that choose a token
-        logits = self.model.logits(hidden)
+        logits = self.model.logits(hidden[wanted])
         scored = time.perf_counter()
-        read = [sequence for sequence in prefilling if sequence.num_computed == len(sequence.tokens)]
-        work: list[_Work] = [(sequence, EMPTY_DRAFT) for sequence in read]
-        work += zip(decoding, drafts, strict=True)
-        outputs += self._commit(work, hidden, logits)
+        committed, kept = self._commit(work, logits)
+        outputs += committed
+        self._observe(Pass(hidden, None, kept))
         ended = time.perf_counter()
         self.phase_seconds["host"] += scheduled - started
         self.phase_seconds["draft"] += drafted - scheduled
         self.phase_seconds["prefill" if prefilling else "verify"] += scored - drafted
         self.phase_seconds["sample"] += ended - scored
         return outputs
-
-    @property
-    def _num_slots(self) -> int:
-        return self.cache.keys[0].shape[0]
 
     def _make_cache(self) -> KVCache:
         config, most = self.model.config, self.config.max_batch_size * (self.max_seq_len + _MAX_DRAFT_NODES)
@@ -147,7 +143,7 @@ class Engine:
     def _time_pass(self, num_rows: int) -> float:
         """Seconds of a pass over rows of empty sequences and of their logits."""
         builder = RowBuilder(self.cache)
-        num_rows = min(num_rows, self._num_slots)
+        num_rows = min(num_rows, self.cache.num_slots)
         for slot in range(num_rows):
             builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
         rows, _ = builder.build()
@@ -167,7 +163,7 @@ class Engine:
             tokens = list(request.prompt_token_ids)
             self._running[request.request_id] = Sequence(request, tokens, row, needed, stats)
 
-    def _schedule_prefill(self, builder: RowBuilder) -> list[Sequence]:
+    def _schedule_prefill(self, builder: RowBuilder) -> list[tuple[Sequence, tuple[int, ...]]]:
         """Adds the next chunk of prompts still being read, oldest first, up to a number of rows."""
         scheduled = []
         for sequence in self._running.values():
@@ -175,9 +171,8 @@ class Engine:
                 continue
             chunk = self.config.prefill_chunk
             end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
-            builder.add_prefill(sequence, end)
+            scheduled.append((sequence, builder.add_prefill(sequence, end)))
             sequence.num_computed = end
-            scheduled.append(sequence)
         return scheduled
 
     def _draft(self, decoding: list[Sequence], other_rows: int) -> list[Draft]:
@@ -202,20 +197,23 @@ class Engine:
                 kept.append(node)
         return draft if len(kept) == len(draft) else draft.only(kept)
 
-    def _commit(self, work: list[_Work], hidden: Tensor, logits: Tensor) -> list[StepOutput]:
-        """`hidden` and `logits` hold the rows of `work` in its order."""
-        outputs = []
+    def _commit(self, work: list[_Work], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
+        """`logits`: of the rows that choose a token, in the order of `work`."""
+        outputs: list[StepOutput] = []
+        kept: list[Kept] = []
         first = 0
-        for sequence, draft in work:
-            rows = logits[first : first + 1 + len(draft)]
-            verdict = verify(rows, draft, sequence.request.sampling, len(sequence.tokens))
-            last_row = first + (verdict.path[-1] + 1 if verdict.path else 0)
-            committed = self._keep(sequence, verdict, rows)
+        for sequence, draft, rows in work:
+            if sequence.num_computed < len(sequence.tokens) and not sequence.is_decoding:  # more of its prompt to come
+                kept.append(Kept(sequence, sequence.num_computed - len(rows), rows))
+                continue
+            own = logits[first : first + 1 + len(draft)]
+            first += 1 + len(draft)
+            verdict = verify(own, draft, sequence.request.sampling, len(sequence.tokens))
+            committed = self._keep(sequence, verdict, own)
             if len(sequence.tokens) - len(committed.token_ids) > len(sequence.request.prompt_token_ids):
                 sequence.stats.record(drafted=len(draft), accepted=len(committed.token_ids) - 1)
                 self._budget.record(draft, verdict.path)
-            sequence.tap = hidden[last_row]
-            first += 1 + len(draft)
+                rows = (rows[0], *(rows[1 + node] for node in verdict.path))
             stats = sequence.stats if committed.finish_reason else None
             outputs.append(
                 StepOutput(
@@ -224,7 +222,15 @@ class Engine:
             )
             if committed.finish_reason:
                 self._end(sequence)
-        return outputs
+            else:
+                kept.append(Kept(sequence, sequence.num_computed - len(rows), rows))
+        return outputs, tuple(kept)
+
+    def _observe(self, done: Pass) -> None:
+        try:
+            self.drafter.observe(done)
+        except Exception:  # a drafter's fault of any kind costs speed only
+            logger.exception("drafter %s failed to observe a pass", self.drafter.name)
 
     def _keep(self, sequence: Sequence, verdict: Verdict, rows: Tensor) -> Committed:
         """Appends what was verified, up to the answer's end, and moves kept nodes' slots into the table."""

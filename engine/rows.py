@@ -36,18 +36,19 @@ class RowBuilder:
         self._prefix_lens.append(prefix_len)
         self._paths.append(path)
 
-    def add_prefill(self, sequence: Sequence, end: int) -> None:
-        """Pending tokens up to position `end`; the last row chooses a token if it ends the prompt."""
-        start = sequence.num_computed
+    def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
+        """Pending tokens up to position `end`; a prompt's last row chooses a token. Returns the rows."""
+        start, first = sequence.num_computed, self.num_rows
         self._grow(sequence, end - start)
         for position in range(start, end):
             self._add_committed(sequence, position)
         if end == len(sequence.tokens):
             self._wanted.append(self.num_rows - 1)
+        return tuple(range(first, self.num_rows))
 
-    def add_draft(self, sequence: Sequence, draft: Draft) -> None:
-        """The last committed token and the draft's nodes under it; all of them choose a token."""
-        position = sequence.num_computed
+    def add_draft(self, sequence: Sequence, draft: Draft) -> int:
+        """The last committed token and the draft's nodes under it; all choose a token. Returns the first's row."""
+        position, first = sequence.num_computed, self.num_rows
         self._grow(sequence, 1)
         self._wanted += range(self.num_rows, self.num_rows + 1 + len(draft))
         self._add_committed(sequence, position)
@@ -61,6 +62,7 @@ class RowBuilder:
                 prefix_len=position + 1,
                 path=tuple(slots[ancestor] for ancestor in draft.path(node)),
             )
+        return first
 
     def build(self) -> tuple[Rows, Tensor]:
         """The rows, and the indexes [R] int64 of those that choose a token. The step's only copy to the device."""

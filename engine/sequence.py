@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from engine.request import FinishReason, Request, SpeculationStats, TokenLogprob
 
 
@@ -22,7 +20,6 @@ class Sequence:
     num_computed: int = 0
     slots: list[int] = field(default_factory=list)  # of the committed positions
     draft_slots: list[int] = field(default_factory=list)  # of the nodes under way, per node
-    tap: Tensor | None = None  # [H]: the hidden state from which the last token was chosen
 
     @property
     def num_generated(self) -> int:

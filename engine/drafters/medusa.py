@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.draft import Draft, grow_tree
+from engine.drafters.base import Drafter, Pass
 from engine.drafters.medusa_heads import MedusaHeads, token_features
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.model import Decoder
@@ -17,7 +18,7 @@ from kernels.linear import LinearWeight, linear, pack
 CANDIDATES = 8  # per depth
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     name = "medusa"
 
     def __init__(self, heads: MedusaHeads, model: Decoder) -> None:
@@ -32,6 +33,7 @@ class MedusaDrafter:
                 f"heads propose token {int(heads.draft_vocab.max())}, the model has {model.config.vocab_size}"
             )
         self.max_depth = config.num_heads
+        self._taps: dict[str, Tensor] = {}  # request -> [H]: the hidden state that chose its last token
         self._dtype = model.dtype
         self._vocab = heads.draft_vocab.to(model.device)
         self._embedding = model.weights.embedding if config.token_input else None
@@ -91,7 +93,7 @@ class MedusaDrafter:
         return x
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        taps = [sequence.tap for sequence in sequences]
+        taps = [self._taps.get(sequence.request.request_id) for sequence in sequences]
         if any(tap is None for tap in taps):
             raise DrafterError("medusa needs the hidden state of every sequence's last token")
         stacked = torch.stack([tap for tap in taps if tap is not None])
@@ -99,5 +101,9 @@ class MedusaDrafter:
         tokens, probabilities = self.candidates(stacked, last_tokens)
         return [grow_tree(t, p, budget) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
 
+    def observe(self, done: Pass) -> None:
+        for kept in done.kept:
+            self._taps[kept.sequence.request.request_id] = done.hidden[kept.rows[-1]]
+
     def forget(self, request_id: str) -> None:
-        pass
+        self._taps.pop(request_id, None)

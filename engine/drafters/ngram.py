@@ -9,6 +9,7 @@ Source: Saxena 2023, "Prompt lookup decoding".
 from collections.abc import Sequence as Many
 
 from engine.draft import EMPTY_DRAFT, Draft, chain
+from engine.drafters.base import Drafter
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 10
@@ -32,7 +33,7 @@ class _Index:
         self.num_indexed = len(tokens)
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     name = "ngram"
     max_depth = _MAX_DEPTH
 

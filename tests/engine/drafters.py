@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from engine.draft import Draft, chain
+from engine.drafters.base import Drafter
 from engine.errors import DrafterError
 from engine.sequence import Sequence
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Knows each request's answer and guesses it along a branch of a tree, wrong with probability `error` per token.
 
     Beside the true branch it grows wrong siblings, so that accepted nodes lie scattered.
@@ -62,11 +63,8 @@ class OracleDrafter:
         kept = range(min(budget, len(tokens)))
         return Draft(tuple(tokens), tuple(parents), tuple(survival)).only(kept)
 
-    def forget(self, request_id: str) -> None:
-        pass
 
-
-class BrokenDrafter:
+class BrokenDrafter(Drafter):
     """Raises, proposes nonsense, or both in turn."""
 
     name = "broken"
@@ -82,6 +80,3 @@ class BrokenDrafter:
         if self.calls % 3 == 1:
             raise ZeroDivisionError("a fault nobody foresaw")
         return [chain([10**9, -7, 3], [0.9, 0.8, 0.7])] * len(sequences)
-
-    def forget(self, request_id: str) -> None:
-        pass

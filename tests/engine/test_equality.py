@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Pass
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from engine.drafters.ngram import NgramDrafter
@@ -126,9 +126,8 @@ def test_hidden_states_for_training_have_the_bits_of_serving(model: Decoder) -> 
     class Spy(NoDrafter):
         max_depth = 1
 
-        def propose(self, sequences, budget):  # type: ignore[no-untyped-def]
-            seen.append(sequences[0].tap.clone())
-            return super().propose(sequences, budget)
+        def observe(self, done: Pass) -> None:
+            seen.extend(done.hidden[kept.rows[-1]].clone() for kept in done.kept)
 
     (completion,) = answer(model, Spy(), requests, draft_budget=1)
 

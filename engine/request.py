@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.grammar import Grammar
+
+MAX_LOGIT_BIAS = 1024
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token
@@ -12,13 +15,23 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one answer is chosen. With equal parameters and equal `seed` the answer is the same, however drafted."""
+    """How one answer is chosen. With equal parameters and equal `seed` the answer is the same, however drafted.
+
+    Applied in this order, which is vLLM's but for min_p, which there precedes top_k: logit_bias; repetition, frequency
+    and presence penalty; min_tokens and grammar, which leave tokens out; temperature; top_k; top_p; min_p.
+    """
 
     max_tokens: int
+    min_tokens: int = 0  # before so many, no token that would end the answer
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     min_p: float = 0.0
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
+    presence_penalty: float = 0.0  # taken from the logits of tokens in the answer so far
+    frequency_penalty: float = 0.0  # likewise, times how often they stand there
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit); no id twice
+    grammar: Grammar | None = None
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # beside the model's own end-of-sequence ids
     ignore_eos: bool = False
@@ -27,6 +40,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens must be in 0..max_tokens = {self.max_tokens}, got {self.min_tokens}")
         if not 0.0 <= self.temperature <= 2.0:
             raise ValueError(f"temperature must be in 0..2, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -37,8 +52,24 @@ class SamplingParams:
             raise ValueError(f"min_p must be in 0..1, got {self.min_p}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in 0..2**64-1, got {self.seed}")
+        self._check_adjustments()
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
             raise ValueError(f"num_logprobs must be in 0..20, got {self.num_logprobs}")
+
+    def _check_adjustments(self) -> None:
+        if not 0.0 < self.repetition_penalty <= 10.0:
+            raise ValueError(f"repetition_penalty must be in (0, 10], got {self.repetition_penalty}")
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            raise ValueError(f"presence_penalty must be in -2..2, got {self.presence_penalty}")
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            raise ValueError(f"frequency_penalty must be in -2..2, got {self.frequency_penalty}")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias may name {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}")
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError("logit_bias must name each token once")
+        for token, bias in self.logit_bias:
+            if token < 0 or not -100.0 <= bias <= 100.0:
+                raise ValueError(f"logit_bias must give token ids a bias in -100..100, got {bias} for {token}")
 
 
 @dataclass(frozen=True, slots=True)

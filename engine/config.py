@@ -14,6 +14,24 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """What each layer keeps of one position: keys [num_heads, key_width] and values [num_heads, value_width].
+
+    values_in_keys: a value is the first `value_width` numbers of its key, so it takes no memory of its own.
+    """
+
+    num_heads: int
+    key_width: int
+    value_width: int
+    values_in_keys: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a layer keeps of a position."""
+        return self.num_heads * (self.key_width + (0 if self.values_in_keys else self.value_width))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A dense decoder of the Llama family."""
 
@@ -34,6 +52,11 @@ class ModelConfig:
     qk_norm: bool
     eos_token_ids: frozenset[int]
     dtype: torch.dtype  # of the weights as published
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """All layers' alike."""
+        return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
 
     @classmethod
     def from_folder(cls, model_dir: Path) -> "ModelConfig":

@@ -27,4 +27,4 @@ class Grammar:
         if size > MAX_GRAMMAR_BYTES:
             raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}")
         if (self.kind is GrammarKind.JSON_OBJECT) != (not self.source):
-            raise ValueError(f"json_object takes no source, other grammars need one; got {self.kind} {self.source!r:.40}")
+            raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")

@@ -6,8 +6,12 @@
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+_Counter = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -18,28 +22,40 @@ _MASK = 0xFFFFFFFF
 MAX_GUMBEL = 22.874
 
 
-def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of a * b; split, because the product of two 32-bit numbers overflows int64."""
-    low = a * (b & 0xFFFF)  # below 2**48
-    high = a * (b >> 16) + (low >> 16)  # below 2**49
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
-
-
-def philox(seed: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(seed: int, counter: _Counter) -> _Counter:
     """Four words of 32 bits, as int64 tensors of the counters' shape. `seed` has 64 bits."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = seed & _MASK, seed >> 32
-    for _ in range(_ROUNDS):
-        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+    words = torch.stack(counter)
+    key = torch.tensor([seed & _MASK, seed >> 32], device=words.device)
+    return _philox(key.view(2, *[1] * (words.dim() - 1)), words)
+
+
+def _philox(key: Tensor, words: Tensor) -> _Counter:
+    """key [2, ...], words [4, ...], int64, broadcast together. Products wrap at 64 bits, which keeps all of theirs."""
+    ones = [1] * (words.dim() - 1)
+    rounds = torch.arange(_ROUNDS, device=words.device).view(-1, 1, *ones)
+    keys = (key + rounds * torch.tensor(_WEYL, device=words.device).view(2, *ones)) & _MASK  # [rounds, 2, ...]
+    multipliers = torch.tensor(_MULTIPLIERS, device=words.device).view(2, *ones)
+    even, odd = words[0::2], words[1::2]
+    for of_round in keys:
+        products = multipliers * even
+        even, odd = (((products >> 32) & _MASK).flip(0) ^ odd) ^ of_round, (products & _MASK).flip(0)
+    return even[0], odd[0], even[1], odd[1]
 
 
 def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """token_ids [n] int64 -> [n] float64: the noise of these tokens at this position."""
     zero = torch.zeros_like(token_ids)
-    word = philox(seed, (token_ids, zero + position, zero, zero))[0]
+    return _gumbel(philox(seed, (token_ids, zero + position, zero, zero))[0])
+
+
+def gumbel_rows(seeds: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> Tensor:
+    """token_ids [M, n] int64 -> [M, n] float64: as `gumbel`, each row with its own seed and position."""
+    words = [(seed & _MASK, seed >> 32, position) for seed, position in zip(seeds, positions, strict=True)]
+    rows = torch.tensor(words, dtype=torch.int64).to(token_ids.device).T.unsqueeze(-1)  # [3, M, 1]
+    zero = torch.zeros_like(token_ids)
+    return _gumbel(_philox(rows[:2], torch.stack((token_ids, zero + rows[2], zero, zero)))[0])
+
+
+def _gumbel(word: Tensor) -> Tensor:
     uniform = (word.double() + 0.5) / 2.0**32
     return -torch.log(-torch.log(uniform))

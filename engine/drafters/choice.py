@@ -1,0 +1,97 @@
+"""How a drafter turns logits into candidates: which tokens the target may pick next, and how likely each is.
+
+The target picks argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
+ranks its best tokens with the very same noise: where its logits are right, so is its first candidate, at any
+temperature. Only the best `count` tokens get noise; one beyond them is seldom picked, and that costs one guess.
+
+    survival_i = P(best `count`) * softmax_i(logits + T gumbel)        T = 0: the drafter's own probability
+
+That is: the target's logits are the drafter's with an error of one logit. How far this is off shows while serving, and
+the budget corrects it.
+
+Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.request import SamplingParams
+from kernels.philox import gumbel_rows
+
+_CHUNK = 128  # of a large vocabulary; 16 rows of 49152 on an AMD EPYC: 0.15 ms, topk alone 1.04 ms
+_LARGE = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Of M rows, best first.
+
+    tokens: [M, k] int64, ids of the target's vocabulary.
+    survival: [M, k] float32. Probability that the target picks this token; 0 for what its filters exclude.
+    """
+
+    tokens: Tensor
+    survival: Tensor
+
+
+def choose(
+    logits: Tensor,
+    sampling: Many[SamplingParams],
+    positions: Many[int],
+    *,
+    count: int,
+    vocab: Tensor | None = None,
+) -> Candidates:
+    """The `count` likeliest next tokens of each row, fewer if the vocabulary is smaller.
+
+    Args:
+        logits: [M, Vd] float32.
+        sampling: [M]. How the target chooses each row's token.
+        positions: [M]. Where that token will stand in its sequence.
+        vocab: [Vd] int64. The target's id of each column; None where the columns are its vocabulary.
+    """
+    values, index = _best(logits, min(count, logits.shape[-1]))  # [M, k]
+    tokens = index if vocab is None else vocab[index]
+    survival = torch.exp(values - logits.logsumexp(-1, keepdim=True))
+    if not any(params.temperature for params in sampling):
+        return Candidates(tokens, survival)
+    scores = _noisy(values, tokens, sampling, positions)
+    order = scores.argsort(-1, descending=True)
+    survival = survival.sum(-1, keepdim=True) * scores.softmax(-1)
+    return Candidates(tokens.gather(-1, order), survival.gather(-1, order))
+
+
+def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Values and columns [M, count], descending. The best `count` columns lie in the `count` chunks of highest best."""
+    M, V = logits.shape
+    if V % _CHUNK or V < _LARGE:
+        return logits.topk(count, dim=-1)
+    chunks = logits.view(M, V // _CHUNK, _CHUNK)
+    first = chunks.amax(-1).topk(count, dim=-1).indices  # [M, count]
+    inside = chunks.gather(1, first.unsqueeze(-1).expand(-1, -1, _CHUNK)).flatten(1)  # [M, count * _CHUNK]
+    values, place = inside.topk(count, dim=-1)
+    return values, first.gather(-1, place // _CHUNK) * _CHUNK + place % _CHUNK
+
+
+def _noisy(values: Tensor, tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]) -> Tensor:
+    """[M, k]: logits + T gumbel, -inf for what the request's filters exclude."""
+    device = values.device
+    greedy = [params.temperature == 0.0 for params in sampling]
+    temperature, top_p, min_p = torch.tensor(
+        [
+            (1.0, 1.0, 0.0) if plain else (params.temperature, params.top_p, params.min_p)
+            for params, plain in zip(sampling, greedy, strict=True)
+        ],
+        device=device,
+    ).T.unsqueeze(-1)  # [3, M, 1]
+    probabilities = torch.softmax(values / temperature, dim=-1)
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
+    most = [params.top_k or len(row) for params, row in zip(sampling, tokens, strict=True)]
+    kept &= torch.arange(tokens.shape[1], device=device) < torch.tensor(most, device=device).unsqueeze(-1)
+    noise = gumbel_rows([params.seed for params in sampling], positions, tokens).float()
+    scores = values + temperature * noise
+    return torch.where(torch.tensor(greedy, device=device).unsqueeze(-1), values, scores.masked_fill(~kept, -torch.inf))

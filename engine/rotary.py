@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelNotLoadable
@@ -18,7 +18,11 @@ def rotary_tables(model_dir: Path, head_dim: int, max_positions: int) -> tuple[T
     Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length.
     """
     # transformers brings old forms of config.json up to date
-    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    return tables_of(AutoConfig.from_pretrained(model_dir, trust_remote_code=False), head_dim, max_positions)
+
+
+def tables_of(config: PretrainedConfig, head_dim: int, max_positions: int) -> tuple[Tensor, Tensor]:
+    """As `rotary_tables`, from a configuration of transformers."""
     parameters = config.rope_parameters
     rope_type = parameters["rope_type"]
     if rope_type == "default":

@@ -1,6 +1,8 @@
 """What the engine needs to know of a model, read from its `config.json`, and how to run it."""
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,17 @@ import torch
 
 from engine.errors import ModelNotLoadable
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v3")  # those with a decoder of our own
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_REQUIRED = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    "max_position_embeddings",
+)
+_REQUIRED_OF_DEEPSEEK = (
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts"),
+    *("num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group", "first_k_dense_replace"),
+    *("norm_topk_prob", "routed_scaling_factor"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +43,36 @@ class CacheLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention; names as in the paper (arXiv:2405.04434)."""
+
+    query_rank: int | None  # None: queries come from the hidden state in one product
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool  # pairs (0, 1), (2, 3) ... are rotated; else halves
+    softmax_scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Mixture of experts, chosen by a sigmoid's score with a correcting bias, best groups first."""
+
+    num_experts: int
+    num_shared: int
+    num_chosen: int
+    num_groups: int
+    num_chosen_groups: int
+    intermediate_size: int
+    num_dense_layers: int  # the first ones have no experts
+    normalized: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A dense decoder of the Llama family."""
+    """A causal decoder. `latent` and `experts` are DeepSeek's; a dense decoder has neither."""
 
     model_type: str
     hidden_size: int
@@ -43,7 +82,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # no more than an attention window, within which all attention is full
     norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool  # on query, key and value
@@ -52,64 +91,127 @@ class ModelConfig:
     qk_norm: bool
     eos_token_ids: frozenset[int]
     dtype: torch.dtype  # of the weights as published
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
 
     @property
     def cache_layout(self) -> CacheLayout:
         """All layers' alike."""
-        return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
+        if self.latent is None:
+            return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
+        width = self.latent.rank + self.latent.rope_dim
+        return CacheLayout(num_heads=1, key_width=width, value_width=self.latent.rank, values_in_keys=True)
 
     @classmethod
     def from_folder(cls, model_dir: Path) -> "ModelConfig":
-        """Raises: ModelNotLoadable: no readable config.json, or a model this engine does not serve."""
-        try:
-            values = json.loads((model_dir / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ModelNotLoadable(f"{model_dir} has no readable config.json: {error}") from error
-        return cls.from_values(values, _generation_eos(model_dir))
+        """Raises: ModelNotLoadable: no readable config.json, or a model without a decoder of our own."""
+        return cls.from_values(read_config(model_dir), generation_eos(model_dir))
 
     @classmethod
-    def from_values(cls, values: dict[str, Any], generation_eos: frozenset[int] = frozenset()) -> "ModelConfig":
-        """`values`: config.json as published. Raises: ModelNotLoadable."""
+    def from_values(cls, values: dict[str, Any], extra_eos: frozenset[int] = frozenset()) -> "ModelConfig":
+        """`values`: config.json as published; `extra_eos`: end tokens named elsewhere. Raises: ModelNotLoadable."""
         model_type = values.get("model_type")
         if model_type not in MODEL_TYPES:
             raise ModelNotLoadable(f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}")
         if values.get("hidden_act", "silu") != "silu":
             raise ModelNotLoadable(f"hidden_act must be silu, got {values['hidden_act']!r}")
-        if values.get("use_sliding_window"):
-            raise ModelNotLoadable("sliding-window attention is not supported")
+        _check_present(values, _REQUIRED)
+        deepseek = model_type == "deepseek_v3"
+        latent = _latent(values) if deepseek else None
         num_heads = values["num_attention_heads"]
         dtype = values.get("dtype") or values.get("torch_dtype") or "bfloat16"
+        head_dim = values.get("head_dim") or values["hidden_size"] // num_heads
         return cls(
             model_type=model_type,
             hidden_size=values["hidden_size"],
             intermediate_size=values["intermediate_size"],
             num_layers=values["num_hidden_layers"],
             num_heads=num_heads,
-            num_kv_heads=values.get("num_key_value_heads") or num_heads,
-            head_dim=values.get("head_dim") or values["hidden_size"] // num_heads,
+            num_kv_heads=num_heads if deepseek else values.get("num_key_value_heads") or num_heads,
+            head_dim=head_dim if latent is None else latent.nope_dim + latent.rope_dim,
             vocab_size=values["vocab_size"],
-            max_position_embeddings=values["max_position_embeddings"],
+            max_position_embeddings=min(values["max_position_embeddings"], _window(values)),
             norm_eps=values.get("rms_norm_eps", 1e-6),
             tie_word_embeddings=values.get("tie_word_embeddings", False),
             attention_bias=model_type == "qwen2" or values.get("attention_bias", False),
             output_bias=model_type != "qwen2" and values.get("attention_bias", False),
             mlp_bias=values.get("mlp_bias", False),
             qk_norm=model_type == "qwen3",
-            eos_token_ids=_token_ids(values.get("eos_token_id")) | generation_eos,
+            eos_token_ids=token_ids(values.get("eos_token_id")) | extra_eos,
             dtype=_DTYPES.get(dtype, torch.bfloat16),
+            latent=latent,
+            experts=_experts(values) if deepseek else None,
         )
 
 
-def _token_ids(value: Any) -> frozenset[int]:
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises: ModelNotLoadable."""
+    try:
+        values = json.loads((model_dir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelNotLoadable(f"{model_dir} has no readable config.json: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelNotLoadable(f"{model_dir}/config.json must hold an object, got a {type(values).__name__}")
+    return values
+
+
+def generation_eos(model_dir: Path) -> frozenset[int]:
+    """Chat models often name their end-of-turn token in generation_config.json alone."""
+    path = model_dir / "generation_config.json"
+    return token_ids(json.loads(path.read_text()).get("eos_token_id")) if path.exists() else frozenset()
+
+
+def token_ids(value: int | list[int] | None) -> frozenset[int]:
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset([value])
 
 
-def _generation_eos(model_dir: Path) -> frozenset[int]:
-    """Chat models often name their end-of-turn token in generation_config.json alone."""
-    path = model_dir / "generation_config.json"
-    return _token_ids(json.loads(path.read_text()).get("eos_token_id")) if path.exists() else frozenset()
+def _check_present(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if values.get(name) is None]
+    if missing:
+        raise ModelNotLoadable(f"config.json of a {values['model_type']} must have {', '.join(missing)}")
+
+
+def _window(values: Mapping[str, Any]) -> float:
+    """Positions within which every token attends to all before it."""
+    windowed = values["model_type"] == "mistral" or values.get("use_sliding_window")
+    return (values.get("sliding_window") or math.inf) if windowed else math.inf
+
+
+def _latent(values: Mapping[str, Any]) -> LatentConfig:
+    _check_present(values, _REQUIRED_OF_DEEPSEEK)
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    stretched = 1.0  # yarn's temperature, which DeepSeek applies to the scores
+    if rope.get("mscale_all_dim") and rope.get("factor", 1.0) > 1.0:
+        stretched = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0
+    nope_dim, rope_dim = values["qk_nope_head_dim"], values["qk_rope_head_dim"]
+    return LatentConfig(
+        query_rank=values.get("q_lora_rank"),
+        rank=values["kv_lora_rank"],
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        value_dim=values["v_head_dim"],
+        interleaved=values.get("rope_interleave", True),
+        softmax_scale=(nope_dim + rope_dim) ** -0.5 * stretched**2,
+    )
+
+
+def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
+    for name, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("moe_layer_freq", 1)):
+        if values.get(name, only) != only:
+            raise ModelNotLoadable(f"{name} must be {only}, got {values[name]!r}")
+    return ExpertsConfig(
+        num_experts=values["n_routed_experts"],
+        num_shared=values["n_shared_experts"],
+        num_chosen=values["num_experts_per_tok"],
+        num_groups=values["n_group"],
+        num_chosen_groups=values["topk_group"],
+        intermediate_size=values["moe_intermediate_size"],
+        num_dense_layers=values["first_k_dense_replace"],
+        normalized=values["norm_topk_prob"],
+        scale=values["routed_scaling_factor"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|start|>", "<|end|>")  # the first by this name, or Qwen's tokenizer adds it
 CHAT_TEMPLATE = (
@@ -66,6 +66,7 @@ def make_tiny_model(
 def _classes(architecture: Architecture) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }[architecture]

@@ -20,7 +20,7 @@ def difference(folder: Path, length: int = 90) -> float:
         reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         expected = reference(token_ids.unsqueeze(0)).logits[0]
         ours = load_model(folder, dtype="float32")
-        logits = ours.logits(ours.hidden_states(token_ids))
+        logits = ours.logits(ours.hidden_states(token_ids).final)
     assert logits.abs().max() > 0.1, "logits that are all zero would agree with anything"
     return float((logits - expected).abs().max())
 
@@ -31,7 +31,7 @@ def edit_config(folder: Path, **values: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_agree(tmp_path: Path, architecture: Architecture, tied: bool) -> None:
     assert difference(make_tiny_model(tmp_path, architecture, tie_word_embeddings=tied)) <= 1e-4
@@ -54,7 +54,8 @@ def test_logits_agree_with_scaled_positions(tmp_path: Path, rope: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type must be one of llama, qwen2, qwen3, got 'gpt2'"),
+        ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, deepseek_v3, got 'gpt2'"),
+        ({"vocab_size": None, "hidden_size": None}, "config.json of a llama must have hidden_size, vocab_size"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
         ({"vocab_size": 7}, r"embed_tokens.weight must be \[7, 64\], got"),
         ({"num_hidden_layers": 3}, "holds no tensor model.layers.2"),
@@ -71,6 +72,13 @@ def test_a_damaged_weight_file_says_why(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00garbage!")
     with pytest.raises(ModelNotLoadable, match="can't be read"):
         load_model(folder)
+
+
+def test_a_context_is_no_longer_than_an_attention_window(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "mistral", max_position_embeddings=64)
+    assert load_model(folder).max_positions == 64
+    assert load_model(edit_config(folder, sliding_window=48)).max_positions == 48
+    assert load_model(edit_config(folder, sliding_window=None)).max_positions == 64
 
 
 def test_end_tokens_of_both_config_files_count(tmp_path: Path) -> None:

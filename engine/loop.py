@@ -109,12 +109,12 @@ class Engine:
             first = builder.add_draft(sequence, draft)
             work.append((sequence, draft, tuple(range(first, first + 1 + len(draft)))))
         rows, wanted = builder.build()
-        hidden = self.model.forward(rows, self.cache)
-        logits = self.model.logits(hidden[wanted])
+        hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
+        logits = self.model.logits(hidden.final[wanted])
         scored = time.perf_counter()
         committed, kept = self._commit(work, logits)
         outputs += committed
-        self._observe(Pass(hidden, None, kept))
+        self._observe(Pass(hidden.final, hidden.taps, kept))
         ended = time.perf_counter()
         self.phase_seconds["host"] += scheduled - started
         self.phase_seconds["draft"] += drafted - scheduled
@@ -148,7 +148,7 @@ class Engine:
             builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
         rows, _ = builder.build()
         started = time.perf_counter()
-        self.model.logits(self.model.forward(rows, self.cache))
+        self.model.logits(self.model.forward(rows, self.cache).final)
         return time.perf_counter() - started
 
     def _admit(self) -> None:

@@ -5,6 +5,7 @@ trees are all rows of one pass: what differs is which keys a row attends to. Not
 mixes rows except attention, and attention reads only a row's own keys: so a row's bits depend on its own past alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,18 @@ class Rows:
 
     token_ids: Tensor
     rows: DecoderRows
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What a pass computed, in the model's dtype.
+
+    final: [M, H] after the final norm.
+    taps: [M, T, H], the residual streams where they enter the layers asked for, in their order; None where none are.
+    """
+
+    final: Tensor
+    taps: Tensor | None
 
 
 class Decoder:
@@ -58,10 +71,10 @@ class Decoder:
         return self._layers.cosines.shape[0]
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
-        """Writes the rows' keys and values and returns their hidden states [M, H] after the final norm."""
+    def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        """Writes the rows' keys and values. `tap_layers` as in kernels.decoder.decoder."""
         residual = self.weights.embedding[rows.token_ids].float()  # [M, H]
-        return decoder(self._layers, residual, rows.rows, cache.keys, cache.values)
+        return Hidden(*decoder(self._layers, residual, rows.rows, cache.keys, cache.values, tap_layers))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -69,11 +82,8 @@ class Decoder:
         return linear(hidden.contiguous(), self.weights.lm_head_packed)
 
     @torch.inference_mode()
-    def hidden_states(self, token_ids: Tensor) -> Tensor:
-        """token_ids [T] int64 of one sequence from position 0 -> [T, H] after the final norm, in the model's dtype.
-
-        The tap of Medusa heads; the bits are those of serving.
-        """
+    def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+        """token_ids [T] int64 of one sequence from position 0 -> rows in their order; the bits are those of serving."""
         T = token_ids.shape[0]
         cache = KVCache(self.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=self.dtype, device=self.device)
         cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
@@ -88,5 +98,6 @@ class Decoder:
                 path_lens=torch.zeros_like(positions),
             )
             rows = DecoderRows(positions, positions, attention)
-            pieces.append(self.forward(Rows(token_ids[positions], rows), cache))
-        return torch.cat(pieces)
+            pieces.append(self.forward(Rows(token_ids[positions], rows), cache, tap_layers))
+        taps = [piece.taps for piece in pieces if piece.taps is not None]
+        return Hidden(torch.cat([piece.final for piece in pieces]), torch.cat(taps) if taps else None)

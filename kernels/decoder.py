@@ -4,6 +4,8 @@
                  residual += down(swiglu(gate_up(norm(residual))))
     hidden = norm(residual)
 
+A tap is the residual stream where it enters a layer: what drafters that read inner layers are fed with.
+
 The residual stream is float32; what goes into a matrix product is in the weights' dtype. The reference is the sequence
 of single operations; the compiled pass calls the same C functions in the same order and so gives the same bits, without
 coming back to the host between them.
@@ -100,6 +102,8 @@ class _Pass(ctypes.Structure):
         ("rows", _Rows),
         ("M", _LONG),
         *((name, _POINTER) for name in ("residual", "qkv", "gate_up", "normed", "attended", "activated", "hidden")),
+        *((name, _POINTER) for name in ("taps", "tap_layers")),
+        ("num_taps", _LONG),
         ("next", _POINTER),
     )
 
@@ -163,12 +167,20 @@ def _layer(layer: LayerWeights) -> _Layer:
 
 
 def decoder_reference(
-    layers: DecoderLayers, residual: Tensor, rows: DecoderRows, keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> Tensor:
+    layers: DecoderLayers,
+    residual: Tensor,
+    rows: DecoderRows,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    tap_layers: Sequence[int] = (),
+) -> tuple[Tensor, Tensor | None]:
     """As `decoder`, one operation after the other."""
     shape = layers.shape
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
-    for layer, k_cache, v_cache in zip(layers.layers, keys, values, strict=True):
+    taps: dict[int, Tensor] = {}
+    for index, (layer, k_cache, v_cache) in enumerate(zip(layers.layers, keys, values, strict=True)):
+        if index in tap_layers:
+            taps[index] = residual.to(shape.dtype, copy=True)
         qkv = linear(rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype), layer.qkv)
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
         q = qkv.view(M, -1, D)[:, :num_heads]  # [M, Hq, D]
@@ -176,24 +188,35 @@ def decoder_reference(
         linear(attended.view(M, num_heads * D), layer.output, add_to=residual)
         normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
         linear(swiglu(linear(normed, layer.gate_up), shape.dtype), layer.down, add_to=residual)
-    return rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
+    taps[len(layers.layers)] = residual.to(shape.dtype)
+    hidden = rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
+    return hidden, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None
 
 
 def decoder(
-    layers: DecoderLayers, residual: Tensor, rows: DecoderRows, keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> Tensor:
+    layers: DecoderLayers,
+    residual: Tensor,
+    rows: DecoderRows,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    tap_layers: Sequence[int] = (),
+) -> tuple[Tensor, Tensor | None]:
     """Writes the rows' keys and values and returns their hidden states.
 
     Args:
         residual: [M, H] float32, the tokens' embeddings; overwritten.
-        keys, values: per layer [slots, Hkv, D] in the weights' dtype.
+        keys, values: per layer [slots, Hkv, D] in the layers' dtype.
+        tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
 
-    Returns: [M, H] in the weights' dtype, after the final norm.
-    Raises: ValueError: shapes or dtypes do not fit.
+    Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
+        there are none; both in the layers' dtype, cast once.
+    Raises: ValueError: shapes or dtypes do not fit, or no such layer.
     """
     shape, structure = layers.shape, layers.structure
+    if not all(0 <= index <= len(layers.layers) for index in tap_layers):
+        raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
     if structure is None or residual.device.type != "cpu":
-        return decoder_reference(layers, residual, rows, keys, values)
+        return decoder_reference(layers, residual, rows, keys, values, tap_layers)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
     check_tensor(rows.positions, "positions", (M,), torch.int64)
@@ -202,7 +225,7 @@ def decoder(
     num_slots = keys[0].shape[0]
     for cache in (*keys, *values):
         check_tensor(cache, "cache", (num_slots, shape.num_kv_heads, shape.head_dim), shape.dtype)
-    return _run_compiled(structure, shape, residual, rows, keys, values)
+    return _run_compiled(structure, shape, residual, rows, keys, values, tap_layers)
 
 
 def _run_compiled(
@@ -212,13 +235,16 @@ def _run_compiled(
     rows: DecoderRows,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
-) -> Tensor:
+    tap_layers: Sequence[int],
+) -> tuple[Tensor, Tensor | None]:
     M, D, dtype = residual.shape[0], shape.head_dim, shape.dtype
     qkv = torch.empty(M, (shape.num_heads + 2 * shape.num_kv_heads) * D)
     gate_up = torch.empty(M, 2 * shape.intermediate_size)
     normed, hidden = torch.empty(M, shape.hidden_size, dtype=dtype), torch.empty(M, shape.hidden_size, dtype=dtype)
     attended = torch.empty(M, shape.num_heads * D, dtype=dtype)
     activated = torch.empty(M, shape.intermediate_size, dtype=dtype)
+    taps = torch.empty(M, len(tap_layers), shape.hidden_size, dtype=dtype) if tap_layers else None
+    c_tap_layers = (_LONG * len(tap_layers))(*tap_layers)
     counters = torch.zeros(len(keys) * _PHASES + 1, dtype=torch.int64)
     pointers = _POINTER * len(keys)
     k_caches, v_caches = pointers(*map(_address, keys)), pointers(*map(_address, values))
@@ -228,7 +254,7 @@ def _run_compiled(
         places.slot_tables.shape[1],
         places.paths.shape[1],
     )
-    work = (residual, qkv, gate_up, normed, attended, activated, hidden, counters)
+    work = (residual, qkv, gate_up, normed, attended, activated, hidden, taps)
     c_pass = _Pass(
         ctypes.addressof(k_caches),
         ctypes.addressof(v_caches),
@@ -237,8 +263,11 @@ def _run_compiled(
         c_rows,
         M,
         *map(_address, work),
+        ctypes.addressof(c_tap_layers),
+        len(tap_layers),
+        counters.data_ptr(),
     )
     kernels = library()
     assert kernels is not None  # there is a structure only where there are kernels
     kernels.slipstream_decoder(ctypes.addressof(structure), ctypes.addressof(c_pass))
-    return hidden
+    return hidden, taps

@@ -28,6 +28,9 @@ struct decoder_pass {
     float *residual, *qkv, *gate_up;       /* [M, H], [M, (Hq + 2 Hkv) D], [M, 2 I] */
     void *normed, *attended, *activated;   /* [M, H], [M, Hq D], [M, I] in the decoder's dtype */
     void *hidden;                          /* [M, H] in the decoder's dtype */
+    void *taps;                            /* [M, num_taps, H] in the decoder's dtype */
+    const int64_t *tap_layers;             /* [num_taps] */
+    int64_t num_taps;
     counter *next;                         /* [num_layers * PHASES + 1], zero */
 };
 
@@ -36,11 +39,23 @@ struct run {
     const struct decoder_pass *pass;
 };
 
-static void norm_phase(const struct run *r, const float *weight, void *out, counter *next) {
+/* What row m's residual is when it enters layer `index`. */
+static void tap_row(const struct run *r, int64_t m, int64_t index) {
+    const struct decoder_pass *p = r->pass;
+    int64_t H = r->decoder->H, size = r->decoder->dtype == BF16 ? 2 : 4;
+    for (int64_t t = 0; t < p->num_taps; t++)
+        if (p->tap_layers[t] == index)
+            cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
+}
+
+/* `tap`: the layer that the residual enters here, or -1. */
+static void norm_phase(const struct run *r, const float *weight, void *out, int64_t tap, counter *next) {
     int64_t H = r->decoder->H, size = r->decoder->dtype == BF16 ? 2 : 4, m;
-    while ((m = claim(next, r->pass->M)) >= 0)
+    while ((m = claim(next, r->pass->M)) >= 0) {
+        tap_row(r, m, tap);
         rms_norm_row(r->pass->residual + m * H, weight, (char *)out + m * H * size, H, r->decoder->eps,
                      r->decoder->dtype);
+    }
     team_barrier();
 }
 
@@ -80,16 +95,16 @@ static void decoder_team(void *context) {
     counter *next = p->next;
     for (int64_t index = 0; index < r->decoder->num_layers; index++, next += PHASES) {
         const struct layer *l = r->decoder->layers + index;
-        norm_phase(r, l->input_norm, p->normed, next);
+        norm_phase(r, l->input_norm, p->normed, index, next);
         linear_phase(r, &l->qkv, p->normed, p->qkv, STORE, next + 1);
         attention_phases(r, l, index, next + 2);
         linear_phase(r, &l->output, p->attended, p->residual, ADD, next + 4);
-        norm_phase(r, l->post_norm, p->normed, next + 5);
+        norm_phase(r, l->post_norm, p->normed, -1, next + 5);
         linear_phase(r, &l->gate_up, p->normed, p->gate_up, STORE, next + 6);
         swiglu_phase(r, next + 7);
         linear_phase(r, &l->down, p->activated, p->residual, ADD, next + 8);
     }
-    norm_phase(r, r->decoder->final_norm, p->hidden, next);
+    norm_phase(r, r->decoder->final_norm, p->hidden, r->decoder->num_layers, next);
 }
 
 void slipstream_decoder(const struct decoder *decoder, const struct decoder_pass *pass) {

@@ -17,6 +17,7 @@ void linear_block(const struct linear *l, int64_t block, const void *x, float *o
                   enum output output);
 
 void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype);
+void cast_row(const float *x, void *out, int64_t H, int dtype);
 void swiglu_row(const float *x, void *out, int64_t I, int dtype);
 
 struct rope {

@@ -23,6 +23,12 @@ void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, flo
     for (; i < H; i++) store_any(out, i, dtype, x[i] * scale * weight[i]);
 }
 
+void cast_row(const float *x, void *out, int64_t H, int dtype) {
+    int64_t i = 0;
+    for (; i + LANES <= H; i += LANES) vf_store_any(out, i, dtype, vf_load(x + i));
+    for (; i < H; i++) store_any(out, i, dtype, x[i]);
+}
+
 /* x float32 [M, H], out [M, H]. */
 void slipstream_rms_norm(const float *x, const float *weight, void *out, int64_t M, int64_t H, float eps, int dtype) {
     for (int64_t m = 0; m < M; m++)

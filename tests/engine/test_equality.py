@@ -132,7 +132,7 @@ def test_hidden_states_for_training_have_the_bits_of_serving(model: Decoder) -> 
     (completion,) = answer(model, Spy(), requests, draft_budget=1)
 
     tokens = (*requests[0].prompt_token_ids, *completion.token_ids)
-    states = model.hidden_states(torch.tensor(tokens))
+    states = model.hidden_states(torch.tensor(tokens)).final
     first = len(requests[0].prompt_token_ids) - 1
     assert len(seen) == len(completion.token_ids) - 1
     for offset, tap in enumerate(seen):

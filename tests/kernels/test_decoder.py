@@ -65,11 +65,31 @@ def test_the_compiled_pass_gives_the_bits_of_single_operations(
         keys, values = (
             [torch.randn(SLOTS, HKV, D, generator=generator).to(dtype) for _ in layers.layers] for _ in range(2)
         )
-        results.append((function(layers, residual.clone(), make_rows(M), keys, values), *keys, *values))
+        hidden, taps = function(layers, residual.clone(), make_rows(M), keys, values, (3, 0, 1))
+        assert taps is not None
+        results.append((hidden, taps, *keys, *values))
 
     for ours, reference in zip(*results, strict=True):
         assert torch.equal(ours, reference)
     assert results[0][0].float().abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype) -> None:
+    layers = make_layers(dtype, head_norms=True, bias=True)
+    residual = torch.randn(40, H, generator=torch.Generator().manual_seed(1))
+
+    def run(M: int) -> list[Tensor]:
+        keys, values = ([torch.ones(SLOTS, HKV, D, dtype=dtype) for _ in layers.layers] for _ in range(2))
+        hidden, taps = decoder(layers, residual[:M].clone(), make_rows(M), keys, values, (0, 2, 3))
+        assert taps is not None
+        return [hidden, *taps.unbind(1)]
+
+    together = run(40)
+    assert torch.equal(together[1], residual.to(dtype))
+    for M in (*range(1, 26), 31, 32, 33):
+        for alone, among in zip(run(M), together, strict=True):
+            assert torch.equal(alone, among[:M]), M
 
 
 def test_a_cache_of_another_shape_is_refused() -> None:
@@ -77,3 +97,10 @@ def test_a_cache_of_another_shape_is_refused() -> None:
     caches = [torch.zeros(SLOTS, HKV, D + 1) for _ in layers.layers]
     with pytest.raises(ValueError, match=r"cache must be torch.float32 \[64, 2, 16\], got torch.float32 \[64, 2, 17\]"):
         decoder(layers, torch.zeros(1, H), make_rows(1), caches, caches)
+
+
+def test_a_tap_outside_the_layers_is_refused() -> None:
+    layers = make_layers(torch.float32, head_norms=False, bias=False)
+    caches = [torch.zeros(SLOTS, HKV, D) for _ in layers.layers]
+    with pytest.raises(ValueError, match=r"tap_layers must be in 0..3, got \[1, 4\]"):
+        decoder(layers, torch.zeros(1, H), make_rows(1), caches, caches, (1, 4))

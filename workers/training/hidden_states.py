@@ -61,7 +61,7 @@ def compute_hidden_rows(
             dtype=torch.int64,
             device=decoder.device,
         )
-        states = decoder.hidden_states(tokens)  # [P + N - 1, H]
+        states = decoder.hidden_states(tokens).final  # [P + N - 1, H]
         hidden[starts[index] : starts[index + 1]] = states[len(conversation.prompt_token_ids) - 1 :]
         on_done(index + 1)
     completions = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)

@@ -1,36 +1,34 @@
 """Prompt lookup: propose what followed the same last tokens earlier in the request.
 
-The longest n-gram wins, its latest occurrence first. How often each length proved right is counted over all requests
-and gives the survival of a node at depth d as rate^d.
+The place with the most agreeing tokens wins, of equal ones the latest. A guess at depth d stands on d - 1 more agreeing
+tokens than the first; how often guesses standing on so many came true gives each its part of the survival.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 from engine.draft import EMPTY_DRAFT, Draft, chain
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Pass
+from engine.drafters.record import Record, settled
+from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
-_MAX_DEPTH = 10
-_SIZES = (5, 4, 3, 2)
-_PRIOR_HITS, _PRIOR_TRIES = 3.0, 5.0  # what a rate is before anything was counted: 0.6
-_MEMORY = 200.0  # tries after which old counts fade
+_MAX_DEPTH = 12
+_ROOM = 4096  # for the answer; a longer one drives the prompt's start out
+_ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # rate by the bit length of the number of agreeing tokens
+
+_Kind = tuple[int, bool]  # that bit length; whether the request samples
 
 
-class _Index:
-    """For each n-gram of a sequence the position after its latest occurrence that is followed by something."""
-
-    def __init__(self) -> None:
-        self.next_position: dict[tuple[int, ...], int] = {}
-        self.num_indexed = 0
-
-    def extend(self, tokens: list[int]) -> None:
-        for end in range(max(self.num_indexed, 1), len(tokens)):
-            for size in _SIZES:
-                if end >= size:
-                    self.next_position[tuple(tokens[end - size : end])] = end
-        self.num_indexed = len(tokens)
+@dataclass(slots=True)
+class _Request:
+    sequence: Sequence
+    index: SuffixIndex
+    length: int = 0  # of the tokens when `draft` was made
+    draft: Draft = EMPTY_DRAFT
+    kinds: tuple[_Kind, ...] = ()
 
 
 class NgramDrafter(Drafter):
@@ -38,40 +36,44 @@ class NgramDrafter(Drafter):
     max_depth = _MAX_DEPTH
 
     def __init__(self) -> None:
-        self._indexes: dict[str, _Index] = {}
-        self._last: dict[str, tuple[int, int, int]] = {}  # request -> (size, length of tokens then, proposed token)
-        self._hits = dict.fromkeys(_SIZES, _PRIOR_HITS)
-        self._tries = dict.fromkeys(_SIZES, _PRIOR_TRIES)
+        self._requests: dict[str, _Request] = {}
+        self._record = Record()
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         return [self._propose(sequence, budget) for sequence in sequences]
 
+    def observe(self, done: Pass) -> None:
+        """Prompts are indexed as they are read, so that a long one does not hold up the first draft."""
+        for kept in done.kept:
+            self._read(kept.sequence, kept.position + len(kept.rows))
+
     def forget(self, request_id: str) -> None:
-        self._indexes.pop(request_id, None)
-        self._last.pop(request_id, None)
+        self._requests.pop(request_id, None)
+
+    def _read(self, sequence: Sequence, end: int) -> _Request:
+        request_id = sequence.request.request_id
+        request = self._requests.get(request_id)
+        if request is None:
+            capacity = len(sequence.tokens) + min(sequence.num_remaining, _ROOM)
+            request = self._requests[request_id] = _Request(sequence, SuffixIndex(capacity))
+        request.index.extend(sequence.tokens[request.index.num_tokens : end])
+        return request
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
-        request_id, tokens = sequence.request.request_id, sequence.tokens
-        self._learn(request_id, tokens)
-        index = self._indexes.setdefault(request_id, _Index())
-        index.extend(tokens)
-        for size in _SIZES:
-            start = index.next_position.get(tuple(tokens[-size:])) if len(tokens) > size else None
-            if start is not None:
-                guessed = tokens[start : start + min(budget, _MAX_DEPTH)]
-                rate = self._hits[size] / self._tries[size]
-                self._last[request_id] = (size, len(tokens), guessed[0])
-                return chain(guessed, [rate**depth for depth in range(1, len(guessed) + 1)])
-        return EMPTY_DRAFT
-
-    def _learn(self, request_id: str, tokens: list[int]) -> None:
-        """Was the first token proposed last time right?"""
-        if request_id not in self._last:
-            return
-        size, length, guessed = self._last.pop(request_id)
-        if len(tokens) > length:
-            if self._tries[size] > _MEMORY:
-                self._tries[size] /= 2
-                self._hits[size] /= 2
-            self._tries[size] += 1
-            self._hits[size] += tokens[length] == guessed
+        tokens = sequence.tokens
+        request = self._read(sequence, len(tokens))
+        for node, right in settled(request.draft, tokens[request.length :]):
+            self._record.count(request.kinds[node], right)
+        found = request.index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), places=1)
+        guessed = list(found[0][1]) if found else []
+        sampled = sequence.request.sampling.temperature > 0.0
+        survival: list[float] = []
+        kinds: list[_Kind] = []
+        above = 1.0
+        for depth in range(len(guessed)):
+            kind = (min((found[0][0] + depth).bit_length(), len(_ASSUMED) - 1), sampled)
+            above *= self._record.rate(kind, _ASSUMED[kind[0]])
+            kinds.append(kind)
+            survival.append(above)
+        request.length, request.draft, request.kinds = len(tokens), chain(guessed, survival), tuple(kinds)
+        return request.draft

@@ -1,0 +1,138 @@
+"""Suffix decoding: what is proposed was really seen, the tree is a tree, and its claims come true as often as said."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.suffix_index import BREAK, CONTEXTS, SuffixIndex
+from engine.request import Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
+
+few_tokens = st.integers(0, 3)  # a small alphabet repeats itself
+texts = st.lists(few_tokens, min_size=1, max_size=120)
+
+
+def make_sequence(name: str, prompt: list[int], answer: list[int], *, temperature: float = 0.0) -> Sequence:
+    request = Request(name, tuple(prompt), SamplingParams(max_tokens=1000, temperature=temperature))
+    return Sequence(request, prompt + answer, None, SpeculationStats())
+
+
+def occurs(part: list[int], text: list[int]) -> bool:
+    return any(text[start : start + len(part)] == part for start in range(len(text) - len(part) + 1))
+
+
+@settings(deadline=None)
+@given(text=texts, context=st.lists(few_tokens, min_size=1, max_size=20), depth=st.integers(1, 9))
+def test_the_longest_context_is_found_and_what_followed_it_is_true(
+    text: list[int], context: list[int], depth: int
+) -> None:
+    index = SuffixIndex(len(text))
+    index.extend(text)
+
+    matches = index.matches(context, depth)
+
+    for agreement, continuation in matches:
+        seen = context[-agreement:] + list(continuation)
+        assert occurs(seen, text)
+        assert len(continuation) == depth or text[-len(seen) :] == seen, "cut short only by the end of the text"
+    longest = max((n for n in CONTEXTS if n <= len(context) and occurs(context[-n:], text[:-1])), default=0)
+    assert max((agreement for agreement, _ in matches), default=0) == longest
+
+
+def test_a_full_index_holds_the_latest_tokens() -> None:
+    index = SuffixIndex(100)
+    numbers = random.Random(0)
+    text = [numbers.randrange(5) for _ in range(1000)]
+    for start in range(0, len(text), 7):
+        index.extend(text[start : start + 7])
+        for agreement, continuation in index.matches(text[: start + 7][-20:], 10):
+            recent = text[max(0, start + 7 - 128) : start + 7]
+            assert occurs(text[: start + 7][-agreement:] + list(continuation), recent)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.integers(1, 30), st.integers(1, 5))
+def test_every_path_of_a_draft_was_seen_after_the_last_token(
+    requests: list[tuple[list[int], list[int]]], budget: int, step: int
+) -> None:
+    drafter = SuffixDrafter(past_tokens=600)
+    known: list[list[int]] = []
+    for number, (prompt, answer) in enumerate(requests):
+        sequence = make_sequence(f"{number}", prompt, [])
+        for start in range(0, len(answer), step):
+            sequence.tokens += answer[start : start + step]
+            (draft,) = drafter.propose([sequence], budget)  # a Draft checks its parents and survivals itself
+            assert len(draft) <= budget
+            paths = [[draft.tokens[node] for node in draft.path(node)] for node in range(len(draft))]
+            assert len({tuple(path) for path in paths}) == len(paths), "no path twice"
+            for path in paths:
+                assert any(occurs([sequence.tokens[-1], *path], text) for text in (*known, sequence.tokens))
+        drafter.forget(f"{number}")
+        known.append(sequence.tokens)
+
+
+def test_past_answers_help_the_next_request_until_newer_ones_displace_them() -> None:
+    drafter = SuffixDrafter(past_tokens=256)
+    answer = list(range(100, 140))
+    first = make_sequence("first", [1, 2, 3], answer)
+    drafter.propose([first], 8)
+    drafter.forget("first")
+
+    (draft,) = drafter.propose([make_sequence("second", [7, 8], answer[:20])], 8)
+    assert draft.tokens == tuple(answer[20:28]), "a chain: nothing else was ever seen"
+
+    for number in range(10):
+        drafter.propose([make_sequence(f"{number}", [5], list(range(1000 * number, 1000 * number + 40)))], 8)
+        drafter.forget(f"{number}")
+    (draft,) = drafter.propose([make_sequence("third", [7, 8], answer[:20])], 8)
+    assert len(draft) == 0
+
+
+def test_no_draft_reaches_from_one_answer_into_the_next() -> None:
+    drafter = SuffixDrafter()
+    for name, answer in (("a", [10, 11, 12]), ("b", [20, 21, 22])):
+        drafter.propose([make_sequence(name, [1], answer)], 8)
+        drafter.forget(name)
+    (draft,) = drafter.propose([make_sequence("c", [9], [10, 11])], 8)
+    assert draft.tokens == (12,)
+    assert BREAK not in draft.tokens
+
+
+def test_a_preempted_request_comes_back_where_it_was() -> None:
+    drafter = SuffixDrafter()
+    sequence = make_sequence("a", [4, 5, 6, 7], [4, 5])
+    before = drafter.propose([sequence], 8)
+    drafter.forget("a")
+    (after,) = drafter.propose([sequence], 8)
+    assert before[0].tokens[:2] == (6, 7)
+    assert after.tokens[:2] == (6, 7)
+    drafter.forget("a")
+    drafter.forget("a")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_claims_come_true_as_often_as_they_say(temperature: float) -> None:
+    """On a source whose tokens depend on the two before, with three possible successors of unequal chance."""
+    numbers = random.Random(1)
+    drafter = SuffixDrafter()
+    claimed = came = 0.0
+    for request in range(12):
+        tokens = [numbers.randrange(20), numbers.randrange(20)]
+        sequence = make_sequence(f"{request}", tokens, [0], temperature=temperature)
+        for _ in range(150):
+            a, b = sequence.tokens[-2:]
+            successor = random.Random(20 * a + b).sample(range(20), 3)
+            sequence.tokens.append(numbers.choices(successor, (6, 3, 1))[0])
+            (draft,) = drafter.propose([sequence], 12)
+            a, b = sequence.tokens[-2:]
+            following = numbers.choices(random.Random(20 * a + b).sample(range(20), 3), (6, 3, 1))[0]
+            if request >= 4:
+                first = [node for node in range(len(draft)) if draft.parents[node] == -1]
+                claimed += sum(draft.survival[node] for node in first)
+                came += any(draft.tokens[node] == following for node in first)
+            sequence.tokens.append(following)
+        drafter.forget(f"{request}")
+    assert claimed == pytest.approx(came, rel=0.1)

@@ -69,7 +69,7 @@ def rope_write(
     """Rotates the queries of `qkv` in place and writes keys and values to the cache.
 
     Args:
-        qkv: [M, (Hq + 2 Hkv) D] float32.
+        qkv: [M, (Hq + 2 Hkv) D] float32; Hq may be 0.
         cosines, sines: [P, D / 2] float32.
         positions, slots: [M] int64; positions below P, slots distinct.
         k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16.
@@ -83,7 +83,7 @@ def rope_write(
     check_tensor(slots, "slots", (M,), torch.int64)
     check_tensor(v_cache, "v_cache", (num_slots, num_kv_heads, D), k_cache.dtype)
     num_q_heads = width // D - 2 * num_kv_heads
-    if width % D or num_q_heads < 1 or D % 2:
+    if width % D or num_q_heads < 0 or D % 2:
         raise ValueError(f"qkv must hold Hq + 2 * {num_kv_heads} heads of {D} (even), got {width} columns")
     kernels = library() if qkv.device.type == "cpu" else None
     if kernels is None:

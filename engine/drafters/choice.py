@@ -51,10 +51,10 @@ def choose(
         logits: [M, Vd] float32.
         sampling: [M]. How the target chooses each row's token.
         positions: [M]. Where that token will stand in its sequence.
-        vocab: [Vd] int64. The target's id of each column; None where the columns are its vocabulary.
+        vocab: [Vd] or [M, Vd] int64. The target's id of each column; None where the columns are its vocabulary.
     """
-    values, index = _best(logits, min(count, logits.shape[-1]))  # [M, k]
-    tokens = index if vocab is None else vocab[index]
+    values, index = best_columns(logits, min(count, logits.shape[-1]))  # [M, k]
+    tokens = index if vocab is None else vocab.expand(len(logits), -1).gather(-1, index)
     survival = torch.exp(values - logits.logsumexp(-1, keepdim=True))
     if not any(params.temperature for params in sampling):
         return Candidates(tokens, survival)
@@ -64,7 +64,7 @@ def choose(
     return Candidates(tokens.gather(-1, order), survival.gather(-1, order))
 
 
-def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def best_columns(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and columns [M, count], descending. The best `count` columns lie in the `count` chunks of highest best."""
     M, V = logits.shape
     if V % _CHUNK or V < _LARGE:

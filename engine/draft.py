@@ -55,6 +55,13 @@ class Draft:
             tuple(self.survival[node] for node in nodes),
         )
 
+    def likeliest(self, count: int) -> "Draft":
+        """The draft cut down to its `count` likeliest nodes; of equal ones the earlier."""
+        if len(self) <= count:
+            return self
+        # No node is likelier than its parent, and parents come first: the choice is closed.
+        return self.only(sorted(sorted(range(len(self)), key=lambda node: -self.survival[node])[:count]))
+
 
 EMPTY_DRAFT = Draft((), (), ())
 

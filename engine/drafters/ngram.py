@@ -7,11 +7,10 @@ Source: Saxena 2023, "Prompt lookup decoding".
 """
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
-from engine.draft import EMPTY_DRAFT, Draft, chain
+from engine.draft import Draft, chain
 from engine.drafters.base import Drafter, Pass
-from engine.drafters.record import Record, settled
+from engine.drafters.record import Record
 from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
@@ -22,21 +21,12 @@ _ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # rate by the bit length of the numb
 _Kind = tuple[int, bool]  # that bit length; whether the request samples
 
 
-@dataclass(slots=True)
-class _Request:
-    sequence: Sequence
-    index: SuffixIndex
-    length: int = 0  # of the tokens when `draft` was made
-    draft: Draft = EMPTY_DRAFT
-    kinds: tuple[_Kind, ...] = ()
-
-
 class NgramDrafter(Drafter):
     name = "ngram"
     max_depth = _MAX_DEPTH
 
     def __init__(self) -> None:
-        self._requests: dict[str, _Request] = {}
+        self._indexes: dict[str, SuffixIndex] = {}
         self._record = Record()
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
@@ -48,32 +38,33 @@ class NgramDrafter(Drafter):
             self._read(kept.sequence, kept.position + len(kept.rows))
 
     def forget(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
+        self._indexes.pop(request_id, None)
+        self._record.forget(request_id)
 
-    def _read(self, sequence: Sequence, end: int) -> _Request:
+    def _read(self, sequence: Sequence, end: int) -> SuffixIndex:
         request_id = sequence.request.request_id
-        request = self._requests.get(request_id)
-        if request is None:
+        index = self._indexes.get(request_id)
+        if index is None:
             capacity = len(sequence.tokens) + min(sequence.num_remaining, _ROOM)
-            request = self._requests[request_id] = _Request(sequence, SuffixIndex(capacity))
-        request.index.extend(sequence.tokens[request.index.num_tokens : end])
-        return request
+            index = self._indexes[request_id] = SuffixIndex(capacity)
+        index.extend(sequence.tokens[index.num_tokens : end])
+        return index
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
-        tokens = sequence.tokens
-        request = self._read(sequence, len(tokens))
-        for node, right in settled(request.draft, tokens[request.length :]):
-            self._record.count(request.kinds[node], right)
-        found = request.index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), places=1)
-        guessed = list(found[0][1]) if found else []
+        request_id, tokens = sequence.request.request_id, sequence.tokens
+        index = self._read(sequence, len(tokens))
+        self._record.settle(request_id, tokens)
+        found = index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), places=1)
+        agreement, guessed = found[0] if found else (0, ())
         sampled = sequence.request.sampling.temperature > 0.0
         survival: list[float] = []
         kinds: list[_Kind] = []
         above = 1.0
         for depth in range(len(guessed)):
-            kind = (min((found[0][0] + depth).bit_length(), len(_ASSUMED) - 1), sampled)
+            kind = (min((agreement + depth).bit_length(), len(_ASSUMED) - 1), sampled)
             above *= self._record.rate(kind, _ASSUMED[kind[0]])
             kinds.append(kind)
             survival.append(above)
-        request.length, request.draft, request.kinds = len(tokens), chain(guessed, survival), tuple(kinds)
-        return request.draft
+        draft = chain(guessed, survival)
+        self._record.claim(request_id, len(tokens), draft, kinds)
+        return draft

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Pass
-from engine.drafters.record import Record, settled
+from engine.drafters.record import Record
 from engine.drafters.suffix_index import BREAK, LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
@@ -40,20 +40,10 @@ _Vote = tuple[int, Many[int], int]  # agreeing tokens, continuation, source: 1 t
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
-@dataclass(slots=True)
-class _Proposed:
-    """What was claimed when the sequence had `length` tokens; kinds: of each node."""
-
-    length: int
-    draft: Draft
-    kinds: list[_Kind]
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Request:
     sequence: Sequence
     index: SuffixIndex
-    last: _Proposed | None = None
 
 
 class SuffixDrafter(Drafter):
@@ -78,7 +68,7 @@ class SuffixDrafter(Drafter):
         if request is None:
             return
         tokens = request.sequence.tokens
-        self._settle(request, tokens)
+        self._record.settle(request_id, tokens)
         start = max(0, len(request.sequence.request.prompt_token_ids) - LONGEST)
         self._past.extend(tokens[start:])
         self._past.extend((BREAK,))
@@ -96,14 +86,14 @@ class SuffixDrafter(Drafter):
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.tokens
         request = self._read(sequence, len(tokens))
-        self._settle(request, tokens)
+        self._record.settle(sequence.request.request_id, tokens)
         context = tokens[-LONGEST:]
         votes = [(*match, 1) for match in request.index.matches(context, _MAX_DEPTH)]
         votes += [(*match, 2) for match in self._past.matches(context, _MAX_DEPTH)]
         if not votes:
             return EMPTY_DRAFT
         draft, kinds = self._grow(votes, sequence.request.sampling.temperature > 0.0, budget)
-        request.last = _Proposed(len(tokens), draft, kinds)
+        self._record.claim(sequence.request.request_id, len(tokens), draft, kinds)
         return draft
 
     def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
@@ -158,10 +148,3 @@ class SuffixDrafter(Drafter):
                 sources |= vote[2]
             kind = (level, int(share * 10), sources, sampled)
             yield token, self._record.rate(kind, share * _ASSUMED), kind, own
-
-    def _settle(self, request: _Request, tokens: Many[int]) -> None:
-        """Counts which of the last claims came true."""
-        last, request.last = request.last, None
-        if last is not None:
-            for node, right in settled(last.draft, tokens[last.length :]):
-                self._record.count(last.kinds[node], right)

@@ -57,6 +57,13 @@ def test_cutting_a_draft_keeps_its_shape() -> None:
     assert cut.path(2) == [0, 1, 2]
 
 
+def test_the_likeliest_nodes_are_a_tree_too() -> None:
+    draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 2), (0.5, 0.9, 0.5, 0.4, 0.5))
+    cut = draft.likeliest(3)
+    assert (cut.tokens, cut.parents, cut.survival) == ((1, 2, 3), (-1, -1, 0), (0.5, 0.9, 0.5))
+    assert draft.likeliest(5) is draft
+
+
 def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), vocab_size).float()
 

@@ -7,19 +7,27 @@ from engine.drafters.base import Drafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
+from engine.drafters.suffix import SuffixDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.loop import Engine
 from engine.model import Decoder
+from engine.models.base import Model
+from engine.models.deepseek import Deepseek
+from engine.models.deepseek_weights import load_deepseek_weights
 from engine.rotary import rotary_tables
 from engine.weights import load_weights
 
-DRAFTERS = ("none", "ngram", "medusa")
+DRAFTERS = ("none", "ngram", "suffix", "medusa")
 
 
-def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
+def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> Model:
     """Raises: ModelNotLoadable: the folder holds no model this engine serves."""
     config = ModelConfig.from_folder(model_dir)
     resolved_dtype, resolved_device = resolve_dtype(dtype, config), resolve_device(device)
+    if config.latent is not None:
+        tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)
+        latent_weights = load_deepseek_weights(model_dir, config, resolved_dtype, resolved_device)
+        return Deepseek(config, latent_weights, tables, resolved_dtype, model_dir)
     weights = load_weights(model_dir, config, resolved_dtype, resolved_device)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
     return Decoder(config, weights, tables, resolved_dtype)
@@ -33,6 +41,8 @@ def load_drafter(name: str, model: Decoder, speculator_dir: Path | None) -> Draf
         return NoDrafter()
     if name == "ngram":
         return NgramDrafter()
+    if name == "suffix":
+        return SuffixDrafter()
     if speculator_dir is None:
         raise SpeculatorNotLoadable(f"drafter {name} needs a speculator folder")
     return MedusaDrafter.load(speculator_dir, model)

@@ -71,10 +71,17 @@ def _as_load_errors(model_dir: Path) -> Iterator[None]:
         raise ModelNotLoadable(f"weights in {model_dir} can't be read: {error}") from error
 
 
+@contextmanager
+def open_weights(model_dir: Path) -> Iterator[TensorSource]:
+    """The folder's tensors by name. Raises: ModelNotLoadable: a file is missing or damaged, there or in the body."""
+    with _as_load_errors(model_dir):
+        yield _Files(model_dir)
+
+
 def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or of another shape."""
-    with _as_load_errors(model_dir):
-        return build_weights(_Files(model_dir), config, dtype, device)
+    with open_weights(model_dir) as source:
+        return build_weights(source, config, dtype, device)
 
 
 def build_weights(

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "deepseek_v3"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|start|>", "<|end|>")  # the first by this name, or Qwen's tokenizer adds it
 CHAT_TEMPLATE = (
@@ -32,8 +32,11 @@ def make_tiny_model(
     max_position_embeddings: int = 1024,
     tie_word_embeddings: bool = False,
     dtype: torch.dtype = torch.float32,
+    **overrides: Any,
 ) -> Path:
     """Write config, safetensors, tokenizer and chat template into `directory` and return it.
+
+    overrides: of the configuration, under the names of transformers.
 
     The same arguments give the same bytes. `<|end|>` is the end-of-sequence token and rarely comes up by chance.
     """
@@ -41,24 +44,29 @@ def make_tiny_model(
     tokenizer = _byte_tokenizer()
     tokenizer.save_pretrained(directory)
     config_class, model_class = _classes(architecture)
-    config = config_class(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden_size // 4,
-        max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=tie_word_embeddings,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    extra = _deepseek_sizes(hidden_size) if architecture == "deepseek_v3" else {"num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": tie_word_embeddings,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = config_class(**(sizes | extra | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
+        if architecture == "deepseek_v3":  # whose norms and corrections would all be alike
+            for tensor in (*model.parameters(), *(b for name, b in model.named_buffers() if "correction" in name)):
+                if tensor.dim() == 1:
+                    tensor.data += 0.3 * torch.randn_like(tensor)
     model.to(dtype).save_pretrained(directory)
     return directory
 
@@ -69,7 +77,15 @@ def _classes(architecture: Architecture) -> tuple[Callable[..., Any], Callable[.
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     }[architecture]
+
+
+def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
+    """A first dense layer, then 8 experts in 4 groups, 3 of 2 groups chosen; no two widths alike."""
+    heads = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
+    experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2}
+    return heads | experts | {"moe_intermediate_size": hidden_size // 2, "first_k_dense_replace": 1}
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:

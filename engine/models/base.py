@@ -1,0 +1,52 @@
+"""What a model is to the engine, to drafters and to training."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.kv_cache import KVCache
+from engine.model import Hidden, Rows
+
+
+class SharedWeights(Protocol):
+    """What drafters borrow of their target."""
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]"""
+
+
+class Model(Protocol):
+    """A causal model over rows: `engine.model.Decoder` and what lies beside this file.
+
+    A row's hidden state, and what the pass writes to the cache for it, have the same bits in any company of rows.
+    """
+
+    config: ModelConfig  # with the cache's layout
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def weights(self) -> SharedWeights: ...
+
+    @property
+    def lm_head(self) -> Tensor:
+        """[V, H], unpacked."""
+
+    @property
+    def max_positions(self) -> int: ...
+
+    def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        """Writes the rows' keys and values.
+
+        tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, H] after the final norm, in the model's dtype -> [M, V] float32."""
+
+    def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+        """token_ids [T] int64 of one sequence from position 0 -> rows in their order; the bits are those of serving."""

@@ -1,0 +1,94 @@
+"""DeepSeek-V3's multi-token prediction module: one more layer that guesses the token after next.
+
+    x_t = W [RMSNorm(E[token_{t+1}]) | RMSNorm(h_t)];   h'_t = RMSNorm(layer(x_1 .. x_t));   logits = head(h'_t)
+
+h_t is the target's hidden state at position t, after its final norm. h'_t predicts the token at t + 2, and takes the
+place of h at position t + 1 when the module runs once more on its own guess. Embedding and head are the target's: the
+published copies equal them.
+
+A drafter allocates `make_keys(cache.num_slots + scratch)` once and gives them to every call: position t's latent lies
+in the slot that the target's cache has for position t. Rows are as for the target (kernels/decoder.py).
+
+Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; the order inside [ | ] is that of the published weights.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.models.deepseek import Deepseek
+from engine.models.deepseek_weights import DeepseekLayer, DeepseekReader
+from engine.weights import open_weights
+from kernels.decoder import DecoderRows
+from kernels.linear import LinearWeight, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpWeights:
+    embedding_norm: Tensor  # [H] float32
+    hidden_norm: Tensor  # [H] float32
+    merge: LinearWeight  # [H, 2 H], embedding first
+    layer: DeepseekLayer
+    final_norm: Tensor  # [H] float32
+
+
+class MtpModule:
+    def __init__(self, model: Deepseek, weights: MtpWeights) -> None:
+        self.model = model
+        self.weights = weights
+
+    @classmethod
+    def load(cls, model: Deepseek, folder: Path | None = None) -> "MtpModule":
+        """From the target's own folder, or from `folder` (a module trained further, under the same names).
+
+        Raises: SpeculatorNotLoadable: there is none, or it does not fit the target.
+        """
+        config, folder = model.config, folder or model.folder
+        base, H = f"model.layers.{config.num_layers}", config.hidden_size
+        try:
+            with open_weights(folder) as source:
+                reader = DeepseekReader(source, config, model.dtype, model.device)
+                weights = MtpWeights(
+                    embedding_norm=reader.norm(f"{base}.enorm", H),
+                    hidden_norm=reader.norm(f"{base}.hnorm", H),
+                    merge=reader.linear(f"{base}.eh_proj", H, 2 * H),
+                    layer=reader.layer(config.num_layers),
+                    final_norm=reader.norm(f"{base}.shared_head.norm", H),
+                )
+        except ModelNotLoadable as error:
+            raise SpeculatorNotLoadable(f"no multi-token prediction module for this model: {error}") from error
+        return cls(model, weights)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What `make_keys` takes per slot."""
+        return self.model.config.cache_layout.numbers * self.model.dtype.itemsize
+
+    def make_keys(self, num_slots: int) -> Tensor:
+        """[num_slots, 1, R + P] of zeros in the model's dtype; values lie in the keys."""
+        width = self.model.config.cache_layout.key_width
+        return torch.zeros(num_slots, 1, width, dtype=self.model.dtype, device=self.model.device)
+
+    @torch.inference_mode()
+    def forward(self, hidden: Tensor, next_token_ids: Tensor, rows: DecoderRows, keys: Tensor) -> Tensor:
+        """Writes the rows' latents to `keys` and returns h' [M, H] in the model's dtype.
+
+        Args:
+            hidden: [M, H] in the model's dtype, of the rows' positions: the target's, or what this returned for the
+                position before.
+            next_token_ids: [M] int64, the tokens at the positions after the rows'.
+            rows: positions, slots, and for each row the keys it attends to, its own included.
+        """
+        layers, weights = self.model.layers, self.weights
+        embedded = self.model.weights.embedding[next_token_ids].float()
+        parts = (layers.norm(embedded, weights.embedding_norm), layers.norm(hidden.float(), weights.hidden_norm))
+        residual = linear(torch.cat(parts, dim=-1), weights.merge)  # [M, H]
+        layers.run(weights.layer, residual, rows, keys)
+        return layers.norm(residual, weights.final_norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """h' [M, H] -> [M, V] float32."""
+        return self.model.logits(hidden)

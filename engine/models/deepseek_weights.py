@@ -1,0 +1,161 @@
+"""DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
+
+Published checkpoints hold most weights as float8 with one factor for each block of 128 x 128; they are widened while
+they are read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import ExpertsConfig, LatentConfig, ModelConfig
+from engine.errors import ModelNotLoadable
+from engine.weights import TensorSource, open_weights
+from kernels.linear import LinearWeight, pack
+from kernels.moe import Expert, Routing
+
+_FLOAT8_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWeights:
+    """query_down and query_norm [Rq] float32 are None where queries come from the hidden state in one product."""
+
+    query_down: LinearWeight | None
+    query_norm: Tensor | None
+    query: LinearWeight  # [Hq (N + P), H or Rq]
+    latent: LinearWeight  # [R + P, H]
+    latent_norm: Tensor  # [R] float32
+    key_up: tuple[LinearWeight, ...]  # per head [R, N]
+    value_up: tuple[LinearWeight, ...]  # per head [V, R]
+    output: LinearWeight  # [H, Hq V]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsWeights:
+    routing: Routing
+    experts: tuple[Expert, ...]
+    shared: Expert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekLayer:
+    input_norm: Tensor  # [H] float32
+    attention: LatentWeights
+    post_norm: Tensor  # [H] float32
+    mlp: Expert | ExpertsWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekWeights:
+    embedding: Tensor  # [V, H]
+    layers: tuple[DeepseekLayer, ...]
+    final_norm: Tensor  # [H] float32
+    lm_head: Tensor  # [V, H], as published: drafters share it
+    lm_head_packed: LinearWeight
+
+
+class DeepseekReader:
+    """Reads checked tensors of one checkpoint. Every method raises ModelNotLoadable: missing, or of another shape."""
+
+    def __init__(self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        assert config.latent is not None  # a deepseek_v3 has both
+        assert config.experts is not None
+        self._source, self._config, self._dtype, self._device = source, config, dtype, device
+        self._latent: LatentConfig = config.latent
+        self._experts: ExpertsConfig = config.experts
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """In the model's dtype."""
+        return self._read(name, *shape).to(device=self._device, dtype=self._dtype)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return self._read(f"{name}.weight", size).to(self._device).float()
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool = False) -> LinearWeight:
+        weight = self.tensor(f"{name}.weight", rows, columns)
+        return pack(weight, self.tensor(f"{name}.bias", rows) if bias else None)
+
+    def layer(self, index: int) -> DeepseekLayer:
+        base, hidden_size = f"model.layers.{index}", self._config.hidden_size
+        dense = index < self._experts.num_dense_layers
+        mlp = self._expert(f"{base}.mlp", self._config.intermediate_size) if dense else self._mixture(f"{base}.mlp")
+        return DeepseekLayer(
+            input_norm=self.norm(f"{base}.input_layernorm", hidden_size),
+            attention=self._attention(f"{base}.self_attn"),
+            post_norm=self.norm(f"{base}.post_attention_layernorm", hidden_size),
+            mlp=mlp,
+        )
+
+    def _read(self, name: str, *shape: int) -> Tensor:
+        tensor = self._source.tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
+        if tensor.dtype != torch.float8_e4m3fn:
+            return tensor
+        factors = self._source.tensor(f"{name}_scale_inv").float()
+        factors = factors.repeat_interleave(_FLOAT8_BLOCK, 0).repeat_interleave(_FLOAT8_BLOCK, 1)
+        return tensor.float() * factors[: shape[0], : shape[1]]
+
+    def _attention(self, base: str) -> LatentWeights:
+        latent, H, heads, bias = (
+            self._latent,
+            self._config.hidden_size,
+            self._config.num_heads,
+            self._config.attention_bias,
+        )
+        R, N, V, rank = latent.rank, latent.nope_dim, latent.value_dim, latent.query_rank
+        width = heads * (N + latent.rope_dim)
+        up = self.tensor(f"{base}.kv_b_proj.weight", heads * (N + V), R).view(heads, N + V, R)
+        return LatentWeights(
+            query_down=self.linear(f"{base}.q_a_proj", rank, H, bias=bias) if rank else None,
+            query_norm=self.norm(f"{base}.q_a_layernorm", rank) if rank else None,
+            query=self.linear(f"{base}.q_b_proj", width, rank) if rank else self.linear(f"{base}.q_proj", width, H),
+            latent=self.linear(f"{base}.kv_a_proj_with_mqa", R + latent.rope_dim, H, bias=bias),
+            latent_norm=self.norm(f"{base}.kv_a_layernorm", R),
+            key_up=tuple(pack(head[:N].t().contiguous()) for head in up),
+            value_up=tuple(pack(head[N:]) for head in up),
+            output=self.linear(f"{base}.o_proj", H, heads * V, bias=bias),
+        )
+
+    def _expert(self, base: str, intermediate: int) -> Expert:
+        H = self._config.hidden_size
+        gate_up = [self.tensor(f"{base}.{part}_proj.weight", intermediate, H) for part in ("gate", "up")]
+        return Expert(pack(torch.cat(gate_up)), self.linear(f"{base}.down_proj", H, intermediate))
+
+    def _mixture(self, base: str) -> ExpertsWeights:
+        config, H = self._experts, self._config.hidden_size
+        routing = Routing(
+            weight=pack(self._read(f"{base}.gate.weight", config.num_experts, H).to(self._device).float()),
+            bias=self._read(f"{base}.gate.e_score_correction_bias", config.num_experts).to(self._device).float(),
+            num_chosen=config.num_chosen,
+            num_groups=config.num_groups,
+            num_chosen_groups=config.num_chosen_groups,
+            normalized=config.normalized,
+            scale=config.scale,
+        )
+        experts = range(config.num_experts)
+        return ExpertsWeights(
+            routing=routing,
+            experts=tuple(self._expert(f"{base}.experts.{index}", config.intermediate_size) for index in experts),
+            shared=self._expert(f"{base}.shared_experts", config.intermediate_size * config.num_shared),
+        )
+
+
+def load_deepseek_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DeepseekWeights:
+    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or of another shape."""
+    with open_weights(model_dir) as source:
+        reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
+        embedding = reader.tensor("model.embed_tokens.weight", *size)
+        lm_head = embedding if config.tie_word_embeddings else reader.tensor("lm_head.weight", *size)
+        return DeepseekWeights(
+            embedding=embedding,
+            layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+            final_norm=reader.norm("model.norm", config.hidden_size),
+            lm_head=lm_head,
+            lm_head_packed=pack(lm_head),
+        )

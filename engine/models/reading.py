@@ -1,0 +1,40 @@
+"""One text through a model with a cache of its own: what training sees, with the bits of serving."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache import KVCache
+from engine.model import Hidden, Rows
+from engine.models.base import Model
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderRows
+
+_ROWS_PER_PASS = 256  # any number gives the same bits
+
+
+@torch.inference_mode()
+def read_text(model: Model, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+    """token_ids [T] int64 of one sequence from position 0 -> rows in their order."""
+    T, device = token_ids.shape[0], model.device
+    cache = KVCache(model.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=model.dtype, device=device)
+    cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
+    pieces = []
+    for start in range(0, T, _ROWS_PER_PASS):
+        positions = torch.arange(start, min(T, start + _ROWS_PER_PASS), device=device)
+        rows = DecoderRows(positions, positions, prefix_rows(cache.slot_tables, positions))
+        pieces.append(model.forward(Rows(token_ids[positions], rows), cache, tap_layers))
+    taps = [piece.taps for piece in pieces if piece.taps is not None]
+    return Hidden(torch.cat([piece.final for piece in pieces]), torch.cat(taps) if taps else None)
+
+
+def prefix_rows(slot_tables: Tensor, positions: Tensor) -> AttentionRows:
+    """Rows of the first table's sequence, each with all keys up to its own in the table."""
+    return AttentionRows(
+        slot_tables=slot_tables,
+        seqs=torch.zeros_like(positions),
+        prefix_lens=positions + 1,
+        paths=torch.zeros(positions.shape[0], 1, dtype=torch.int32, device=positions.device),
+        path_lens=torch.zeros_like(positions),
+    )

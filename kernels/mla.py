@@ -1,0 +1,119 @@
+"""Multi-head latent attention in its absorbed form: one latent a position is the key and the value of every head.
+
+    written:  [c | k],  c = RMSNorm(latent),  k = rope(key)                                    R + P numbers a position
+    score_h = (q_h W_h^UK | rope(q'_h)) . [c | k] * scale;   out_h = (sum_j softmax(score_h)_j c_j) W_h^UV
+
+W^UK and W^UV, which would make each head's keys and values from c, are applied to the query and to the result instead,
+head by head and each through `linear`, so nothing but the latent is ever kept or read.
+
+Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; rotary pairs as in DeepSeek's published weights.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionRows, attention
+from kernels.checks import check_tensor
+from kernels.linear import LinearWeight, linear
+from kernels.norm import rms_norm
+
+_HEADS_AT_A_TIME = 16  # heads that share a key and go through `attention` together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """R, N, P and V of the formulas below; `scale` multiplies the scores; eps is that of the latent's norm."""
+
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
+    scale: float
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary tables [positions, P / 2] float32."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
+def rotate_reference(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
+    """x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P], rotated pairs in halves.
+
+    interleaved: a pair lies beside each other in x, else half of x apart. The result has one layout for both: scores
+    are sums over the pairs, in whatever order.
+    """
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, P / 2]
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+
+
+def latent_write(
+    latent: Tensor,
+    norm: Tensor,
+    shape: LatentShape,
+    rotation: Rotation,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+) -> None:
+    """Writes rows' latents to their slots.
+
+    Args:
+        latent: [M, R + P] float32. norm: [R] float32.
+        positions, slots: [M] int64, slots distinct.
+        cache: [slots, 1, R + P] in the model's dtype.
+
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    M, R = latent.shape[0], shape.rank
+    check_tensor(latent, "latent", (M, R + shape.rope_dim), torch.float32)
+    check_tensor(cache, "cache", (None, 1, R + shape.rope_dim), cache.dtype)
+    rope = latent[:, R:].unsqueeze(1)  # [M, 1, P]
+    cosine, sine = rotation.cosines[positions], rotation.sines[positions]
+    cache[slots, 0, :R] = rms_norm(latent[:, :R].contiguous(), norm, shape.norm_eps, cache.dtype)
+    cache[slots, :, R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved).to(cache.dtype)
+
+
+def latent_attention(
+    q: Tensor,
+    key_up: tuple[LinearWeight, ...],
+    value_up: tuple[LinearWeight, ...],
+    shape: LatentShape,
+    rotation: Rotation,
+    positions: Tensor,
+    cache: Tensor,
+    rows: AttentionRows,
+) -> Tensor:
+    """Attention of every head to the latents of each row's own path.
+
+    Args:
+        q: [M, Hq, N + P] float32, not rotated yet.
+        key_up: per head W^UK, [R, N]. value_up: per head W^UV, [V, R]. Both in the cache's dtype.
+        cache: [slots, 1, R + P].
+
+    Returns: [M, Hq, V] in the cache's dtype.
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    M, Hq, R, dtype = q.shape[0], q.shape[1], shape.rank, cache.dtype
+    check_tensor(q, "q", (M, len(key_up), shape.nope_dim + shape.rope_dim), torch.float32)
+    nope, rope = q.split((shape.nope_dim, shape.rope_dim), dim=-1)
+    query = torch.empty(M, Hq, R + shape.rope_dim, device=q.device)
+    for head, weight in enumerate(key_up):
+        query[:, head, :R] = linear(nope[:, head].to(dtype).contiguous(), weight)
+    cosine, sine = rotation.cosines[positions], rotation.sines[positions]
+    query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
+    query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the width
+    out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
+    for first in range(0, Hq, _HEADS_AT_A_TIME):
+        # The key stands for the value: what it has beyond the latent is computed and dropped.
+        attended = attention(query[:, first : first + _HEADS_AT_A_TIME], cache, cache, rows)[..., :R]
+        for head in range(attended.shape[1]):
+            out[:, first + head] = linear(attended[:, head].contiguous(), value_up[first + head]).to(dtype)
+    return out

@@ -1,0 +1,89 @@
+"""Mixture of experts whose rows depend on nothing but themselves.
+
+    s = sigmoid(x W_r);  of the best groups of experts, the K best by s + bias, weighted by s (normalised, scaled)
+    out = sum_k weight_k expert_k(x),  expert(x) = down(swiglu(gate_up(x)))
+
+Rows are gathered by expert, but `linear` gives a row its bits whoever is with it, and a row's experts are added in
+ascending order: so a row comes out the same alone and in any company.
+
+Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (auxiliary-loss-free balancing).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+from kernels.linear import LinearWeight, linear
+from kernels.swiglu import swiglu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """weight: [E, H] float32. bias: [E] float32, added for the choice alone."""
+
+    weight: LinearWeight
+    bias: Tensor
+    num_chosen: int
+    num_groups: int
+    num_chosen_groups: int
+    normalized: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    gate_up: LinearWeight  # [2 I, H], gate first
+    down: LinearWeight  # [H, I]
+
+
+def _sum_in_order(columns: Tensor) -> Tensor:
+    """[M, K] -> [M, 1], added from left to right: torch's own sum picks its order by the shape."""
+    total = columns[:, :1]
+    for column in range(1, columns.shape[1]):
+        total = total + columns[:, column : column + 1]
+    return total
+
+
+def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """x [M, H] float32 -> chosen experts [M, K] int64, the best first, and their weights [M, K] float32.
+
+    Raises: ValueError: shape or dtype does not fit.
+    """
+    M, groups = x.shape[0], routing.num_groups
+    logits = linear(x, routing.weight)  # [M, E]
+    # Row by row: torch rounds the last numbers of a buffer otherwise than those it takes in whole vectors.
+    scores = torch.stack([row.sigmoid() for row in logits]) if M else logits
+    ranked = scores + routing.bias
+    if routing.num_chosen_groups < groups:
+        grouped = ranked.view(M, groups, -1)
+        best = grouped.topk(2, dim=-1).values
+        kept = (best[..., 0] + best[..., 1]).topk(routing.num_chosen_groups, dim=-1).indices
+        allowed = torch.zeros(M, groups, dtype=torch.bool, device=x.device).scatter_(1, kept, True)
+        ranked = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).view(M, -1)
+    chosen = ranked.topk(routing.num_chosen, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if routing.normalized:
+        weights = weights / (_sum_in_order(weights) + 1e-20)
+    return chosen, weights * routing.scale
+
+
+def mix_experts(x: Tensor, chosen: Tensor, weights: Tensor, experts: tuple[Expert, ...]) -> Tensor:
+    """The weighted sum of each row's experts.
+
+    Args:
+        x: [M, H] in the experts' dtype.
+        chosen: [M, K] int64, distinct in a row. weights: [M, K] float32.
+
+    Returns: [M, H] float32.
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    check_tensor(chosen, "chosen", (x.shape[0], None), torch.int64)
+    out = torch.zeros(x.shape, device=x.device)
+    for index in chosen.unique().tolist():  # ascending
+        rows, places = (chosen == index).nonzero(as_tuple=True)
+        expert = experts[index]
+        y = linear(swiglu(linear(x[rows], expert.gate_up), x.dtype), expert.down)  # [n, H]
+        out[rows] += y * weights[rows, places].unsqueeze(1)
+    return out

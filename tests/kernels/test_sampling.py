@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.philox import MAX_GUMBEL, gumbel, philox
-from kernels.sampling import kept_tokens, sample_token
+from kernels.philox import MAX_GUMBEL, MIN_GUMBEL, gumbel, gumbel_rows, gumbel_rows_reference, philox, vocabulary_words
+from kernels.sampling import greedy_tokens, kept_tokens, sample_token, sample_token_reference
 
 # kat_vectors of Random123: counter, key, result
 VECTORS = [
@@ -29,10 +29,33 @@ def test_philox_gives_the_published_words(counter: tuple[int, ...], seed: int, e
     assert tuple(int(word) for word in philox(seed, (c0, c1, c2, c3))) == expected
 
 
-def test_noise_is_bounded_by_its_bound() -> None:
-    largest = -math.log(-math.log((2**32 - 0.5) / 2**32))
-    assert MAX_GUMBEL - 1e-3 < largest < MAX_GUMBEL
-    assert float(gumbel(1, 2, torch.arange(100_000)).max()) < MAX_GUMBEL
+def test_noise_is_bounded_by_its_bounds() -> None:
+    extremes = [-math.log(-math.log((word + 0.5) / 2**32)) for word in (0, 2**32 - 1)]
+    assert MIN_GUMBEL < extremes[0] < MIN_GUMBEL + 1e-3
+    assert MAX_GUMBEL - 1e-3 < extremes[1] < MAX_GUMBEL
+
+
+def test_noise_is_the_word_of_the_token_in_the_block_of_its_four_neighbours() -> None:
+    tokens, zero = torch.tensor([0, 5, 5, 151_935, 49_150]), torch.zeros(5, dtype=torch.int64)
+    words = philox(2**63 + 9, (tokens // 4, zero + 77, zero, zero))
+    chosen = torch.stack(words)[tokens % 4, torch.arange(5)]
+    expected = -torch.log(-torch.log((chosen.double() + 0.5) / 2**32))
+    torch.testing.assert_close(gumbel(2**63 + 9, 77, tokens), expected, rtol=1e-15, atol=1e-15)
+    assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == chosen.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 4, 32_767, 32_769])  # at both sides of the blocks that numpy takes at a time
+def test_the_vocabularys_noise_is_that_of_its_tokens(size: int) -> None:
+    tokens = torch.arange(size)
+    words = torch.from_numpy(vocabulary_words(3, 4, size))
+    noise = -torch.log(-torch.log((words.double() + 0.5) / 2**32))
+    torch.testing.assert_close(noise, gumbel_rows_reference([3], [4], tokens[None])[0], rtol=1e-15, atol=1e-15)
+
+
+def test_noise_of_rows_is_the_references() -> None:
+    tokens, seeds, positions = torch.randint(0, 10**6, (3, 50)), (0, 2**64 - 1, 12345), (0, 2**31 - 1, 7)
+    ours, reference = gumbel_rows(seeds, positions, tokens), gumbel_rows_reference(seeds, positions, tokens)
+    torch.testing.assert_close(ours, reference, rtol=1e-15, atol=1e-15)  # logarithms of two libraries
 
 
 def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> int:
@@ -68,6 +91,47 @@ def test_leaving_out_hopeless_tokens_changes_nothing(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     chosen = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
     assert chosen == brute_force(logits, **options)  # type: ignore[arg-type]
+
+
+LARGE = [  # size, spread: peaked and flat, so that candidates are few, many, or everybody
+    (5000, 6.0),
+    (5000, 1.5),
+    (5000, 0.01),
+    (49_152, 3.0),
+]
+
+
+@pytest.mark.parametrize(("size", "spread"), LARGE)
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.7}, {"min_p": 0.05}])
+def test_looking_near_the_best_alone_chooses_the_references_token(
+    size: int, spread: float, filters: dict[str, float]
+) -> None:
+    logits = spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+    options = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 2**40 + 1, **filters}
+    for position, row in enumerate((*logits, logits[0].round(), logits[1].masked_fill(logits[1] < spread, -math.inf))):
+        ours = sample_token(row, position=position, **options)  # type: ignore[arg-type]
+        assert ours == sample_token_reference(row, position=position, **options), position  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.5}])
+def test_what_a_grammar_excludes_is_never_chosen(filters: dict[str, float]) -> None:
+    logits = torch.full((300,), -math.inf)
+    logits[[7, 250]] = torch.tensor([-500.0, -502.0])
+    options = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, **filters}
+    chosen = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
+    assert chosen == ({7} if "min_p" in filters else {7, 250})
+
+
+def test_a_cut_through_equals_keeps_the_lower_ids() -> None:
+    logits = torch.zeros(8)
+    for filters in ({"top_k": 3, "top_p": 1.0}, {"top_k": 0, "top_p": 0.375}, {"top_k": 6, "top_p": 0.5}):
+        options = {"temperature": 1.0, "min_p": 0.0, "seed": 4, **filters}
+        chosen = {sample_token(logits, position=position, **options) for position in range(80)}  # type: ignore[arg-type]
+        assert chosen == {0, 1, 2}
+
+
+def test_greedy_rows_take_the_lowest_of_equals() -> None:
+    assert greedy_tokens(torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 0.0]])) == [1, 0]
 
 
 def test_samples_follow_the_softmax() -> None:

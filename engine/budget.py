@@ -1,54 +1,32 @@
-"""How many nodes to verify: as many as pay for themselves.
+"""How many nodes to draft and to verify: as many as pay for themselves.
 
-A pass over R rows costs T(R), measured once at start-up. A node that survives with probability a adds a tokens to what
-the pass yields. Nodes of all sequences are taken by falling survival while
+A pass over R rows costs T(R) (engine/cost.py). A node that survives with probability a adds a tokens to what the pass
+yields. Nodes of all sequences are taken by falling survival while
 
     tokens per second = (sequences + sum of survivals) / (T(rows) + T_draft)
 
-grows. Survivals are the drafter's own, corrected by how often nodes of that survival were accepted so far. Only what
-is known before the pass goes in, and answers do not depend on the choice at all.
+grows. Survivals are the drafter's own, corrected by how often nodes of that survival were accepted so far. Where the
+best of it does not beat a plain pass, nothing is drafted for a while, and each time for longer. Only what is known
+before the pass goes in, and answers do not depend on the choice at all.
 
 Source: DSpark's prefix scheduler, arXiv:2607.05147, Algorithm 1.
 """
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from engine.cost import CostModel
 from engine.draft import Draft
 
-ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
-_MEASURE_SECONDS = 2.0  # at most, beside two rounds that are always made
-_MAX_ROUNDS = 20
 _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # a bucket's own survivals count this much before anything was seen
-
-
-class CostModel:
-    """Seconds of a pass by its number of rows: measured points, straight lines between and after them."""
-
-    def __init__(self, row_counts: Sequence[int], seconds: Sequence[float]) -> None:
-        if len(row_counts) < 2 or len(row_counts) != len(seconds):
-            raise ValueError(f"needs two or more points, got {len(row_counts)} counts and {len(seconds)} times")
-        self._rows = list(row_counts)
-        self._seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]  # more rows never cost less: noise does
-
-    @classmethod
-    def measure(cls, run: Callable[[int], float]) -> "CostModel":
-        """`run(rows)` makes one pass and returns its seconds.
-
-        All counts are taken in rounds, so that a spell of noise meets them alike, and the best of each counts.
-        """
-        run(ROW_COUNTS[-1])  # pages in
-        rounds = [[run(rows) for rows in ROW_COUNTS] for _ in range(2)]
-        while sum(map(sum, rounds)) + sum(rounds[-1]) < _MEASURE_SECONDS and len(rounds) < _MAX_ROUNDS:
-            rounds.append([run(rows) for rows in ROW_COUNTS])
-        return cls(ROW_COUNTS, [min(times) for times in zip(*rounds, strict=True)])
-
-    def seconds(self, rows: int) -> float:
-        right = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
-        x0, x1, y0, y1 = self._rows[right - 1], self._rows[right], self._seconds[right - 1], self._seconds[right]
-        return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), self._seconds[0])
+_RATE = 0.2  # weight of a step in an average
+_SHORTEST_REST, _LONGEST_REST = 4, 128  # steps
+_LEAST_GAIN = 0.995  # a draft that costs less than this may go on looking for its chance
+_MEMORY = 1000.0  # nodes of a bucket after which old ones fade
+_SPARE_NODES = 4  # asked for beyond what was worth verifying lately
 
 
 class Calibration:
@@ -69,34 +47,74 @@ class Calibration:
         kept = set(accepted)
         for node, survival in enumerate(draft.survival):
             bucket = bisect.bisect_right(_BUCKETS, survival)
+            if self._nodes[bucket] > _MEMORY:
+                self._nodes[bucket] /= 2
+                self._accepted[bucket] /= 2
             self._nodes[bucket] += 1
             self._accepted[bucket] += node in kept
+
+
+@dataclass(slots=True)
+class _Habit:
+    """What drafting brought with one number of sequences. gain: tokens per second over those of a plain pass."""
+
+    gain: float = 1.0
+    nodes: float = 0.0  # taken per sequence
+    draft_seconds: float = 0.0
+    num_steps: int = 0
+    rest: int = 0  # steps without a draft still to go
+    next_rest: int = _SHORTEST_REST
 
 
 class DraftBudget:
     """Cuts drafts down to what pays; without a cost model it leaves them as they are."""
 
     def __init__(self, cost: CostModel | None, largest: int) -> None:
+        """`largest`: nodes a sequence may ever have."""
         self._cost = cost
         self._calibration = Calibration()
-        self.largest = largest  # nodes a drafter is asked for
+        self._largest = largest
+        self._habits: dict[int, _Habit] = {}
 
-    def admit(self, drafts: Sequence[Draft], other_rows: int) -> list[Draft]:
-        """`other_rows`: rows of this pass that are there anyway beside one per draft (prefill)."""
+    def nodes_to_ask(self, num_sequences: int) -> int:
+        """Nodes per sequence that a drafter should propose for this step; 0: it rests."""
+        if self._cost is None or self._largest == 0:
+            return self._largest
+        habit = self._habits.setdefault(num_sequences, _Habit())
+        if habit.rest > 0:
+            habit.rest -= 1
+            habit.gain = 1.0  # the first step after a rest decides
+            return 0
+        if habit.num_steps == 0:
+            return self._largest
+        return min(self._largest, int(1.5 * habit.nodes) + _SPARE_NODES)
+
+    def admit(self, drafts: Sequence[Draft], other_rows: int, draft_seconds: float) -> list[Draft]:
+        """The nodes worth verifying.
+
+        Args:
+            other_rows: rows of this pass that are there anyway beside one per draft (prefill).
+            draft_seconds: what the drafter took.
+        """
         if self._cost is None:
             return list(drafts)
+        habit = self._habits.setdefault(len(drafts), _Habit())
+        habit.draft_seconds = _average(habit.draft_seconds, draft_seconds, first=habit.num_steps == 0)
         offers = sorted(
             (-self._calibration.corrected(survival), index, node)
             for index, draft in enumerate(drafts)
             for node, survival in enumerate(draft.survival)
         )
         rows, expected = other_rows + len(drafts), float(len(drafts))
-        best_rate, best_taken = expected / self._cost.seconds(rows), 0
+        plain_rate = expected / self._cost.seconds(rows)
+        best_rate, best_taken = expected / (self._cost.seconds(rows) + habit.draft_seconds), 0
         for taken, (negative, _, _) in enumerate(offers, start=1):
             expected -= negative
-            rate = expected / self._cost.seconds(rows + taken)
+            rate = expected / (self._cost.seconds(rows + taken) + habit.draft_seconds)
             if rate > best_rate:
                 best_rate, best_taken = rate, taken
+        if other_rows == 0:
+            self._learn(habit, best_rate / plain_rate, best_taken / len(drafts))
         chosen: list[set[int]] = [set() for _ in drafts]
         for _, index, node in offers[:best_taken]:
             chosen[index].add(node)
@@ -104,6 +122,25 @@ class DraftBudget:
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         self._calibration.record(draft, accepted)
+
+    def record_pass(self, rows: int, seconds: float) -> None:
+        """A pass of decoding rows alone took that long, drafting not counted."""
+        if self._cost is not None:
+            self._cost.observe(rows, seconds)
+
+    def _learn(self, habit: _Habit, gain: float, nodes: float) -> None:
+        habit.gain = _average(habit.gain, gain, first=False)
+        habit.nodes = _average(habit.nodes, nodes, first=habit.num_steps == 0)
+        habit.num_steps += 1
+        if habit.gain < _LEAST_GAIN:
+            habit.rest = habit.next_rest
+            habit.next_rest = min(2 * habit.next_rest, _LONGEST_REST)
+        else:
+            habit.next_rest = _SHORTEST_REST
+
+
+def _average(old: float, new: float, *, first: bool) -> float:
+    return new if first else old + _RATE * (new - old)
 
 
 def _closed(draft: Draft, nodes: set[int]) -> Draft:

@@ -5,31 +5,40 @@ the nodes drafted under it. The pass scores them all; verification keeps what sa
 into the sequence's table. What a drafter proposes decides how fast this goes and nothing else.
 """
 
-import logging
 import time
-from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.budget import CostModel, DraftBudget
+from engine.budget import DraftBudget
 from engine.config import EngineConfig
+from engine.cost import CostModel
+from engine.counters import Counters
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
+from engine.drafting import Drafting
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
 from engine.model import Decoder
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.rows import RowBuilder
-from engine.sequence import Committed, Sequence
+from engine.scheduler import Plan, Scheduler
+from engine.sequence import Sequence
 from engine.verify import Verdict, token_logprobs, verify
 
-logger = logging.getLogger(__name__)
-
-_MAX_DRAFT_NODES = 24
+_MAX_DRAFT_NODES = 32  # per sequence, where the budget is adaptive
 _PREFILL_ROWS_PER_STEP = 512
 
-_Work = tuple[Sequence, Draft, tuple[int, ...]]  # and its rows of the pass: a prompt's chunk, or root and nodes
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A sequence's rows of a pass: a chunk of its text (`draft` is None), or its last token and the nodes under it."""
+
+    sequence: Sequence
+    rows: tuple[int, ...]
+    draft: Draft | None
 
 
 class Engine:
@@ -37,31 +46,47 @@ class Engine:
 
     def __init__(self, model: Decoder, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
-        self.drafter = drafter
         self.config = config
         self.eos_token_ids = model.config.eos_token_ids
-        self.max_seq_len = min(config.max_seq_len or model.max_positions, model.max_positions)
-        nodes = _MAX_DRAFT_NODES if config.draft_budget is None else min(_MAX_DRAFT_NODES, config.draft_budget)
-        self._max_nodes = nodes if drafter.max_depth > 0 else 0
-        self.cache = self._make_cache()
-        self.max_seq_len = min(self.max_seq_len, self.cache.num_slots - self._max_nodes)
+        self._max_nodes = _MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget
+        context = min(config.max_seq_len or model.max_positions, model.max_positions)
+        self.cache = self._make_cache(context, drafter.slot_bytes)
+        self.max_seq_len = min(context, self.cache.num_slots)
+        self.scheduler = Scheduler(
+            self.cache.num_slots,
+            max_batch_size=config.max_batch_size,
+            prefill_chunk=config.prefill_chunk,
+            prefill_rows=_PREFILL_ROWS_PER_STEP,
+        )
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
-        self._waiting: deque[Request] = deque()
-        self._running: dict[str, Sequence] = {}
+        self._counters = Counters()
         self._cancelled: list[StepOutput] = []
-        self._budget = self._make_budget()
+        self._cost: CostModel | None = None
+        self.swap_drafter(drafter)
+
+    @property
+    def drafter(self) -> Drafter:
+        return self._drafting.drafter
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.scheduler.waiting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._cancelled)
+        return bool(self.scheduler.running or self.scheduler.waiting or self._cancelled)
+
+    @property
+    def counters(self) -> Counters:
+        scheduler, counters = self.scheduler, self._counters
+        counters.num_preemptions = scheduler.num_preemptions
+        counters.prefix_queries, counters.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        counters.kv_usage = 1.0 - scheduler.pool.num_available / scheduler.pool.num_slots
+        return counters
 
     def add(self, request: Request) -> None:
         """Raises: RequestTooLong: prompt and answer can't fit; ValueError: empty prompt, foreign token, id in use."""
@@ -73,182 +98,132 @@ class Engine:
         if length > self.max_seq_len:
             answer = request.sampling.max_tokens
             raise RequestTooLong(f"prompt and answer may have {self.max_seq_len} tokens, got {len(prompt)} + {answer}")
-        if request.request_id in self._running or any(r.request_id == request.request_id for r in self._waiting):
+        if self.scheduler.find(request.request_id) is not None:
             raise ValueError(f"request_id {request.request_id!r} is in use")
-        self._waiting.append(request)
+        stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
+        self.scheduler.add(Sequence(request, list(prompt), root=request.adapter, stats=stats))
 
     def cancel(self, request_id: str) -> None:
         """The next step's outputs hold the request's end; an unknown or finished id changes nothing."""
-        sequence = self._running.get(request_id)
+        sequence = self.scheduler.find(request_id)
         if sequence is not None:
             self._end(sequence)
-            stats = sequence.stats
-        elif any(request.request_id == request_id for request in self._waiting):
-            self._waiting = deque(request for request in self._waiting if request.request_id != request_id)
-            stats = None
-        else:
-            return
-        self._cancelled.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, stats))
+            self._cancelled.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, sequence.stats))
+
+    def swap_drafter(self, drafter: Drafter) -> None:
+        """From the next step on this one drafts; answers under way go on and stay the same."""
+        drafter.prepare(self.cache)
+        adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
+        if adaptive and self._cost is None:
+            self._cost = CostModel.measure(self._time_pass)
+        budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
+        vocab_size = self.model.config.vocab_size
+        self._drafting = Drafting(drafter, budget, max_nodes=self._max_nodes, vocab_size=vocab_size)
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Raises: what the model or a kernel raises; whoever runs then has to be cancelled before the next step."""
         outputs, self._cancelled = self._cancelled, []
-        self._admit()
-        if not self._running:
-            return outputs
         started = time.perf_counter()
-        decoding = [sequence for sequence in self._running.values() if sequence.is_decoding]
-        builder = RowBuilder(self.cache)
-        prefilling = self._schedule_prefill(builder)
+        plan = self.scheduler.schedule()
+        for sequence in plan.preempted:
+            self._drafting.forget(sequence.request.request_id)
+        if not plan.prefills and not plan.decoding:
+            return outputs
+        prefill_rows = sum(end - sequence.num_computed for sequence, end in plan.prefills)
         scheduled = time.perf_counter()
-        drafts = self._draft(decoding, builder.num_rows)
+        drafts = self._drafting.propose(plan.decoding, prefill_rows, self.scheduler.pool.num_available)
         drafted = time.perf_counter()
-        work: list[_Work] = [(sequence, EMPTY_DRAFT, rows) for sequence, rows in prefilling]
-        for sequence, draft in zip(decoding, drafts, strict=True):
-            first = builder.add_draft(sequence, draft)
-            work.append((sequence, draft, tuple(range(first, first + 1 + len(draft)))))
+        builder = RowBuilder(self.cache)
+        parts = self._parts(plan, drafts, builder)
         rows, wanted = builder.build()
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
         logits = self.model.logits(hidden.final[wanted])
         scored = time.perf_counter()
-        committed, kept = self._commit(work, logits)
+        committed, kept = self._commit(parts, logits)
         outputs += committed
-        self._observe(Pass(hidden.final, hidden.taps, kept))
         ended = time.perf_counter()
+        if not plan.prefills:
+            self._drafting.budget.record_pass(builder.num_rows, ended - drafted)
+        self._drafting.observe(Pass(hidden.final, hidden.taps, kept))
         self.phase_seconds["host"] += scheduled - started
-        self.phase_seconds["draft"] += drafted - scheduled
-        self.phase_seconds["prefill" if prefilling else "verify"] += scored - drafted
+        self.phase_seconds["draft"] += drafted - scheduled + time.perf_counter() - ended
+        self.phase_seconds["prefill" if plan.prefills else "verify"] += scored - drafted
         self.phase_seconds["sample"] += ended - scored
         return outputs
 
-    def _make_cache(self) -> KVCache:
-        config, most = self.model.config, self.config.max_batch_size * (self.max_seq_len + _MAX_DRAFT_NODES)
-        affordable = self.config.kv_cache_bytes // KVCache.slot_bytes(config, self.model.dtype)
+    def _make_cache(self, max_seq_len: int, drafter_slot_bytes: int) -> KVCache:
+        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + self._max_nodes)
+        slot_bytes = KVCache.slot_bytes(config, self.model.dtype) + drafter_slot_bytes
         return KVCache(
             config,
-            num_slots=max(1, min(most, affordable)),
+            num_slots=max(1, min(most, self.config.kv_cache_bytes // slot_bytes)),
             max_sequences=self.config.max_batch_size,
-            max_seq_len=self.max_seq_len,
+            max_seq_len=max_seq_len,
             dtype=self.model.dtype,
             device=self.model.device,
         )
 
-    def _make_budget(self) -> DraftBudget:
-        adaptive = self._max_nodes > 0 and self.config.draft_budget is None
-        cost = CostModel.measure(self._time_pass) if adaptive else None
-        return DraftBudget(cost, self._max_nodes)
-
     @torch.inference_mode()
     def _time_pass(self, num_rows: int) -> float:
-        """Seconds of a pass over rows of empty sequences and of their logits."""
+        """Seconds of a pass over rows of empty sequences and of their logits; the slots must be nobody's."""
         builder = RowBuilder(self.cache)
-        num_rows = min(num_rows, self.cache.num_slots)
-        for slot in range(num_rows):
+        slots = self.scheduler.pool.allocate(min(num_rows, self.scheduler.pool.num_available))
+        for slot in slots:
             builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
         rows, _ = builder.build()
         started = time.perf_counter()
         self.model.logits(self.model.forward(rows, self.cache).final)
+        self.scheduler.pool.free(slots)
         return time.perf_counter() - started
 
-    def _admit(self) -> None:
-        while self._waiting:
-            request = self._waiting[0]
-            needed = len(request.prompt_token_ids) + request.sampling.max_tokens + self._max_nodes
-            if not self.cache.can_reserve(needed):
-                return
-            self._waiting.popleft()
-            row = self.cache.reserve(needed)
-            stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
-            tokens = list(request.prompt_token_ids)
-            self._running[request.request_id] = Sequence(request, tokens, row, needed, stats)
+    def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
+        parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]
+        for sequence, draft in zip(plan.decoding, drafts, strict=True):
+            self.scheduler.allocate_drafts(sequence, len(draft))
+            parts.append(_Part(sequence, builder.add_draft(sequence, draft), draft))
+        return parts
 
-    def _schedule_prefill(self, builder: RowBuilder) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """Adds the next chunk of prompts still being read, oldest first, up to a number of rows."""
-        scheduled = []
-        for sequence in self._running.values():
-            if sequence.is_decoding or builder.num_rows >= _PREFILL_ROWS_PER_STEP:
-                continue
-            chunk = self.config.prefill_chunk
-            end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
-            scheduled.append((sequence, builder.add_prefill(sequence, end)))
-            sequence.num_computed = end
-        return scheduled
-
-    def _draft(self, decoding: list[Sequence], other_rows: int) -> list[Draft]:
-        if not decoding or self._budget.largest == 0:
-            return [EMPTY_DRAFT] * len(decoding)
-        try:
-            drafts = self.drafter.propose(decoding, self._budget.largest)
-            limited = [self._limited(s, d) for s, d in zip(decoding, drafts, strict=True)]
-        except Exception:  # a drafter's fault of any kind costs speed only
-            logger.exception("drafter %s failed; decoding plainly", self.drafter.name)
-            return [EMPTY_DRAFT] * len(decoding)
-        return self._budget.admit(limited, other_rows)
-
-    def _limited(self, sequence: Sequence, draft: Draft) -> Draft:
-        """Without nodes that could not be kept any more, and none of unknown tokens or above the reservation."""
-        vocab_size, deepest = self.model.config.vocab_size, sequence.num_remaining - 1
-        kept: list[int] = []
-        for node, depth in enumerate(draft.depths()):
-            parent_kept = draft.parents[node] < 0 or draft.parents[node] in kept
-            possible = depth <= deepest and 0 <= draft.tokens[node] < vocab_size
-            if possible and parent_kept and len(kept) < self._max_nodes:
-                kept.append(node)
-        return draft if len(kept) == len(draft) else draft.only(kept)
-
-    def _commit(self, work: list[_Work], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
-        """`logits`: of the rows that choose a token, in the order of `work`."""
+    def _commit(self, parts: list[_Part], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
+        """`logits`: of the rows that choose a token, in the order of `parts`."""
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
         first = 0
-        for sequence, draft, rows in work:
-            if sequence.num_computed < len(sequence.tokens) and not sequence.is_decoding:  # more of its prompt to come
-                kept.append(Kept(sequence, sequence.num_computed - len(rows), rows))
+        for part in parts:
+            sequence, rows, position = part.sequence, part.rows, part.sequence.num_computed
+            if part.draft is None and position + len(rows) < len(sequence.tokens):  # more of its text is to come
+                self.scheduler.advance(sequence, position + len(rows))
+                kept.append(Kept(sequence, position, rows))
                 continue
+            draft = part.draft or EMPTY_DRAFT
             own = logits[first : first + 1 + len(draft)]
             first += 1 + len(draft)
-            verdict = verify(own, draft, sequence.request.sampling, len(sequence.tokens))
-            committed = self._keep(sequence, verdict, own)
-            if len(sequence.tokens) - len(committed.token_ids) > len(sequence.request.prompt_token_ids):
-                sequence.stats.record(drafted=len(draft), accepted=len(committed.token_ids) - 1)
-                self._budget.record(draft, verdict.path)
-                rows = (rows[0], *(rows[1 + node] for node in verdict.path))
-            stats = sequence.stats if committed.finish_reason else None
-            outputs.append(
-                StepOutput(
-                    sequence.request.request_id, committed.token_ids, committed.logprobs, committed.finish_reason, stats
-                )
-            )
-            if committed.finish_reason:
+            output, path = self._choose(sequence, draft, own)
+            if part.draft is not None:
+                self._record(sequence, draft, path)
+                rows = (rows[0], *(rows[1 + node] for node in path))
+            outputs.append(output)
+            if output.finish_reason:
                 self._end(sequence)
             else:
-                kept.append(Kept(sequence, sequence.num_computed - len(rows), rows))
+                kept.append(Kept(sequence, position, rows))
         return outputs, tuple(kept)
 
-    def _observe(self, done: Pass) -> None:
-        try:
-            self.drafter.observe(done)
-        except Exception:  # a drafter's fault of any kind costs speed only
-            logger.exception("drafter %s failed to observe a pass", self.drafter.name)
-
-    def _keep(self, sequence: Sequence, verdict: Verdict, rows: Tensor) -> Committed:
-        """Appends what was verified, up to the answer's end, and moves kept nodes' slots into the table."""
+    def _choose(self, sequence: Sequence, draft: Draft, logits: Tensor) -> tuple[StepOutput, tuple[int, ...]]:
+        """Verifies and commits, up to the answer's end. Returns what was added and the nodes kept."""
+        sampling = sequence.request.sampling
+        verdict = verify(logits, draft, sampling, len(sequence.tokens))
         tokens, finish_reason = self._until_end(sequence, verdict.tokens)
-        kept = [sequence.draft_slots[node] for node in verdict.path[: len(tokens) - 1]]
-        self.cache.free([slot for slot in sequence.draft_slots if slot not in kept])
-        sequence.draft_slots = []
-        self.cache.append(sequence.table_row, len(sequence.slots), kept)
-        sequence.slots += kept
-        sequence.tokens += tokens
-        sequence.num_computed = len(sequence.tokens) - 1
-        logprobs: tuple[TokenLogprob, ...] | None = None
-        count = sequence.request.sampling.num_logprobs
-        if count is not None:
-            row_of = (0, *(node + 1 for node in verdict.path))
-            places = zip(row_of, tokens, strict=False)
-            logprobs = tuple(token_logprobs(rows[row], token, count) for row, token in places)
-        return Committed(tuple(tokens), logprobs, finish_reason)
+        path = verdict.path[: len(tokens) - 1]
+        self.scheduler.commit(sequence, tokens, path)
+        logprobs = None if sampling.num_logprobs is None else _logprobs(logits, verdict, tokens, sampling.num_logprobs)
+        stats = sequence.stats if finish_reason else None
+        return StepOutput(sequence.request.request_id, tuple(tokens), logprobs, finish_reason, stats), path
+
+    def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
+        sequence.stats.record(drafted=len(draft), accepted=len(path))
+        self._counters.record(drafted=len(draft), accepted=len(path))
+        self._drafting.budget.record(draft, path)
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
         sampling = sequence.request.sampling
@@ -263,6 +238,10 @@ class Engine:
         return kept, None
 
     def _end(self, sequence: Sequence) -> None:
-        del self._running[sequence.request.request_id]
-        self.cache.release(sequence.table_row, sequence.num_reserved, sequence.slots + sequence.draft_slots)
-        self.drafter.forget(sequence.request.request_id)
+        self.scheduler.remove(sequence)
+        self._drafting.forget(sequence.request.request_id)
+
+
+def _logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) -> tuple[TokenLogprob, ...]:
+    row_of = (0, *(node + 1 for node in verdict.path))
+    return tuple(token_logprobs(logits[row], token, count) for row, token in zip(row_of, tokens, strict=False))

@@ -77,6 +77,7 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    adapter: str | None = None  # a LoRA adapter the engine has loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_spec_tokens: int = 0  # longest path a draft may have
+    num_cached_tokens: int = 0  # of the prompt, taken from a prefix computed before
     acceptance_histogram: list[int] = field(default_factory=list)  # [i]: passes that accepted i draft tokens
 
     @property

@@ -21,6 +21,7 @@ class RowBuilder:
         self._prefix_lens: list[int] = []
         self._paths: list[tuple[int, ...]] = []
         self._wanted: list[int] = []  # rows whose logits choose a token
+        self._tabled: tuple[list[int], list[int], list[int]] = ([], [], [])  # table row, position, slot
 
     @property
     def num_rows(self) -> int:
@@ -37,36 +38,39 @@ class RowBuilder:
         self._paths.append(path)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Pending tokens up to position `end`; a prompt's last row chooses a token. Returns the rows."""
-        start, first = sequence.num_computed, self.num_rows
-        self._grow(sequence, end - start)
-        for position in range(start, end):
+        """Pending tokens up to position `end`; a text's last row chooses a token. Returns the rows."""
+        first = self.num_rows
+        self._write_table(sequence)
+        for position in range(sequence.num_computed, end):
             self._add_committed(sequence, position)
         if end == len(sequence.tokens):
             self._wanted.append(self.num_rows - 1)
         return tuple(range(first, self.num_rows))
 
-    def add_draft(self, sequence: Sequence, draft: Draft) -> int:
-        """The last committed token and the draft's nodes under it; all choose a token. Returns the first's row."""
-        position, first = sequence.num_computed, self.num_rows
-        self._grow(sequence, 1)
-        self._wanted += range(self.num_rows, self.num_rows + 1 + len(draft))
+    def add_draft(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
+        """The last committed token and, in `sequence.draft_slots`, the nodes under it; all choose a token."""
+        position, first, slots = sequence.num_computed, self.num_rows, sequence.draft_slots
+        self._write_table(sequence)
         self._add_committed(sequence, position)
-        slots = sequence.draft_slots = self._cache.allocate(len(draft))
-        for node, depth in enumerate(draft.depths()):
+        paths: list[tuple[int, ...]] = []
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            paths.append((*(paths[parent] if parent >= 0 else ()), slots[node]))
             self.add_row(
-                token=draft.tokens[node],
-                position=position + depth,
+                token=token,
+                position=position + len(paths[node]),
                 slot=slots[node],
                 table_row=sequence.table_row,
                 prefix_len=position + 1,
-                path=tuple(slots[ancestor] for ancestor in draft.path(node)),
+                path=paths[node],
             )
-        return first
+        rows = tuple(range(first, self.num_rows))
+        self._wanted += rows
+        return rows
 
     def build(self) -> tuple[Rows, Tensor]:
-        """The rows, and the indexes [R] int64 of those that choose a token. The step's only copy to the device."""
+        """The rows, and the indexes [R] int64 of those that choose a token. The step's only copies to the device."""
         device = self._cache.slot_tables.device
+        self._cache.write_tables(*self._tabled)
         path_lengths = [len(path) for path in self._paths]
         width = max(1, *path_lengths)
         paths = [path + (0,) * (width - len(path)) for path in self._paths]
@@ -86,11 +90,13 @@ class RowBuilder:
             device
         )
 
-    def _grow(self, sequence: Sequence, count: int) -> None:
-        """Slots for the next `count` committed positions."""
-        slots = self._cache.allocate(count)
-        self._cache.append(sequence.table_row, len(sequence.slots), slots)
-        sequence.slots += slots
+    def _write_table(self, sequence: Sequence) -> None:
+        rows, positions, slots = self._tabled
+        new = range(sequence.num_tabled, len(sequence.slots))
+        rows += [sequence.table_row] * len(new)
+        positions += new
+        slots += sequence.slots[sequence.num_tabled :]
+        sequence.num_tabled = len(sequence.slots)
 
     def _add_committed(self, sequence: Sequence, position: int) -> None:
         self.add_row(

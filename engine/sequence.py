@@ -1,8 +1,10 @@
 """A request under way."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from engine.request import FinishReason, Request, SpeculationStats, TokenLogprob
+from engine.request import Request, SpeculationStats
+from engine.slots import Block
 
 
 @dataclass(slots=True, eq=False)
@@ -10,15 +12,18 @@ class Sequence:
     """tokens[:num_computed] have their keys and values in the cache; the rest are pending.
 
     While the prompt is read, pending tokens are prompt tokens. Afterwards exactly one is pending: the last one chosen.
+    A sequence that had to give way starts from `num_computed` 0 again, its answer so far read like a prompt.
     """
 
     request: Request
     tokens: list[int]
-    table_row: int
-    num_reserved: int
+    root: Hashable  # what keys and values depend on beside the tokens
     stats: SpeculationStats
     num_computed: int = 0
-    slots: list[int] = field(default_factory=list)  # of the committed positions
+    table_row: int = -1  # of the cache's slot tables; -1 while it waits
+    num_tabled: int = 0  # positions whose slots stand in the table
+    slots: list[int] = field(default_factory=list)  # of the first positions
+    blocks: list[Block] = field(default_factory=list)  # their full blocks, in order
     draft_slots: list[int] = field(default_factory=list)  # of the nodes under way, per node
 
     @property
@@ -32,12 +37,3 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.num_computed == len(self.tokens) - 1 and self.num_generated > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What one step decided for one sequence."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason | None

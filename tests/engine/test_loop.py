@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.budget import Calibration, CostModel, DraftBudget
 from engine.config import EngineConfig
-from engine.draft import chain
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.errors import RequestTooLong
@@ -30,7 +28,7 @@ def make_request(name: str, prompt: tuple[int, ...] = (5, 6, 7), **sampling: obj
 
 
 def free_slots(engine: Engine) -> int:
-    return len(engine.cache._free_slots)
+    return engine.scheduler.pool.num_available
 
 
 def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Decoder) -> None:
@@ -44,7 +42,7 @@ def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Decoder) -> N
 
     assert ours.token_ids == plain.token_ids[: first + 1]
     assert ours.finish_reason is FinishReason.STOP
-    assert free_slots(engine) == engine.cache.keys[0].shape[0]
+    assert free_slots(engine) == engine.cache.num_slots
 
 
 def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Decoder) -> None:
@@ -66,7 +64,7 @@ def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Decoder) 
     cancelled = {name for name, reason in reasons.items() if reason is FinishReason.CANCELLED}
     assert cancelled == {"r1", "r5"}
     assert len(reasons) == 7
-    assert free_slots(engine) == engine.cache.keys[0].shape[0]
+    assert free_slots(engine) == engine.cache.num_slots
     assert engine.num_running == engine.num_waiting == 0
 
 
@@ -104,29 +102,39 @@ def test_a_tiny_model_answers_from_a_folder_of_another_dtype(tmp_path: Path) -> 
     assert len(generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])[0].token_ids) == 12
 
 
-def test_nodes_are_admitted_only_while_they_pay() -> None:
-    # Rows are free up to 8, then each costs as much as a whole pass.
-    cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
-    budget = DraftBudget(cost, 20)
-    good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
+def test_equal_beginnings_are_computed_once(model: Decoder) -> None:
+    engine = Engine(model, NoDrafter(), EngineConfig())
+    prompt = tuple(range(50))
+    (first,) = generate(engine, [make_request("a", prompt)])
+    (second,) = generate(engine, [make_request("b", (*prompt, 60, 61))])
+    (third,) = generate(engine, [make_request("c", prompt)])
 
-    assert len(budget.admit([good], 0)[0]) == 7
-    assert [len(draft) for draft in budget.admit([good, bad], 0)] == [6, 0]
-    assert [len(draft) for draft in budget.admit([good] * 8, 0)] == [0] * 8
-    assert len(budget.admit([good], other_rows=7)[0]) == 0
-
-
-def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
-    calibration = Calibration()
-    before = calibration.corrected(0.85)
-    for _ in range(200):
-        calibration.record(chain([1], [0.85]), [])
-    assert before == pytest.approx(0.85)
-    assert calibration.corrected(0.85) < 0.15
+    assert first.speculation.num_cached_tokens == 0
+    assert second.speculation.num_cached_tokens == third.speculation.num_cached_tokens == 48
+    assert first.token_ids == third.token_ids
+    assert (
+        second.token_ids
+        == generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("b", (*prompt, 60, 61))])[0].token_ids
+    )
+    assert engine.counters.prefix_hits == 96
+    assert engine.counters.prefix_queries == 152
 
 
-def test_a_fixed_budget_is_kept() -> None:
-    budget = DraftBudget(None, 3)
-    assert budget.largest == 3
-    draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
-    assert budget.admit([draft], 0) == [draft]
+def test_swapping_the_drafter_changes_no_answer_under_way(model: Decoder) -> None:
+    requests = [make_request(f"r{index}", (1, 2, 3, 1, 2, 3, index), max_tokens=30) for index in range(4)]
+    plain = [c.token_ids for c in generate(Engine(model, NoDrafter(), EngineConfig()), requests)]
+    engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=6))
+    oracle = OracleDrafter(
+        {f"r{index}": tokens for index, tokens in enumerate(plain)}, max_depth=5, error=0.2, tree=True, vocab_size=250
+    )
+    for request in requests:
+        engine.add(request)
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for step in range(100):
+        if step in (4, 8):
+            engine.swap_drafter(oracle if step == 4 else NoDrafter())
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+        if not engine.has_work:
+            break
+    assert [tuple(tokens) for tokens in answers.values()] == plain

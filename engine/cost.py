@@ -1,0 +1,84 @@
+"""What a pass costs by its number of rows: measured at start-up, corrected by the passes of live traffic.
+
+The start-up table is taken on empty contexts. Longer contexts, sampling and whatever else the machine does make real
+passes slower than it says; each real pass is compared with the table, and the ratio remembered where its number of
+rows lies. Points no pass has visited lately follow the average ratio.
+"""
+
+import bisect
+from collections.abc import Callable, Sequence
+
+ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MEASURE_SECONDS = 2.0  # at most, beside two rounds that are always made
+_MAX_ROUNDS = 20
+_RATE = 0.05  # weight of a pass in an average
+_FADE = 0.995  # of what is known of a point, per pass elsewhere
+_OUTLIER = 1.5  # a pass that takes longer than this many times its due counts as that: the machine was busy
+_DOUBT = 5.0  # passes whose weight the average ratio has at every point
+
+
+class CostModel:
+    """Seconds of a pass by its number of rows: points, straight lines between and after them."""
+
+    def __init__(self, row_counts: Sequence[int], seconds: Sequence[float]) -> None:
+        if len(row_counts) < 2 or len(row_counts) != len(seconds):
+            raise ValueError(f"needs two or more points, got {len(row_counts)} counts and {len(seconds)} times")
+        self._rows = list(row_counts)
+        self._measured = _rising(seconds)
+        self._current = list(self._measured)
+        self._ratio = 1.0
+        self._ratios = [1.0] * len(row_counts)
+        self._weights = [0.0] * len(row_counts)
+
+    @classmethod
+    def measure(cls, run: Callable[[int], float]) -> "CostModel":
+        """`run(rows)` makes one pass and returns its seconds.
+
+        All counts are taken in rounds, so that a spell of noise meets them alike, and the best of each counts.
+        """
+        run(ROW_COUNTS[-1])  # pages in
+        rounds = [[run(rows) for rows in ROW_COUNTS] for _ in range(2)]
+        while sum(map(sum, rounds)) + sum(rounds[-1]) < _MEASURE_SECONDS and len(rounds) < _MAX_ROUNDS:
+            rounds.append([run(rows) for rows in ROW_COUNTS])
+        return cls(ROW_COUNTS, [min(times) for times in zip(*rounds, strict=True)])
+
+    def seconds(self, rows: int) -> float:
+        return self._interpolated(self._current, rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A real pass took that long."""
+        ratio = min(seconds, _OUTLIER * self.seconds(rows)) / self._interpolated(self._measured, rows)
+        self._ratio += _RATE * (ratio - self._ratio)
+        self._weights = [weight * _FADE for weight in self._weights]
+        for point, share in self._neighbours(rows):
+            self._weights[point] += share
+            rate = max(_RATE, 1.0 / (1.0 + self._weights[point])) * share
+            self._ratios[point] += rate * (ratio - self._ratios[point])
+        corrected = [
+            base * (weight * own + _DOUBT * self._ratio) / (weight + _DOUBT)
+            for base, weight, own in zip(self._measured, self._weights, self._ratios, strict=True)
+        ]
+        self._current = _rising(corrected)
+
+    def _right(self, rows: int) -> int:
+        return min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
+
+    def _neighbours(self, rows: int) -> tuple[tuple[int, float], tuple[int, float]]:
+        """The points around, and how near each is: shares in 0..1."""
+        right = self._right(rows)
+        x0, x1 = self._rows[right - 1], self._rows[right]
+        share = min(1.0, max(0.0, (rows - x0) / (x1 - x0)))
+        return (right - 1, 1.0 - share), (right, share)
+
+    def _interpolated(self, seconds: Sequence[float], rows: int) -> float:
+        right = self._right(rows)
+        x0, x1, y0, y1 = self._rows[right - 1], self._rows[right], seconds[right - 1], seconds[right]
+        return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), seconds[0])
+
+
+def _rising(seconds: Sequence[float]) -> list[float]:
+    """More rows never cost less; where they seem to, it is noise."""
+    rising: list[float] = []
+    for value in seconds:
+        rising.append(max(value, rising[-1]) if rising else value)
+    return rising

@@ -1,0 +1,110 @@
+"""A drafter at work: asked for as much as pays, cut to what is possible, and kept from doing harm.
+
+Whatever a drafter raises costs speed and nothing else. While it rests because drafting does not pay, what it would have
+observed is put by, up to some rows, and handed over in one piece when it is asked again: so it costs nothing meanwhile.
+"""
+
+import logging
+import time
+from collections.abc import Sequence as Many
+
+import torch
+
+from engine.budget import DraftBudget
+from engine.draft import EMPTY_DRAFT, Draft
+from engine.drafters.base import Drafter, Kept, Pass
+from engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+_MOST_PUT_BY = 512  # rows
+
+
+class Drafting:
+    def __init__(self, drafter: Drafter, budget: DraftBudget, *, max_nodes: int, vocab_size: int) -> None:
+        self.drafter = drafter
+        self.budget = budget
+        self._max_nodes = max_nodes if drafter.max_depth > 0 else 0
+        self._vocab_size = vocab_size
+        self._resting = False
+        self._put_by: list[Pass] = []
+
+    def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
+        """One draft each, of no more nodes together than `room`; `other_rows` are in the pass anyway."""
+        nothing = [EMPTY_DRAFT] * len(decoding)
+        if self._max_nodes == 0 or not decoding:
+            return nothing
+        nodes = min(self.budget.nodes_to_ask(len(decoding)), room // len(decoding))
+        self._resting = nodes == 0
+        if self._resting:
+            return nothing
+        started = time.perf_counter()
+        try:
+            self._hand_over()
+            drafts = self.drafter.propose(decoding, nodes)
+            limited = [self._limited(s, d, nodes) for s, d in zip(decoding, drafts, strict=True)]
+        except Exception:
+            logger.exception("drafter %s failed; decoding plainly", self.drafter.name)
+            limited = nothing
+        return self.budget.admit(limited, other_rows, time.perf_counter() - started)
+
+    def observe(self, done: Pass) -> None:
+        if self._max_nodes == 0 or not done.kept:
+            return
+        self._put_by.append(done)
+        if self._resting:
+            while sum(len(kept.rows) for put in self._put_by for kept in put.kept) > _MOST_PUT_BY:
+                del self._put_by[0]
+            return
+        try:
+            self._hand_over()
+        except Exception:
+            logger.exception("drafter %s failed to observe a pass", self.drafter.name)
+
+    def forget(self, request_id: str) -> None:
+        try:
+            self.drafter.forget(request_id)
+        except Exception:
+            logger.exception("drafter %s failed to forget a request", self.drafter.name)
+
+    def _hand_over(self) -> None:
+        passes, self._put_by = self._put_by, []
+        if merged := _merged(passes):
+            self.drafter.observe(merged)
+
+    def _limited(self, sequence: Sequence, draft: Draft, most: int) -> Draft:
+        """Without nodes that could not be kept any more, and none of unknown tokens or beyond `most`."""
+        deepest = sequence.num_remaining - 1
+        kept: list[int] = []
+        for node, depth in enumerate(draft.depths()):
+            parent_kept = draft.parents[node] < 0 or draft.parents[node] in kept
+            possible = depth <= deepest and 0 <= draft.tokens[node] < self._vocab_size
+            if possible and parent_kept and len(kept) < most:
+                kept.append(node)
+        return draft if len(kept) == len(draft) else draft.only(kept)
+
+
+def _merged(passes: Many[Pass]) -> Pass | None:
+    """All in one, without sequences that have left; where positions follow each other, their rows do."""
+    if not passes:
+        return None
+    kept: dict[Sequence, list[Kept]] = {}
+    first_row = 0
+    for done in passes:
+        for part in done.kept:
+            if part.sequence.table_row < 0:  # it ended or gave way since
+                continue
+            rows = tuple(first_row + row for row in part.rows)
+            pieces = kept.setdefault(part.sequence, [])
+            if pieces and pieces[-1].position + len(pieces[-1].rows) == part.position:
+                before = pieces.pop()
+                pieces.append(Kept(part.sequence, before.position, before.rows + rows))
+            else:
+                pieces.append(Kept(part.sequence, part.position, rows))
+        first_row += done.hidden.shape[0]
+    if len(passes) == 1:
+        hidden, taps = passes[0].hidden, passes[0].taps
+    else:
+        hidden = torch.cat([done.hidden for done in passes])
+        taps = None if passes[0].taps is None else torch.cat([done.taps for done in passes if done.taps is not None])
+    return Pass(hidden, taps, tuple(piece for pieces in kept.values() for piece in pieces))

@@ -1,0 +1,154 @@
+"""Who takes part in the next pass, and which slots they get.
+
+    add ─▶ waiting ─▶ running: prompt read in chunks ─▶ decoding ─▶ remove
+              ▲──────────── preempted, the latest comer first ────┘
+
+A sequence is admitted when the slots for its whole text so far are there; while it decodes it takes one slot a token.
+When none is left, the latest comer gives way: its slots are freed and it is read again later. Nothing here knows of
+tensors.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.sequence import Sequence
+from engine.slots import BLOCK, SlotPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """prefills: sequences and the position up to which their text is read. decoding: those with one pending token."""
+
+    prefills: tuple[tuple[Sequence, int], ...]
+    decoding: tuple[Sequence, ...]
+    preempted: tuple[Sequence, ...]
+
+
+class Scheduler:
+    def __init__(self, num_slots: int, *, max_batch_size: int, prefill_chunk: int, prefill_rows: int) -> None:
+        """
+        Args:
+            prefill_chunk: chunks of a prompt end at multiples of it.
+            prefill_rows: a pass takes no further chunk once it has that many rows of prompts.
+        """
+        self.pool = SlotPool(num_slots)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[str, Sequence] = {}
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # tokens looked up, as vLLM counts them
+        self.prefix_hits = 0
+        self._prefill_chunk = prefill_chunk
+        self._prefill_rows = prefill_rows
+        self._free_rows = list(range(max_batch_size - 1, -1, -1))
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def find(self, request_id: str) -> Sequence | None:
+        if request_id in self.running:
+            return self.running[request_id]
+        return next((sequence for sequence in self.waiting if sequence.request.request_id == request_id), None)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It finished or was cancelled."""
+        if self.running.pop(sequence.request.request_id, None) is None:
+            self.waiting.remove(sequence)
+        else:
+            self._release(sequence)
+
+    def schedule(self) -> Plan:
+        """Gives every decoding sequence its next slot, admits who fits, and picks the chunks to read."""
+        preempted: list[Sequence] = []
+        decoding = []
+        for sequence in list(self.running.values()):
+            if sequence.is_decoding and sequence not in preempted:
+                preempted += self._make_room(sequence)
+                if sequence not in preempted:
+                    sequence.slots += self.pool.allocate(len(sequence.tokens) - len(sequence.slots))
+                    decoding.append(sequence)
+        if not preempted:
+            self._admit()
+        return Plan(prefills=tuple(self._chunks()), decoding=tuple(decoding), preempted=tuple(preempted))
+
+    def allocate_drafts(self, sequence: Sequence, count: int) -> None:
+        sequence.draft_slots = self.pool.allocate(count)
+
+    def commit(self, sequence: Sequence, tokens: Iterable[int], kept_nodes: Iterable[int]) -> None:
+        """Appends what a pass chose; kept nodes keep their slots, the other nodes' are freed."""
+        kept = [sequence.draft_slots[node] for node in kept_nodes]
+        self.pool.free([slot for slot in sequence.draft_slots if slot not in kept])
+        sequence.draft_slots = []
+        sequence.slots += kept
+        sequence.tokens += tokens
+        self.advance(sequence, len(sequence.tokens) - 1)
+
+    def advance(self, sequence: Sequence, num_computed: int) -> None:
+        """Positions up to `num_computed` are in the cache: their full blocks can be shared from now on."""
+        sequence.num_computed = num_computed
+        while (end := BLOCK * (len(sequence.blocks) + 1)) <= num_computed:
+            start = end - BLOCK
+            before = sequence.blocks[-1] if sequence.blocks else sequence.root
+            own = tuple(sequence.slots[start:end])
+            block = self.pool.register(before, tuple(sequence.tokens[start:end]), own)
+            sequence.blocks.append(block)
+            if block.slots != own:  # another sequence computed the same: equal bits, one copy
+                sequence.slots[start:end] = block.slots
+                sequence.num_tabled = min(sequence.num_tabled, start)
+
+    def _make_room(self, sequence: Sequence) -> list[Sequence]:
+        """Preempts the latest comers, the sequence itself last, until it can have a slot."""
+        preempted = []
+        while self.pool.num_available < 1:
+            victim = next(reversed(self.running.values()))
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is sequence:
+                break
+        return preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self.running[sequence.request.request_id]
+        self._release(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.draft_slots)
+        self.pool.free(sequence.slots[BLOCK * len(sequence.blocks) :])
+        self.pool.release(sequence.blocks)
+        self._free_rows.append(sequence.table_row)
+        sequence.slots, sequence.blocks, sequence.draft_slots = [], [], []
+        sequence.table_row, sequence.num_tabled, sequence.num_computed = -1, 0, 0
+
+    def _admit(self) -> None:
+        while self.waiting and self._free_rows:
+            sequence = self.waiting[0]
+            blocks = self.pool.match(sequence.root, sequence.tokens)
+            num_shared = BLOCK * len(blocks)
+            needed = len(sequence.tokens) - num_shared
+            # One more for each that decodes: who is admitted only to be preempted at once gains nothing.
+            if self.pool.num_available_beside(blocks) < needed + len(self.running):
+                return
+            self.waiting.popleft()
+            self.pool.hold(blocks)
+            sequence.blocks = blocks
+            sequence.slots = [slot for block in blocks for slot in block.slots] + self.pool.allocate(needed)
+            sequence.num_computed = num_shared
+            sequence.table_row = self._free_rows.pop()
+            self.running[sequence.request.request_id] = sequence
+            if sequence.num_generated == 0:
+                sequence.stats.num_cached_tokens = num_shared
+                self.prefix_queries += len(sequence.tokens)
+                self.prefix_hits += num_shared
+
+    def _chunks(self) -> Iterable[tuple[Sequence, int]]:
+        num_rows = 0
+        for sequence in self.running.values():
+            if not sequence.is_decoding:
+                if num_rows >= self._prefill_rows:
+                    return
+                chunk = self._prefill_chunk
+                end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
+                num_rows += end - sequence.num_computed
+                yield sequence, end

@@ -1,0 +1,92 @@
+"""Slots of the KV cache, one a token: free, held by sequences, or kept for prompts that begin alike.
+
+Sixteen positions of one text form a block. A block is known by its tokens and by the block before it (the first by
+the adapter), so equal prefixes are found without comparing more than one block at a time, and two texts never share
+by accident. A computed block has one owner of memory however many sequences hold it; one that nobody holds stays until
+its slots are needed, the longest unused first. Sharing changes no bit: a position's key and value depend on the tokens
+up to it and on nothing else (kernels/decoder.py).
+
+Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+BLOCK = 16
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """slots: of its 16 positions. key: what comes before it, and its tokens."""
+
+    slots: tuple[int, ...]
+    key: tuple[Hashable, tuple[int, ...]]
+    num_users: int = 1
+
+
+class SlotPool:
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))  # a stack, lowest on top: neighbours stay neighbours
+        self._blocks: dict[tuple[Hashable, tuple[int, ...]], Block] = {}
+        self._idle: dict[Block, None] = {}  # held by nobody, longest unused first
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + BLOCK * len(self._idle)
+
+    def allocate(self, count: int) -> list[int]:
+        assert count <= self.num_available
+        while len(self._free) < count:
+            self._evict(next(iter(self._idle)))
+        return [self._free.pop() for _ in range(count)]
+
+    def free(self, slots: Sequence[int]) -> None:
+        self._free.extend(reversed(slots))
+
+    def match(self, root: Hashable, tokens: Sequence[int]) -> list[Block]:
+        """Blocks of the longest known prefix of `tokens` that leaves at least one of them to compute."""
+        blocks: list[Block] = []
+        before = root
+        for start in range(0, len(tokens) - BLOCK, BLOCK):
+            block = self._blocks.get((before, tuple(tokens[start : start + BLOCK])))
+            if block is None:
+                break
+            blocks.append(block)
+            before = block
+        return blocks
+
+    def num_available_beside(self, blocks: Sequence[Block]) -> int:
+        """`num_available` once `blocks` were held."""
+        return self.num_available - BLOCK * sum(block.num_users == 0 for block in blocks)
+
+    def hold(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._idle.pop(block, None)
+            block.num_users += 1
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        for block in reversed(blocks):  # an end goes before what leads to it
+            block.num_users -= 1
+            if block.num_users == 0:
+                self._idle[block] = None
+
+    def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
+        """The block of 16 computed positions, held once more; where it is known already, `slots` are given back."""
+        known = self._blocks.get((before, tokens))
+        if known is None:
+            known = self._blocks[(before, tokens)] = Block(slots, (before, tokens))
+        else:
+            self.hold([known])
+            self.free(slots)
+        return known
+
+    def forget_idle(self) -> None:
+        """Gives up every prefix that nobody holds."""
+        for block in list(self._idle):
+            self._evict(block)
+
+    def _evict(self, block: Block) -> None:
+        del self._idle[block]
+        del self._blocks[block.key]
+        self.free(block.slots)

@@ -1,0 +1,84 @@
+"""How many nodes are drafted: as many as pay, and none where none do."""
+
+import pytest
+
+from engine.budget import Calibration, DraftBudget
+from engine.cost import CostModel
+from engine.draft import EMPTY_DRAFT, chain
+
+
+def test_nodes_are_admitted_only_while_they_pay() -> None:
+    # Rows are free up to 8, then each costs as much as a whole pass.
+    cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
+    budget = DraftBudget(cost, 20)
+    good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
+
+    assert len(budget.admit([good], 0, 0.0)[0]) == 7
+    assert [len(draft) for draft in budget.admit([good, bad], 0, 0.0)] == [6, 0]
+    assert [len(draft) for draft in budget.admit([good] * 8, 0, 0.0)] == [0] * 8
+    assert len(budget.admit([good], 7, 0.0)[0]) == 0
+
+
+def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
+    calibration = Calibration()
+    before = calibration.corrected(0.85)
+    for _ in range(200):
+        calibration.record(chain([1], [0.85]), [])
+    assert before == pytest.approx(0.85)
+    assert calibration.corrected(0.85) < 0.15
+
+
+def test_a_fixed_budget_is_kept() -> None:
+    budget = DraftBudget(None, 3)
+    assert budget.nodes_to_ask(1) == budget.nodes_to_ask(50) == 3
+    draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
+    assert budget.admit([draft], 0, 0.0) == [draft]
+
+
+def flat_cost() -> CostModel:
+    return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first: no draft can pay
+
+
+def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:
+    budget = DraftBudget(flat_cost(), 8)
+    asked = []
+    for step in range(1000):
+        if budget.nodes_to_ask(2):
+            asked.append(step)
+            budget.admit([chain([1], [0.9])] * 2, 0, draft_seconds=0.2)
+    assert len(asked) < 20
+    assert asked[-1] - asked[-2] > 100
+
+
+def test_a_drafter_that_costs_nothing_is_asked_every_time() -> None:
+    budget = DraftBudget(flat_cost(), 8)
+    for _ in range(100):
+        assert budget.nodes_to_ask(1) > 0
+        budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.0001)
+
+
+def test_a_rest_is_over_once_drafts_pay_again() -> None:
+    cost = CostModel((1, 64), (1.0, 1.01))
+    budget = DraftBudget(cost, 8)
+    for _ in range(50):
+        if budget.nodes_to_ask(1):
+            budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.5)
+    drafted = 0
+    for _ in range(200):
+        if budget.nodes_to_ask(1):
+            drafted += 1
+            budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
+    assert drafted > 60
+
+
+def test_passes_of_live_traffic_correct_the_cost() -> None:
+    cost = CostModel((1, 8, 16, 64), (1.0, 1.2, 2.0, 8.0))
+    for _ in range(300):
+        cost.observe(1, 2.0)
+        cost.observe(8, 4.8)
+    assert cost.seconds(1) == pytest.approx(2.0, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(4.8, rel=0.1)
+    assert cost.seconds(64) > 12.0, "points no pass has visited follow the others"
+    for _ in range(3):
+        cost.observe(1, 1000.0)
+    assert cost.seconds(1) < 3.0, "a machine that was busy for three passes is no reason to believe in it"

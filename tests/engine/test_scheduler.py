@@ -1,0 +1,137 @@
+"""Who runs, who waits and who gives way; and that each slot always has exactly one place."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.request import Request, SamplingParams, SpeculationStats
+from engine.scheduler import Plan, Scheduler
+from engine.sequence import Sequence
+from engine.slots import BLOCK
+
+
+def make_sequence(name: str, tokens: list[int], *, max_tokens: int = 50, root: str | None = None) -> Sequence:
+    request = Request(name, tuple(tokens), SamplingParams(max_tokens=max_tokens))
+    return Sequence(request, list(tokens), root=root, stats=SpeculationStats())
+
+
+def make_scheduler(num_slots: int, *, max_batch_size: int = 4, prefill_chunk: int = 32) -> Scheduler:
+    return Scheduler(num_slots, max_batch_size=max_batch_size, prefill_chunk=prefill_chunk, prefill_rows=64)
+
+
+def run_pass(scheduler: Scheduler, plan: Plan, *, num_drafted: int = 0, num_kept: int = 0) -> None:
+    """What the engine does with a plan, with a token that depends on the text so far alone."""
+    for sequence, end in plan.prefills:
+        if end == len(sequence.tokens):
+            scheduler.commit(sequence, [next_token(sequence.tokens)], ())
+        else:
+            scheduler.advance(sequence, end)
+    for sequence in plan.decoding:
+        count = min(num_drafted, scheduler.pool.num_available)
+        scheduler.allocate_drafts(sequence, count)
+        new: list[int] = []
+        for _ in range(min(num_kept, count) + 1):
+            new.append(next_token(sequence.tokens + new))
+        scheduler.commit(sequence, new, range(len(new) - 1))
+    for sequence in list(scheduler.running.values()):
+        if sequence.num_remaining <= 0:
+            scheduler.remove(sequence)
+
+
+def next_token(tokens: list[int]) -> int:
+    return (sum(tokens) * 31 + len(tokens)) % 5
+
+
+def check_slots(scheduler: Scheduler) -> None:
+    """Free, in one block, or of one sequence: each slot is in one place, and blocks have the users they say."""
+    pool = scheduler.pool
+    blocks = list(pool._blocks.values())
+    places = list(pool._free) + [slot for block in blocks for slot in block.slots]
+    users: Counter[int] = Counter()
+    for sequence in scheduler.running.values():
+        assert sequence.slots[: BLOCK * len(sequence.blocks)] == [s for b in sequence.blocks for s in b.slots]
+        places += sequence.slots[BLOCK * len(sequence.blocks) :] + sequence.draft_slots
+        users.update(id(block) for block in sequence.blocks)
+    assert sorted(places) == list(range(pool.num_slots))
+    assert all(block.num_users == users[id(block)] for block in blocks)
+    assert set(pool._idle) == {block for block in blocks if block.num_users == 0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_slot_is_lost_or_doubled_and_everybody_finishes(data: st.DataObject) -> None:
+    scheduler = make_scheduler(data.draw(st.integers(110, 200)), prefill_chunk=data.draw(st.sampled_from([7, 16, 32])))
+    common = [1, 2, 3, 4] * 6
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 24)), max_size=9))
+    sequences = [
+        make_sequence(f"s{index}", common[:shared] + [index] * own, max_tokens=answer, root="ab"[index % 2])
+        for index, (own, answer, shared) in enumerate(lengths)
+    ]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for _ in range(3000):
+        if not scheduler.running and not scheduler.waiting:
+            break
+        if scheduler.running and data.draw(st.integers(0, 30)) == 0:
+            scheduler.remove(next(iter(scheduler.running.values())))
+        plan = scheduler.schedule()
+        check_slots(scheduler)
+        run_pass(scheduler, plan, num_drafted=data.draw(st.integers(0, 5)), num_kept=data.draw(st.integers(0, 3)))
+        check_slots(scheduler)
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert scheduler.pool.num_available == scheduler.pool.num_slots
+
+
+def test_the_latest_comer_gives_way_and_comes_back_where_it_was() -> None:
+    scheduler = make_scheduler(64)
+    first, second = (make_sequence(name, [token] * 20, max_tokens=40) for name, token in (("a", 1), ("b", 2)))
+    scheduler.add(first)
+    scheduler.add(second)
+    while scheduler.num_preemptions == 0:
+        run_pass(scheduler, scheduler.schedule())
+    answer = list(second.tokens)
+    assert list(scheduler.running) == ["a"]
+    assert second.slots == []
+    assert second.num_computed == 0
+    while "b" not in scheduler.running:
+        run_pass(scheduler, scheduler.schedule())
+    assert second.tokens[: len(answer)] == answer
+    assert second.num_computed >= BLOCK, "its blocks were still there"
+
+
+def test_a_prefix_is_shared_only_under_one_root() -> None:
+    scheduler = make_scheduler(400)
+    for name, root in (("a", None), ("b", None), ("c", "adapter")):
+        scheduler.add(make_sequence(name, [7] * 40, root=root))
+        run_pass(scheduler, scheduler.schedule())
+        run_pass(scheduler, scheduler.schedule())
+    a, b, c = scheduler.running.values()
+    assert a.slots[:32] == b.slots[:32]
+    assert not set(a.slots) & set(c.slots)
+    assert (a.stats.num_cached_tokens, b.stats.num_cached_tokens, c.stats.num_cached_tokens) == (0, 32, 0)
+
+
+def test_two_that_compute_the_same_at_once_end_up_with_one_copy() -> None:
+    scheduler = make_scheduler(400)
+    for name in "ab":
+        scheduler.add(make_sequence(name, [7] * 31))
+    run_pass(scheduler, scheduler.schedule())
+    a, b = scheduler.running.values()
+    assert a.slots[:16] == b.slots[:16]
+    assert b.num_tabled == 0, "the table has to be written anew"
+    check_slots(scheduler)
+
+
+def test_chunks_end_at_fixed_positions_wherever_a_prefix_ends() -> None:
+    scheduler = make_scheduler(400, prefill_chunk=24)
+    scheduler.add(make_sequence("a", [7] * 20))
+    run_pass(scheduler, scheduler.schedule())
+    scheduler.add(make_sequence("b", [7] * 60))
+    ends = []
+    while "b" not in scheduler.running or not scheduler.running["b"].is_decoding:
+        plan = scheduler.schedule()
+        ends += [end for sequence, end in plan.prefills if sequence.request.request_id == "b"]
+        run_pass(scheduler, plan)
+    assert ends == [24, 48, 60]

@@ -3,6 +3,7 @@
 EngineError
 ├── ModelNotLoadable      the folder holds no model this engine serves
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
+├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        the request can never fit
 └── DrafterError          the drafter can't serve this batch; the engine then decodes plainly
 """
@@ -17,6 +18,10 @@ class ModelNotLoadable(EngineError, ValueError):
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):
+    pass
+
+
+class AdapterNotLoadable(EngineError, ValueError):
     pass
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.adapters import Adapters
 from engine.budget import DraftBudget
 from engine.config import EngineConfig
 from engine.cost import CostModel
@@ -47,6 +48,7 @@ class Engine:
     def __init__(self, model: Decoder, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
         self.config = config
+        self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
         self.eos_token_ids = model.config.eos_token_ids
         self._max_nodes = _MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
@@ -89,7 +91,7 @@ class Engine:
         return counters
 
     def add(self, request: Request) -> None:
-        """Raises: RequestTooLong: prompt and answer can't fit; ValueError: empty prompt, foreign token, id in use."""
+        """Raises: RequestTooLong: can never fit; ValueError: no prompt, foreign token or adapter, id in use."""
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
@@ -101,7 +103,8 @@ class Engine:
         if self.scheduler.find(request.request_id) is not None:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
-        self.scheduler.add(Sequence(request, list(prompt), root=request.adapter, stats=stats))
+        adapter = None if request.adapter is None else self.adapters.get(request.adapter)
+        self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats))
 
     def cancel(self, request_id: str) -> None:
         """The next step's outputs hold the request's end; an unknown or finished id changes nothing."""

@@ -17,6 +17,7 @@ from engine.weights import DecoderWeights
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, decoder
 from kernels.linear import linear
+from kernels.lora import LoraRun
 
 _HIDDEN_STATES_CHUNK = 256  # rows per pass in `hidden_states`; any number gives the same bits
 
@@ -27,6 +28,7 @@ class Rows:
 
     token_ids: Tensor
     rows: DecoderRows
+    lora_runs: tuple[LoraRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Decoder:
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
         """Writes the rows' keys and values. `tap_layers` as in kernels.decoder.decoder."""
         residual = self.weights.embedding[rows.token_ids].float()  # [M, H]
-        return Hidden(*decoder(self._layers, residual, rows.rows, cache.keys, cache.values, tap_layers))
+        return Hidden(*decoder(self._layers, residual, rows.rows, cache.keys, cache.values, tap_layers, rows.lora_runs))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Puts the rows of one pass together: lists on the host, tensors once at the end."""
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
+from engine.adapters import lora_runs
 from engine.draft import Draft
 from engine.kv_cache import KVCache
 from engine.model import Rows
@@ -19,6 +22,7 @@ class RowBuilder:
         self._slots: list[int] = []
         self._table_rows: list[int] = []
         self._prefix_lens: list[int] = []
+        self._roots: list[Hashable] = []
         self._paths: list[tuple[int, ...]] = []
         self._wanted: list[int] = []  # rows whose logits choose a token
         self._tabled: tuple[list[int], list[int], list[int]] = ([], [], [])  # table row, position, slot
@@ -28,14 +32,24 @@ class RowBuilder:
         return len(self._tokens)
 
     def add_row(
-        self, *, token: int, position: int, slot: int, table_row: int, prefix_len: int, path: tuple[int, ...]
+        self,
+        *,
+        token: int,
+        position: int,
+        slot: int,
+        table_row: int,
+        prefix_len: int,
+        path: tuple[int, ...],
+        root: Hashable = None,
     ) -> None:
+        """`root`: of the row's sequence."""
         self._tokens.append(token)
         self._positions.append(position)
         self._slots.append(slot)
         self._table_rows.append(table_row)
         self._prefix_lens.append(prefix_len)
         self._paths.append(path)
+        self._roots.append(root)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
         """Pending tokens up to position `end`; a text's last row chooses a token. Returns the rows."""
@@ -62,6 +76,7 @@ class RowBuilder:
                 table_row=sequence.table_row,
                 prefix_len=position + 1,
                 path=paths[node],
+                root=sequence.root,
             )
         rows = tuple(range(first, self.num_rows))
         self._wanted += rows
@@ -86,9 +101,8 @@ class RowBuilder:
             paths=torch.tensor(paths, dtype=torch.int32).to(device),
             path_lens=path_lens,
         )
-        return Rows(tokens, DecoderRows(positions, slots, attention)), torch.tensor(self._wanted, dtype=torch.int64).to(
-            device
-        )
+        rows = Rows(tokens, DecoderRows(positions, slots, attention), lora_runs(self._roots))
+        return rows, torch.tensor(self._wanted, dtype=torch.int64).to(device)
 
     def _write_table(self, sequence: Sequence) -> None:
         rows, positions, slots = self._tabled
@@ -106,4 +120,5 @@ class RowBuilder:
             table_row=sequence.table_row,
             prefix_len=position + 1,
             path=(),
+            root=sequence.root,
         )

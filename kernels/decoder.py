@@ -22,6 +22,7 @@ from kernels.attention import AttentionRows, attention, has_compiled_attention
 from kernels.checks import DTYPE_CODES, check_tensor
 from kernels.cpu.library import library
 from kernels.linear import LinearWeight, linear
+from kernels.lora import LoraRun, lora
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
 from kernels.swiglu import swiglu
@@ -173,6 +174,7 @@ def decoder_reference(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
+    lora_runs: Sequence[LoraRun] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """As `decoder`, one operation after the other."""
     shape = layers.shape
@@ -181,13 +183,21 @@ def decoder_reference(
     for index, (layer, k_cache, v_cache) in enumerate(zip(layers.layers, keys, values, strict=True)):
         if index in tap_layers:
             taps[index] = residual.to(shape.dtype, copy=True)
-        qkv = linear(rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype), layer.qkv)
+        updates = [(run, run.layers[index]) for run in lora_runs]
+        normed = rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype)
+        qkv = linear(normed, layer.qkv)
+        lora(normed, qkv, [(run, update.qkv) for run, update in updates])
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
         q = qkv.view(M, -1, D)[:, :num_heads]  # [M, Hq, D]
-        attended = attention(q, k_cache, v_cache, rows.attention)
-        linear(attended.view(M, num_heads * D), layer.output, add_to=residual)
+        attended = attention(q, k_cache, v_cache, rows.attention).view(M, num_heads * D)
+        linear(attended, layer.output, add_to=residual)
+        lora(attended, residual, [(run, update.output) for run, update in updates])
         normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
-        linear(swiglu(linear(normed, layer.gate_up), shape.dtype), layer.down, add_to=residual)
+        gate_up = linear(normed, layer.gate_up)
+        lora(normed, gate_up, [(run, update.gate_up) for run, update in updates])
+        activated = swiglu(gate_up, shape.dtype)
+        linear(activated, layer.down, add_to=residual)
+        lora(activated, residual, [(run, update.down) for run, update in updates])
     taps[len(layers.layers)] = residual.to(shape.dtype)
     hidden = rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
     return hidden, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None
@@ -200,6 +210,7 @@ def decoder(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
+    lora_runs: Sequence[LoraRun] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """Writes the rows' keys and values and returns their hidden states.
 
@@ -207,6 +218,7 @@ def decoder(
         residual: [M, H] float32, the tokens' embeddings; overwritten.
         keys, values: per layer [slots, Hkv, D] in the layers' dtype.
         tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
+        lora_runs: rows with low-rank updates of their own; a pass with any runs operation by operation.
 
     Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
         there are none; both in the layers' dtype, cast once.
@@ -215,8 +227,8 @@ def decoder(
     shape, structure = layers.shape, layers.structure
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
         raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
-    if structure is None or residual.device.type != "cpu":
-        return decoder_reference(layers, residual, rows, keys, values, tap_layers)
+    if structure is None or residual.device.type != "cpu" or lora_runs:
+        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
     check_tensor(rows.positions, "positions", (M,), torch.int64)

@@ -13,6 +13,7 @@ from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.generate import generate
+from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
 from engine.model import Decoder
@@ -117,6 +118,26 @@ def test_an_answer_does_not_depend_on_its_company(model: Decoder) -> None:
     together = answers_only(answer(model, NgramDrafter(), requests))
     alone = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
     assert alone == together
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "top-p"])
+def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Decoder, sampling: str) -> None:
+    common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
+    requests = [
+        Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
+        for index, request in enumerate(make_requests(model, SAMPLINGS[sampling]))
+    ]
+    plain = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
+    known = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    oracle = OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
+    slots = 180 * KVCache.slot_bytes(model.config, model.dtype)
+    engine = Engine(model, oracle, EngineConfig(max_batch_size=8, kv_cache_bytes=slots, draft_budget=9))
+
+    ours = [answers_only(generate(engine, requests)) for _ in range(2)]
+
+    assert ours == [plain, plain]
+    assert engine.counters.num_preemptions > 0
+    assert engine.counters.prefix_hits > 0
 
 
 def test_hidden_states_for_training_have_the_bits_of_serving(model: Decoder) -> None:

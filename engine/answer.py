@@ -7,7 +7,7 @@ holds, its number of tokens included, depends on the ids alone, never on the ste
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.request import Completion, FinishReason, TokenLogprob
+from engine.request import FinishReason, TokenLogprob
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 
@@ -40,7 +40,11 @@ class Answer:
 class AnswerStream:
     """Takes the steps of one request. Once `finish_reason` is set, further steps are without effect."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), logprobs: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), logprobs: bool = False, keep: bool = True
+    ) -> None:
+        """`keep`: False for a reader who takes each piece at once and never asks for the `answer`."""
+        self._keep = keep
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
         self._waiting: list[ShownLogprob] = []  # their text is held back
@@ -83,6 +87,7 @@ class AnswerStream:
 
     def answer(self) -> Answer:
         assert self.finish_reason is not None
+        assert self._keep
         return Answer(
             text=self._stream.text,
             logprobs=tuple(self._shown) if self._wants_logprobs else None,
@@ -98,12 +103,6 @@ class AnswerStream:
         else:
             released = [waiting for waiting in self._waiting if waiting.text_offset < num_characters]
         self._waiting = self._waiting[len(released) :]  # offsets never fall, so those released come first
-        self._shown += released
+        if self._keep:
+            self._shown += released
         return tuple(released)
-
-
-def answer_of(completion: Completion, *, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> Answer:
-    """The answer of a finished completion. Where a stop string ends it, `num_tokens` is less than was generated."""
-    stream = AnswerStream(tokenizer, stop=stop, logprobs=completion.logprobs is not None)
-    stream.push(completion.token_ids, completion.logprobs, completion.finish_reason)
-    return stream.answer()

@@ -1,7 +1,7 @@
 """Typed reading of a JSON object that somebody else wrote, with errors that name the field and both sides."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
@@ -24,7 +24,7 @@ class Fields:
     def __init__(self, values: Any, *, path: str = "") -> None:
         if not isinstance(values, Mapping):
             name = path or "the body"
-            raise InvalidRequest(f"{name} must be a JSON object, got {_kind(values)}", param=path or None)
+            raise InvalidRequest(f"{name} must be a JSON object, got {kind_of(values)}", param=path or None)
         self._values = values
         self.path = path
 
@@ -39,7 +39,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self._invalid(name, f"must be a string, got {_kind(value)}")
+            raise self._invalid(name, f"must be a string, got {kind_of(value)}")
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -47,7 +47,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self._invalid(name, f"must be true or false, got {_kind(value)}")
+            raise self._invalid(name, f"must be true or false, got {kind_of(value)}")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -55,7 +55,7 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise self._invalid(name, f"must be a JSON object, got {_kind(value)}")
+            raise self._invalid(name, f"must be a JSON object, got {kind_of(value)}")
         return value
 
     def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int | None:
@@ -65,7 +65,7 @@ class Fields:
             return None
         bounds = f"an integer of at least {at_least}" if at_most is None else f"an integer in {at_least}..{at_most}"
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self._invalid(name, f"must be {bounds}, got {_kind(value)}")
+            raise self._invalid(name, f"must be {bounds}, got {kind_of(value)}")
         if value < at_least or (at_most is not None and value > at_most):
             raise self._invalid(name, f"must be {bounds}, got {value}")
         return value
@@ -79,7 +79,7 @@ class Fields:
         lower = f"[{at_least:g}" if at_least > above else f"({above:g}"
         bounds = f"a number in {lower}, {at_most:g}]"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._invalid(name, f"must be {bounds}, got {_kind(value)}")
+            raise self._invalid(name, f"must be {bounds}, got {kind_of(value)}")
         if not (above < value and at_least <= value <= at_most):  # so written, NaN fails too
             raise self._invalid(name, f"must be {bounds}, got {value}")
         return float(value)
@@ -89,12 +89,31 @@ class Fields:
         return InvalidRequest(f"{param} {problem}", param=param)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The value as JSON names its type; long or nested values are not repeated to whoever reads a log."""
     if value is None:
         return "null"
     if isinstance(value, bool | int | float):
         return str(value).lower()
     if isinstance(value, str):
-        return f"the string {value!r:.40}"
+        return f"the string {value[:40]!r}"
     return "a list" if isinstance(value, list) else "an object"
+
+
+def known_only(fields: Fields, *, known: Collection[str]) -> None:
+    """Raises: InvalidRequest: a field of another name."""
+    for name in fields:
+        if name not in known:
+            param = f"{fields.path}.{name[:80]}" if fields.path else name[:80]
+            raise InvalidRequest(f"unknown parameter: {param}", param=param, code="unknown_parameter")
+
+
+def encodable(text: str, *, param: str) -> str:
+    """The text, which has to be Unicode: JSON can spell half a character, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{param} must be valid Unicode, got a lone surrogate at character {error.start}", param=param
+        ) from error
+    return text

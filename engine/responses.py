@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.answer import Answer, ShownLogprob
-from engine.request import SpeculationStats
+from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
+from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's own stand-in
@@ -40,20 +41,26 @@ def chat_completion(
     answers: Sequence[Answer],
     *,
     num_prompt_tokens: int,
+    num_cached_tokens: int,
     stats: SpeculationStats,
     tokenizer: Tokenizer,
+    calls: CallStyle | None = None,
 ) -> dict[str, Any]:
-    """`answers` in order of index."""
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs, tokenizer),
-            "finish_reason": str(answer.finish_reason),
-        }
-        for index, answer in enumerate(answers)
-    ]
-    return _whole(head.fields("chat.completion"), choices, answers, num_prompt_tokens, stats)
+    """`answers` in order of index. `calls`: how calls of tools stand in them; None: they are text."""
+    choices = []
+    for index, answer in enumerate(answers):
+        message = _message(head, index, answer.text, calls)
+        called = "tool_calls" in message
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs, tokenizer),
+                "finish_reason": chat_finish_reason(answer.finish_reason, called=called),
+            }
+        )
+    usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
+    return head.fields("chat.completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
 
 
 def text_completion(
@@ -61,10 +68,13 @@ def text_completion(
     answers: Sequence[Answer],
     *,
     num_prompt_tokens: int,
+    num_cached_tokens: int,
     stats: SpeculationStats,
     tokenizer: Tokenizer,
+    calls: CallStyle | None = None,
 ) -> dict[str, Any]:
-    """`answers` in order of index."""
+    """As `chat_completion`; nothing is called in a text."""
+    assert calls is None
     choices = [
         {
             "index": index,
@@ -74,7 +84,8 @@ def text_completion(
         }
         for index, answer in enumerate(answers)
     ]
-    return _whole(head.fields("text_completion"), choices, answers, num_prompt_tokens, stats)
+    usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
+    return head.fields("text_completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
 
 
 def chat_chunk(
@@ -106,11 +117,28 @@ def usage_chunk(head: Head, kind: str, *, usage: dict[str, Any], stats: Speculat
     return head.fields(kind) | {"choices": [], "usage": usage, "metrics": metrics_block(stats)}
 
 
-def usage_block(*, num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, Any]:
+def call_delta(head: Head, index: int, piece: CallPiece) -> dict[str, Any]:
+    """A chunk's delta: a call begins, or its arguments go on."""
+    function: dict[str, Any] = {"arguments": piece.arguments}
+    call: dict[str, Any] = {"index": piece.index, "function": function}
+    if piece.name is not None:
+        function = {"name": piece.name, "arguments": piece.arguments}
+        call_id = _call_id(head, index, piece.index)
+        call = {"index": piece.index, "id": call_id, "type": "function", "function": function}
+    return {"tool_calls": [call]}
+
+
+def chat_finish_reason(reason: FinishReason, *, called: bool) -> str:
+    return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
+
+
+def usage_block(*, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """`num_cached_tokens`: of the prompt's, those computed for an earlier request."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 
@@ -171,19 +199,33 @@ def text_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[s
     }
 
 
-def _whole(
-    fields: dict[str, Any],
-    choices: list[dict[str, Any]],
-    answers: Sequence[Answer],
-    num_prompt_tokens: int,
-    stats: SpeculationStats,
-) -> dict[str, Any]:
-    num_completion_tokens = sum(answer.num_tokens for answer in answers)
-    return fields | {
-        "choices": choices,
-        "usage": usage_block(num_prompt_tokens=num_prompt_tokens, num_completion_tokens=num_completion_tokens),
-        "metrics": metrics_block(stats),
-    }
+def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    return usage_block(
+        num_prompt_tokens=num_prompt_tokens,
+        num_completion_tokens=sum(answer.num_tokens for answer in answers),
+        num_cached_tokens=num_cached_tokens,
+    )
+
+
+def _message(head: Head, index: int, text: str, style: CallStyle | None) -> dict[str, Any]:
+    said, calls = (text, []) if style is None else read_calls(style, text)
+    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    if calls:
+        message["content"] = said or None
+        message["tool_calls"] = [
+            {
+                "id": _call_id(head, index, number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls)
+        ]
+    return message
+
+
+def _call_id(head: Head, index: int, number: int) -> str:
+    """The same whenever the same response is made again."""
+    return f"call_{head.response_id.partition('-')[2]}_{index}_{number}"
 
 
 def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:

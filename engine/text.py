@@ -43,10 +43,6 @@ class TextStream:
     def stopped(self) -> bool:
         return self._cutter.matched is not None
 
-    @property
-    def stop_string(self) -> str | None:
-        return self._cutter.matched
-
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these ids settle, "" while it is held back."""
         if not self._one_by_one:

@@ -46,9 +46,14 @@ class Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
         return cls(tokenizer, eos_token_ids=_configured_eos(model_dir))
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def tool_template(self) -> str:
+        """The chat template that tools are shown by; "" where there is none."""
+        return self._tokenizer.get_chat_template(tools=[]) if self._tokenizer.chat_template else ""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """With what the tokenizer itself puts around a text (a begin-of-sequence token, for some models)."""
-        ids: list[int] = self._tokenizer.encode(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def encode_chat(
@@ -80,12 +85,15 @@ class Tokenizer:
                 return_dict=False,
                 **variables,
             )
-        except (TemplateError, TypeError) as error:  # TypeError: a template that adds text to what is none
+        # A template may stumble in its own ways over what it is given: text added to what is none, a missing key.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
         return cast(list[int], ids)  # so with tokenize and without return_dict
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return cast(str, text)  # as for any one sequence
 
     def token_bytes(self, token_id: int) -> bytes:

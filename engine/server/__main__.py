@@ -2,7 +2,8 @@
 
 Prints one JSON line when a token can be generated: {"event": "ready", "model", "host", "port", ...}. Where the model
 can't be loaded, one {"event": "failed", "code", "message"} and exit status 1.
-The environment variable SLIPSTREAM_ENGINE_TOKEN holds the bearer token; without it the server is open.
+The environment variable SLIPSTREAM_ENGINE_TOKEN holds the clients' bearer token; without it the server is open.
+SLIPSTREAM_ENGINE_OPERATOR_TOKEN holds the operator's, another one; without it there are no operator's routes.
 """
 
 import os
@@ -19,13 +20,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.config import EngineConfig
+from engine.drafters.base import Drafter
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
-from engine.load import load_engine
+from engine.load import load_drafter, load_engine
+from engine.openai.tool_calls import CallForm
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.process import Process
 from engine.tokenizer import Tokenizer
 
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the name of it
+OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the name of it
 
 
 def main() -> None:
@@ -60,6 +64,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True, help="0: any free one, named in the ready line")
     parser.add_argument("--drafter", default="none", help="none, ngram or medusa")
     parser.add_argument("--speculator-dir", type=Path, help="folder of a trained speculator")
+    parser.add_argument("--speculator-root", type=Path, help="operators may load speculators from below this folder")
+    parser.add_argument("--adapter-root", type=Path, help="operators may load LoRA adapters from below this folder")
+    parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: as the chat template shows calls")
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--max-seq-len", type=int, help="default: the model's own")
     parser.add_argument("--max-waiting", type=int, default=64, help="choices beyond the batch before 429")
@@ -95,16 +102,27 @@ def _load(args: argparse.Namespace) -> ServerApp:
         _fail("model_not_loadable", str(error))
     except ValueError as error:
         _fail("invalid_argument", str(error))
-    return ServerApp(
-        engine,
-        tokenizer,
-        ServerConfig(
-            model_name=args.model_name,
-            max_batch_size=args.max_batch_size,
-            max_waiting=args.max_waiting,
-            max_body_bytes=args.max_body_bytes,
-            token=os.environ.get(TOKEN_VARIABLE) or None,
-        ),
+    def load(kind: str, folder: Path | None) -> Drafter:
+        return load_drafter(kind, engine.model, folder)
+
+    try:
+        return ServerApp(engine, tokenizer, _config(args), load_drafter=load)
+    except ValueError as error:
+        _fail("invalid_argument", str(error))
+
+
+def _config(args: argparse.Namespace) -> ServerConfig:
+    return ServerConfig(
+        model_name=args.model_name,
+        max_batch_size=args.max_batch_size,
+        max_waiting=args.max_waiting,
+        max_body_bytes=args.max_body_bytes,
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        operator_token=os.environ.get(OPERATOR_TOKEN_VARIABLE) or None,
+        speculator_root=args.speculator_root,
+        adapter_root=args.adapter_root,
+        speculator_dir=args.speculator_dir,
+        call_form=args.tool_call_parser and CallForm(args.tool_call_parser),
     )
 
 

@@ -1,39 +1,42 @@
-"""The HTTP application: routes, authentication and errors in OpenAI's form.
+"""The HTTP application: routes, and errors in OpenAI's form.
 
-Guard (bearer token, x-request-id) ─▶ route ─▶ Generations ─▶ Desk ─▶ the engine's thread
+Guard (tokens, x-request-id) ─▶ route ─▶ Generations ─▶ Desk ─▶ the engine's thread
+                                      └▶ Operator ────▶ the same
 """
 
-import hmac
-import logging
-import re
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from uuid import uuid4
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from engine.fields import InvalidRequest
+from engine.openai.tool_calls import CallForm
 from engine.responses import error_body
+from engine.server.body import parse_json, read_body
+from engine.server.catalog import Catalog
 from engine.server.desk import Desk
-from engine.server.errors import ServerFault, Unauthorized
+from engine.server.errors import ServerFault
 from engine.server.formats import ChatFormat, TextFormat
 from engine.server.generations import Generations
+from engine.server.guard import Guard
 from engine.server.health import Health
 from engine.server.metrics import ServerMetrics
+from engine.server.operator import PATHS, LoadDrafter, Operator
+from engine.server.tokens import detokenize, tokenize
+from engine.server.version import VERSION
 from engine.server.worker import Engine
 from engine.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_SMALL_BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,31 +46,58 @@ class ServerConfig:
     max_waiting: int = 64  # choices beyond the batch; more are turned away with 429
     max_body_bytes: int = 8 * 1024 * 1024
     token: str | None = None  # None: open to whoever can connect
+    operator_token: str | None = None  # None: no operator's routes
+    speculator_root: Path | None = None  # folder below which speculators may be loaded; None: none may
+    adapter_root: Path | None = None
+    speculator_dir: Path | None = None  # of the drafter the engine starts with
+    call_form: CallForm | None = None  # None: as the chat template shows calls
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
             raise ValueError(f"max_waiting must be 0 or more, got {self.max_waiting}")
+        if self.operator_token is not None and self.operator_token == self.token:
+            raise ValueError("the operator's token must not be the clients'")
 
 
 class ServerApp:
     """What one process serves. `asgi` is the application; its lifespan starts and stops the engine's thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        *,
+        load_drafter: LoadDrafter,
+    ) -> None:
         self.config = config
-        self.desk = Desk(engine, max_open=config.max_batch_size + config.max_waiting)
+        max_open = config.max_batch_size + config.max_waiting
+        self.desk = Desk(engine, max_open=max_open)
         self.health = Health(self.desk)
         self.metrics = ServerMetrics(engine, model_name=config.model_name)
+        self.catalog = Catalog(engine, config.model_name)
         self.generations = Generations(
             self.desk,
             tokenizer,
             self.metrics,
-            model_name=config.model_name,
+            self.catalog,
             max_seq_len=engine.max_seq_len,
             max_body_bytes=config.max_body_bytes,
+            max_active=2 * max_open,
+            call_form=config.call_form,
         )
-        self._created = int(time.time())
-        self._max_seq_len = engine.max_seq_len
-        self.asgi: ASGIApp = Guard(self._application(), token=config.token)
+        self._operator = Operator(
+            self.desk,
+            self.catalog,
+            load_drafter=load_drafter,
+            speculator_root=config.speculator_root,
+            adapter_root=config.adapter_root,
+            speculator_dir=config.speculator_dir,
+        )
+        self._tokenizer = tokenizer
+        self.asgi: ASGIApp = Guard(
+            self._application(), token=config.token, operator_token=config.operator_token, operator_paths=PATHS
+        )
 
     def drain(self) -> None:
         """From now on /health says 503 and new generations are refused; those begun go on."""
@@ -75,15 +105,26 @@ class ServerApp:
         self.generations.draining = True
 
     def _application(self) -> Starlette:
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/version", self._version, methods=["GET"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+        if self.config.operator_token is not None:
+            routes += [
+                Route("/v1/speculator", self._speculator, methods=["GET"]),
+                Route("/v1/speculator", self._swap_speculator, methods=["POST"]),
+                Route("/v1/load_lora_adapter", self._load_adapter, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self._unload_adapter, methods=["POST"]),
+            ]
         return Starlette(
-            routes=[
-                Route("/health", self._health, methods=["GET"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
-                Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                Route("/v1/completions", self._complete, methods=["POST"]),
-            ],
+            routes=routes,
             lifespan=self._lifespan,
             exception_handlers={
                 InvalidRequest: _render_invalid,
@@ -111,12 +152,14 @@ class ServerApp:
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_object()]})
+        return JSONResponse(self.catalog.listing())
 
     async def _model(self, request: Request) -> Response:
-        self.generations.check_model(request.path_params["name"])
-        return JSONResponse(self._model_object())
+        return JSONResponse(self.catalog.describe(request.path_params["name"]))
 
     async def _chat(self, request: Request) -> Response:
         return await self.generations.create(request, ChatFormat())
@@ -124,45 +167,29 @@ class ServerApp:
     async def _complete(self, request: Request) -> Response:
         return await self.generations.create(request, TextFormat())
 
-    def _model_object(self) -> dict[str, str | int]:
-        return {
-            "id": self.config.model_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "slipstream",
-            "max_model_len": self._max_seq_len,
-        }
+    async def _tokenize(self, request: Request) -> Response:
+        check_model, max_seq_len = self.catalog.adapter_of, self.desk.worker.engine.max_seq_len
+        read = partial(tokenize, tokenizer=self._tokenizer, max_seq_len=max_seq_len, check_model=check_model)
+        return JSONResponse(await self.generations.read(request, read))
 
+    async def _detokenize(self, request: Request) -> Response:
+        read = partial(detokenize, tokenizer=self._tokenizer, check_model=self.catalog.adapter_of)
+        return JSONResponse(await self.generations.read(request, read))
 
-class Guard:
-    """Lets in who knows the token, and names every request. /health is open: it tells nothing and supervisors ask."""
+    async def _speculator(self, _: Request) -> Response:
+        return JSONResponse(self._operator.speculator())
 
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
-        self._app = app
-        self._expected = None if token is None else f"Bearer {token}".encode()
+    async def _swap_speculator(self, request: Request) -> Response:
+        return JSONResponse(await self._operator.swap_speculator(await self._small_body(request)))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req_{uuid4().hex}"
+    async def _load_adapter(self, request: Request) -> Response:
+        return PlainTextResponse(await self._operator.load_adapter(await self._small_body(request)))
 
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
+    async def _unload_adapter(self, request: Request) -> Response:
+        return PlainTextResponse(await self._operator.unload_adapter(await self._small_body(request)))
 
-        if scope["path"] != "/health" and not self._knows_token(headers):
-            fault = Unauthorized("the Authorization header must be 'Bearer' and this server's token")
-            await JSONResponse(fault.body(), status_code=fault.status)(scope, receive, send_named)
-            return
-        await self._app(scope, receive, send_named)
-
-    def _knows_token(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "").encode("latin-1")
-        return self._expected is None or hmac.compare_digest(given, self._expected)
+    async def _small_body(self, request: Request) -> Mapping[str, Any]:
+        return parse_json(await read_body(request, max_bytes=_SMALL_BODY_BYTES))
 
 
 async def _render_invalid(_: Request, error: Exception) -> Response:
@@ -179,7 +206,8 @@ async def _render_fault(_: Request, error: Exception) -> Response:
 async def _render_http(request: Request, error: Exception) -> Response:
     """Starlette's own: no such route, or not with this method."""
     assert isinstance(error, HTTPException)
-    body = error_body(f"{request.method} {request.url.path}: {error.detail}", code=f"http_{error.status_code}")
+    asked = f"{request.method[:20]} {request.url.path[:200]}"
+    body = error_body(f"{asked}: {error.detail}", code=f"http_{error.status_code}")
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 

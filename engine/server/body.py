@@ -1,16 +1,32 @@
-"""A request's body: bounded, and JSON as the standard has it."""
+"""A request's body: bounded in size, time and depth, and JSON as the standard has it."""
 
+import asyncio
 import json
 from typing import Any, NoReturn
 
 from starlette.requests import Request
 
 from engine.fields import InvalidRequest
+from engine.openai.nesting import check_nesting
+
+BODY_SECONDS = 30.0  # a client that takes longer to send its body holds memory for nothing
 
 
-async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
-    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 400 for one that is no JSON object."""
-    raw = await _read(request, max_bytes)
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for one that does not come."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(int(declared), max_bytes)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body must be complete within {BODY_SECONDS:.0f} s"
+        raise InvalidRequest(message, code="request_timeout", status=408) from error
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """Raises: InvalidRequest: not a JSON object, or one that is nested too deeply."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
         if b"\\ud" in raw.lower():  # an escaped surrogate without its other half is JSON, but no text
@@ -18,16 +34,14 @@ async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
     except ValueError as error:
-        raise InvalidRequest(f"the body must be JSON: {error}", code="invalid_json") from error
+        raise InvalidRequest(f"the body must be JSON: {str(error)[:200]}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {type(body).__name__}", code="invalid_json")
+    check_nesting(body)
     return body
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(int(declared), max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
     async for part in request.stream():

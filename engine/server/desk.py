@@ -1,15 +1,43 @@
 """Between the event loop and the engine's thread: takes generations in, up to a limit, and sorts reports to them.
 
-All methods belong to the event loop. A place is taken for each choice and is free again once it ended.
+All methods belong to the event loop. A place is taken for each choice and is free again once it ended. What a reader
+has not taken yet waits in one piece per choice, so a slow one holds at most the tokens of its own answer.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from engine.fields import InvalidRequest
-from engine.request import Request, StepOutput
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.server.errors import Draining, EngineBroken, Overloaded, ServerFault
+from engine.server.queue_time import QueueTime
 from engine.server.worker import Engine, EngineWorker, Report
+
+_Result = TypeVar("_Result")
+
+
+class _Unread:
+    """What one choice's steps brought since its reader last looked."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._finish_reason: FinishReason | None = None
+        self._speculation: SpeculationStats | None = None
+
+    def add(self, output: StepOutput) -> None:
+        self._token_ids += output.token_ids
+        if output.logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += output.logprobs
+        self._finish_reason = output.finish_reason
+        self._speculation = output.speculation
+
+    def take(self, request_id: str) -> StepOutput:
+        logprobs = None if self._logprobs is None else tuple(self._logprobs)
+        return StepOutput(request_id, tuple(self._token_ids), logprobs, self._finish_reason, self._speculation)
 
 
 class Generation:
@@ -19,22 +47,26 @@ class Generation:
         self._desk = desk
         self._ids = [request.request_id for request in requests]
         self._open = {request_id: index for index, request_id in enumerate(self._ids)}
-        self._news: asyncio.Queue[Report] = asyncio.Queue()
+        self._unread: dict[int, _Unread] = {}  # by choice, the one that has waited longest first
+        self._failure: InvalidRequest | ServerFault | None = None
+        self._news = asyncio.Event()
 
     @property
     def num_open(self) -> int:
         return len(self._open)
 
     async def next(self) -> tuple[int, StepOutput]:
-        """The next step's output of any choice, and that choice's index.
+        """What the steps since the last call added to any one choice, and that choice's index.
 
         Raises: InvalidRequest, ServerFault: a choice failed; the caller is to give up the others.
         """
-        report = await self._news.get()
-        if report.failure is not None:
-            raise report.failure
-        assert report.output is not None
-        return self._ids.index(report.request_id), report.output
+        while not self._unread:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        index = next(iter(self._unread))
+        return index, self._unread.pop(index).take(self._ids[index])
 
     def cancel(self, index: int) -> None:
         """The choice's last output still comes."""
@@ -47,9 +79,13 @@ class Generation:
             self._leave(request_id)
 
     def hear(self, report: Report) -> None:
-        self._news.put_nowait(report)
+        if report.output is not None:
+            index = self._open[report.request_id]
+            self._unread.setdefault(index, _Unread()).add(report.output)
+        self._failure = self._failure or report.failure
         if report.failure is not None or (report.output and report.output.finish_reason is not None):
             self._leave(report.request_id)
+        self._news.set()
 
     def fail(self, fault: ServerFault) -> None:
         """Ends it from the server's side."""
@@ -70,6 +106,7 @@ class Desk:
         self.worker = EngineWorker(engine, deliver=self._deliver)
         self._max_open = max_open
         self._generations: dict[str, Generation] = {}
+        self._queue_time = QueueTime()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -89,10 +126,12 @@ class Desk:
             raise EngineBroken(f"the engine is broken: {self.worker.broken}")
         if len(requests) > self._max_open:
             raise InvalidRequest(f"n must be at most {self._max_open} on this server, got {len(requests)}", param="n")
-        if self.num_open + len(requests) > self._max_open:
+        num_missing = self.num_open + len(requests) - self._max_open
+        if num_missing > 0:
             raise Overloaded(
                 f"{self.num_open} choices run or wait and this request asks for {len(requests)} more; "
-                f"the limit is {self._max_open}"
+                f"the limit is {self._max_open}",
+                retry_after_seconds=self._queue_time.seconds_until(num_missing, time.monotonic()),
             )
         generation = Generation(self, requests)
         for request in requests:
@@ -100,13 +139,23 @@ class Desk:
             self.worker.submit(request)
         return generation
 
+    async def call(self, function: Callable[[Engine], _Result]) -> _Result:
+        """Runs `function` on the engine's thread, between two steps.
+
+        Raises: EngineBroken; what the function raises.
+        """
+        if self.worker.broken:
+            raise EngineBroken(f"the engine is broken: {self.worker.broken}")
+        return await asyncio.wrap_future(self.worker.call(function))
+
     def fail_all(self) -> None:
         """Ends every generation because the process must end."""
         for generation in set(self._generations.values()):
             generation.fail(Draining("the server stopped before the answer was complete"))
 
     def forget(self, request_id: str) -> None:
-        self._generations.pop(request_id, None)
+        if self._generations.pop(request_id, None) is not None:
+            self._queue_time.freed(time.monotonic())
 
     def _deliver(self, reports: list[Report]) -> None:
         """On the engine's thread."""

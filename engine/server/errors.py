@@ -19,9 +19,11 @@ class ServerFault(Exception):
     code = "internal_error"
     retry_after_seconds: int | None = None  # set: the same request may succeed later
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)
         self.message = message
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = retry_after_seconds
 
     def body(self) -> dict[str, Any]:
         return error_body(self.message, kind=self.kind, code=self.code)

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.answer import Answer, Piece
+from engine.openai.tool_calls import CallForm, CallStream, CallStyle
 from engine.protocol import ParsedRequest, parse_chat, parse_completion
 from engine.request import SpeculationStats
 from engine.responses import (
     Head,
+    call_delta,
     chat_chunk,
     chat_completion,
+    chat_finish_reason,
     chat_logprobs,
     text_chunk,
     text_completion,
@@ -17,12 +20,26 @@ from engine.responses import (
 )
 from engine.tokenizer import Tokenizer
 
+Chunk = dict[str, Any]
+
+
+class Chunks(Protocol):
+    """One response's chunks."""
+
+    def opening(self, index: int) -> list[Chunk]:
+        """Those before a choice's first text."""
+
+    def of(self, index: int, piece: Piece) -> list[Chunk]:
+        """None for a piece that shows nothing; how the choice ended stands in a chunk of its own."""
+
 
 class Format(Protocol):
     id_prefix: str
     chunk_kind: str  # the `object` of a stream's chunks
 
-    def parse(self, body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int) -> ParsedRequest: ...
+    def parse(
+        self, body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, call_form: CallForm | None
+    ) -> ParsedRequest: ...
 
     def whole(
         self,
@@ -30,15 +47,13 @@ class Format(Protocol):
         answers: Sequence[Answer],
         *,
         num_prompt_tokens: int,
+        num_cached_tokens: int,
         stats: SpeculationStats,
         tokenizer: Tokenizer,
+        calls: CallStyle | None,
     ) -> dict[str, Any]: ...
 
-    def opening(self, head: Head, index: int) -> list[dict[str, Any]]:
-        """The chunks before a choice's first text."""
-
-    def chunks(self, head: Head, index: int, piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-        """None for a piece that shows nothing; how the choice ended stands in a chunk of its own."""
+    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks: ...
 
 
 class ChatFormat:
@@ -47,17 +62,8 @@ class ChatFormat:
     parse = staticmethod(parse_chat)
     whole = staticmethod(chat_completion)
 
-    def opening(self, head: Head, index: int) -> list[dict[str, Any]]:
-        return [chat_chunk(head, index, delta={"role": "assistant", "content": "", "refusal": None})]
-
-    def chunks(self, head: Head, index: int, piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-        chunks = []
-        if piece.text or piece.logprobs:
-            logprobs = chat_logprobs(piece.logprobs, tokenizer) if piece.logprobs else None
-            chunks.append(chat_chunk(head, index, delta={"content": piece.text}, logprobs=logprobs))
-        if piece.finish_reason is not None:
-            chunks.append(chat_chunk(head, index, delta={}, finish_reason=str(piece.finish_reason)))
-        return chunks
+    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks:
+        return _ChatChunks(head, tokenizer, calls)
 
 
 class TextFormat:
@@ -66,14 +72,56 @@ class TextFormat:
     parse = staticmethod(parse_completion)
     whole = staticmethod(text_completion)
 
-    def opening(self, head: Head, index: int) -> list[dict[str, Any]]:
+    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks:
+        return _TextChunks(head, tokenizer)
+
+
+class _ChatChunks:
+    def __init__(self, head: Head, tokenizer: Tokenizer, calls: CallStyle | None) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._calls = calls
+        self._streams: dict[int, CallStream] = {}  # by choice
+
+    def opening(self, index: int) -> list[Chunk]:
+        return [chat_chunk(self._head, index, delta={"role": "assistant", "content": "", "refusal": None})]
+
+    def of(self, index: int, piece: Piece) -> list[Chunk]:
+        deltas = self._deltas(index, piece)
+        if piece.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        chunks = [chat_chunk(self._head, index, delta=delta) for delta in deltas]
+        if piece.logprobs:
+            chunks[0]["choices"][0]["logprobs"] = chat_logprobs(piece.logprobs, self._tokenizer)
+        if piece.finish_reason is not None:
+            called = self._calls is not None and self._streams[index].num_calls > 0
+            reason = chat_finish_reason(piece.finish_reason, called=called)
+            chunks.append(chat_chunk(self._head, index, delta={}, finish_reason=reason))
+        return chunks
+
+    def _deltas(self, index: int, piece: Piece) -> list[Chunk]:
+        if self._calls is None:
+            return [{"content": piece.text}] if piece.text else []
+        stream = self._streams.setdefault(index, CallStream(self._calls))
+        settled = stream.push(piece.text)
+        if piece.finish_reason is not None:
+            settled += stream.finish()
+        return [{"content": s} if isinstance(s, str) else call_delta(self._head, index, s) for s in settled]
+
+
+class _TextChunks:
+    def __init__(self, head: Head, tokenizer: Tokenizer) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int) -> list[Chunk]:
         return []
 
-    def chunks(self, head: Head, index: int, piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    def of(self, index: int, piece: Piece) -> list[Chunk]:
         chunks = []
         if piece.text or piece.logprobs:
-            logprobs = text_logprobs(piece.logprobs, tokenizer) if piece.logprobs else None
-            chunks.append(text_chunk(head, index, text=piece.text, logprobs=logprobs))
+            logprobs = text_logprobs(piece.logprobs, self._tokenizer) if piece.logprobs else None
+            chunks.append(text_chunk(self._head, index, text=piece.text, logprobs=logprobs))
         if piece.finish_reason is not None:
-            chunks.append(text_chunk(head, index, text="", finish_reason=str(piece.finish_reason)))
+            chunks.append(text_chunk(self._head, index, text="", finish_reason=str(piece.finish_reason)))
         return chunks

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -12,20 +12,24 @@ from uuid import uuid4
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.answer import Piece
 from engine.fields import InvalidRequest
+from engine.openai.tool_calls import CallForm
 from engine.responses import Head, error_body, usage_block, usage_chunk
-from engine.server.body import read_json
+from engine.server.body import parse_json, read_body
+from engine.server.catalog import Catalog
 from engine.server.desk import Desk
-from engine.server.errors import Draining, ServerFault
+from engine.server.errors import Draining, Overloaded, ServerFault
 from engine.server.formats import Format
 from engine.server.metrics import ServerMetrics
 from engine.server.run import Run
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+SEND_SECONDS = 60.0  # a reader that takes nothing for so long is given up
 
 _Result = TypeVar("_Result")
 
@@ -38,26 +42,32 @@ class Generations:
         desk: Desk,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
+        catalog: Catalog,
         *,
-        model_name: str,
         max_seq_len: int,
         max_body_bytes: int,
+        max_active: int,
+        call_form: CallForm | None,
     ) -> None:
+        """`max_active`: responses under way, those whose bodies are still being read included."""
         self.draining = False
         self.num_active = 0
         self._desk = desk
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._model_name = model_name
+        self._catalog = catalog
         self._max_seq_len = max_seq_len
         self._max_body_bytes = max_body_bytes
-        # A long prompt takes a while to tokenise: not on the event loop, and one at a time.
-        self._parser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parser")
+        self._max_active = max_active
+        self._call_form = call_form
+        # A long prompt takes a while to tokenise: not on the event loop. Two, so that one does not hold up all others.
+        self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
     async def create(self, request: Request, form: Format) -> Response:
         """Raises: InvalidRequest, ServerFault: before anything was sent."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new requests")
+        self._check_active()
         self.num_active += 1
         try:
             response = await self._respond(request, form)
@@ -68,24 +78,43 @@ class Generations:
             self.num_active -= 1
         return response
 
-    def check_model(self, name: str) -> None:
-        """Raises: InvalidRequest: 404 for a model that is not the one served. "" is whichever is."""
-        if name not in ("", self._model_name):
-            message = f"the model {name!r:.100} does not exist here; this server has {self._model_name!r}"
-            raise InvalidRequest(message, param="model", code="model_not_found", status=404)
+    async def read(self, request: Request, read: Callable[[Mapping[str, Any]], _Result]) -> _Result:
+        """What `read` makes of the body, off the event loop. Raises: InvalidRequest, Overloaded."""
+        self._check_active()
+        self.num_active += 1
+        try:
+            return await self._read(request, read)
+        finally:
+            self.num_active -= 1
+
+    def _check_active(self) -> None:
+        if self.num_active >= self._max_active:
+            raise Overloaded(f"{self.num_active} requests are open, the limit is {self._max_active}")
+
+    async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], _Result]) -> _Result:
+        raw = await read_body(request, max_bytes=self._max_body_bytes)
+        return await asyncio.get_running_loop().run_in_executor(self._parsers, lambda: read(parse_json(raw)))
 
     async def _respond(self, request: Request, form: Format) -> Response:
-        body = await read_json(request, max_bytes=self._max_body_bytes)
-        parse = partial(form.parse, body, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len)
-        parsed = await asyncio.get_running_loop().run_in_executor(self._parser, parse)
-        self.check_model(parsed.model)
+        parse = partial(
+            form.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form
+        )
+        parsed = await self._read(request, parse)
+        adapter = self._catalog.adapter_of(parsed.model)
         head = Head(
             response_id=f"{form.id_prefix}{uuid4().hex}",
             created=int(time.time()),
-            model=self._model_name,
+            model=adapter or self._catalog.model_name,
             seed=parsed.seed,
         )
-        run = Run(self._desk, parsed, request_id=head.response_id, tokenizer=self._tokenizer, metrics=self._metrics)
+        run = Run(
+            self._desk,
+            parsed,
+            request_id=head.response_id,
+            adapter=adapter,
+            tokenizer=self._tokenizer,
+            metrics=self._metrics,
+        )
         try:
             if not parsed.stream:
                 return await _unless_left(request, self._whole(run, head, form))
@@ -105,8 +134,10 @@ class Generations:
                 head,
                 run.answers(),
                 num_prompt_tokens=run.parsed.num_prompt_tokens,
+                num_cached_tokens=run.num_cached_tokens,
                 stats=run.stats,
                 tokenizer=self._tokenizer,
+                calls=run.parsed.calls,
             )
         )
 
@@ -115,15 +146,18 @@ class Generations:
     ) -> AsyncIterator[bytes]:
         # OpenAI's clients expect the key on every chunk once they asked for usage.
         extra: dict[str, Any] = {"usage": None} if run.parsed.include_usage else {}
+        chunks = form.chunks(head, tokenizer=self._tokenizer, calls=run.parsed.calls)
         try:
             for index in range(len(run.parsed.choices)):
-                for chunk in form.opening(head, index):
+                for chunk in chunks.opening(index):
                     yield _event(chunk | extra)
             async for index, piece in _chain(first, rest):
-                for chunk in form.chunks(head, index, piece, self._tokenizer):
+                if run.parsed.continuous_usage:
+                    extra["usage"] = _usage(run)
+                for chunk in chunks.of(index, piece):
                     yield _event(chunk | extra)
             if run.parsed.include_usage:
-                yield _event(self._usage(run, head, form))
+                yield _event(usage_chunk(head, form.chunk_kind, usage=_usage(run), stats=run.stats))
             yield b"data: [DONE]\n\n"
         except InvalidRequest as error:
             yield _event(error_body(error.message, param=error.param, code=error.code))
@@ -134,12 +168,6 @@ class Generations:
             yield _event(
                 error_body(f"internal error ({type(error).__name__})", kind="server_error", code="internal_error")
             )
-
-    def _usage(self, run: Run, head: Head, form: Format) -> dict[str, Any]:
-        usage = usage_block(
-            num_prompt_tokens=run.parsed.num_prompt_tokens, num_completion_tokens=run.num_completion_tokens
-        )
-        return usage_chunk(head, form.chunk_kind, usage=usage, stats=run.stats)
 
     def _end(self, run: Run) -> None:
         run.close()
@@ -155,10 +183,24 @@ class _EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            logger.info("a reader took nothing for %.0f s and is given up", SEND_SECONDS)
         finally:
             self._on_end()
+
+
+def _usage(run: Run) -> dict[str, Any]:
+    return usage_block(
+        num_prompt_tokens=run.parsed.num_prompt_tokens,
+        num_completion_tokens=run.num_completion_tokens,
+        num_cached_tokens=run.num_cached_tokens,
+    )
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -8,10 +8,15 @@ from engine.fields import InvalidRequest
 from engine.request import Request, SamplingParams
 from engine.server.desk import Desk
 from engine.server.errors import ServerFault
+from engine.server.worker import EngineWorker
 
 FRESH_SECONDS = 5.0  # a token this young is proof
-STALL_SECONDS = 60.0  # a step that takes longer is taken for hung; a long prompt's chunk on a slow CPU takes seconds
 PROBE_SECONDS = 30.0
+# A step is taken for hung when it takes longer than any before it by far. That says little of one that reads a prompt,
+# whose chunk takes seconds on a slow CPU, and of the first steps, which page the model in.
+STALL_FACTOR = 20
+STALL_SECONDS = (10.0, 60.0)  # never sooner, never later
+NUM_TELLING_STEPS = 200
 
 
 class Health:
@@ -31,8 +36,8 @@ class Health:
         if now - worker.last_token_at < FRESH_SECONDS:
             return None
         if self._desk.num_open and self._probe is None:
-            stalled = now - worker.last_step_at
-            return None if stalled < STALL_SECONDS else f"no step for {stalled:.0f} s, the limit is {STALL_SECONDS:.0f}"
+            stalled, limit = now - worker.last_step_at, stall_limit(worker)
+            return None if stalled < limit else f"no step for {stalled:.0f} s, the limit is {limit:.0f}"
         # Shared by all who ask meanwhile; shielded from the one whose client leaves.
         if self._probe is None:
             self._probe = asyncio.create_task(self._generate_token())
@@ -54,3 +59,11 @@ class Health:
         finally:
             generation.close()
         return None
+
+
+def stall_limit(worker: EngineWorker) -> float:
+    """Seconds without a step from which on the engine is taken for hung."""
+    shortest, longest = STALL_SECONDS
+    if worker.in_call or worker.reads_prompts or worker.num_steps < NUM_TELLING_STEPS:
+        return longest
+    return min(longest, max(shortest, STALL_FACTOR * worker.longest_step_seconds))

@@ -3,12 +3,16 @@
 acceptance rate   = num_accepted_tokens / num_draft_tokens
 acceptance length = 1 + num_accepted_tokens / num_drafts        both over the same span of time
 
-The speculation counters grow when a request ends.
+What the engine counts (speculation, cache, preemptions) grows with every step; the rest is counted here.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterator
 
-from engine.request import SpeculationStats
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from engine.counters import Counters
 from engine.server.worker import Engine
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -38,30 +42,15 @@ class ServerMetrics:
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Verify passes.")
-        self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self._accepted_tokens = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self._accepted_per_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by place in the draft.",
-            ["model_name", "position"],
-            registry=self._registry,
-        )
         self._gauge("vllm:num_requests_running", "Choices in the batch.").set_function(lambda: engine.num_running)
         self._gauge("vllm:num_requests_waiting", "Choices that wait.").set_function(lambda: engine.num_waiting)
+        usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that is held, 0 to 1.")
+        usage.set_function(lambda: engine.counters.kv_usage)
+        self._registry.register(EngineCounters(lambda: engine.counters, model_name=model_name))
 
     def request_ended(self, finished_reason: str, *, seconds: float) -> None:
         self._ended.labels(self._model_name, finished_reason).inc()
         self._latency.observe(seconds)
-
-    def count_speculation(self, stats: SpeculationStats) -> None:
-        self._drafts.inc(stats.num_spec_steps)
-        self._draft_tokens.inc(stats.num_draft_tokens)
-        self._accepted_tokens.inc(stats.num_accepted_draft_tokens)
-        histogram = stats.acceptance_histogram
-        for position in range(len(histogram) - 1):
-            num_passes = sum(histogram[position + 1 :])  # those that accepted more than `position` tokens
-            self._accepted_per_position.labels(self._model_name, str(position)).inc(num_passes)
 
     def render(self) -> bytes:
         """In Prometheus's text format."""
@@ -76,3 +65,36 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry)
         return histogram.labels(self._model_name)
+
+
+class EngineCounters(Collector):
+    """Reads the engine's own figures whenever it is asked, so that they move while requests run."""
+
+    def __init__(self, counters: Callable[[], Counters], *, model_name: str) -> None:
+        self._counters = counters
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        now = self._counters()
+        for name, text, value in (
+            ("vllm:num_preemptions", "Sequences put back to make room.", now.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up among shared prefixes.", now.prefix_queries),
+            ("vllm:prefix_cache_hits", "Of these, found.", now.prefix_hits),
+            ("vllm:spec_decode_num_drafts", "Verify passes, per sequence.", now.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", now.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", now.num_accepted_tokens),
+        ):
+            family = CounterMetricFamily(name, text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
+        yield self._per_position(now)
+
+    def _per_position(self, now: Counters) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by place in the draft.",
+            labels=["model_name", "position"],
+        )
+        for position, num_passes in enumerate(list(now.accepted_per_position)):  # the engine's thread appends
+            family.add_metric([self._model_name, str(position)], num_passes)
+        return family

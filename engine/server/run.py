@@ -16,24 +16,38 @@ class Run:
     """Iterate `pieces` to the end, then read `answers` and `stats`; `close` in any case."""
 
     def __init__(
-        self, desk: Desk, parsed: ParsedRequest, *, request_id: str, tokenizer: Tokenizer, metrics: ServerMetrics
+        self,
+        desk: Desk,
+        parsed: ParsedRequest,
+        *,
+        request_id: str,
+        adapter: str | None,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
     ) -> None:
         """Raises: what `Desk.open` raises."""
         self.parsed = parsed
         self._metrics = metrics
         self._streams = [
-            AnswerStream(tokenizer, stop=parsed.stop, logprobs=sampling.num_logprobs is not None)
+            AnswerStream(
+                tokenizer, stop=parsed.stop, logprobs=sampling.num_logprobs is not None, keep=not parsed.stream
+            )
             for _, sampling in parsed.choices
         ]
-        self._parts: list[SpeculationStats] = []
-        self._generation: Generation = desk.open(parsed.engine_requests(request_id))
+        self._parts: dict[int, SpeculationStats] = {}  # by choice
+        self._generation: Generation = desk.open(parsed.engine_requests(request_id, adapter=adapter))
         self._started_at = time.monotonic()
         self._heard_at: dict[int, float] = {}
         metrics.prompt_tokens.inc(parsed.num_prompt_tokens)
 
     @property
     def stats(self) -> SpeculationStats:
-        return merged_stats(self._parts)
+        return merged_stats(self._parts.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of each prompt once, as its first choice found them."""
+        return sum(part.num_cached_tokens for index, part in self._parts.items() if index % self.parsed.n == 0)
 
     @property
     def num_completion_tokens(self) -> int:
@@ -59,7 +73,7 @@ class Run:
             self._observe(index, stream.num_tokens - num_before)
             if output.finish_reason is not None:
                 num_unfinished -= 1
-                self._finish(stream, output.speculation)
+                self._finish(index, output.speculation)
             elif stream.stopped and not was_finished:
                 self._generation.cancel(index)  # its last output still brings the speculation figures
             if not was_finished:
@@ -78,9 +92,9 @@ class Run:
             for _ in range(num_tokens):
                 self._metrics.inter_token_latency.observe((now - before) / num_tokens)
 
-    def _finish(self, stream: AnswerStream, speculation: SpeculationStats | None) -> None:
-        assert stream.finish_reason is not None
-        self._metrics.request_ended(str(stream.finish_reason), seconds=time.monotonic() - self._started_at)
+    def _finish(self, index: int, speculation: SpeculationStats | None) -> None:
+        finish_reason = self._streams[index].finish_reason
+        assert finish_reason is not None
+        self._metrics.request_ended(str(finish_reason), seconds=time.monotonic() - self._started_at)
         if speculation is not None:
-            self._parts.append(speculation)
-            self._metrics.count_speculation(speculation)
+            self._parts[index] = speculation

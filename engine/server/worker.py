@@ -1,6 +1,6 @@
 """The thread that runs the engine, and what happens when a request breaks a step.
 
-    submit, cancel ─ command queue ─▶ thread: add, cancel, step ─▶ deliver(reports), on the thread
+    submit, cancel, call ─ command queue ─▶ thread: add, cancel, call, step ─▶ deliver(reports), on the thread
 
 A step that raises does not say which request was to blame. Answers are a function of prompt, parameters and seed, so
 they can be computed again: all requests are taken out and put back one by one, each on probation until it has got a
@@ -14,9 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+from engine.adapters import LoraAdapter
+from engine.counters import Counters
+from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
 from engine.request import FinishReason, Request, StepOutput
 from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
@@ -24,6 +29,22 @@ from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
 logger = logging.getLogger(__name__)
 
 MAX_CLEARING_STEPS = 8  # a cancelled request leaves at the next step
+
+_Result = TypeVar("_Result")
+
+
+class Adapters(Protocol):
+    """What the server needs of `engine.adapters.Adapters`."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def read(self, name: str, folder: Path) -> LoraAdapter:
+        """May run on any thread, beside the engine's."""
+
+    def put(self, adapter: LoraAdapter) -> None: ...
+
+    def unload(self, name: str) -> None: ...
 
 
 class Engine(Protocol):
@@ -43,6 +64,17 @@ class Engine(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def drafter(self) -> Drafter: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
+
+    def swap_drafter(self, drafter: Drafter) -> None: ...
 
     def add(self, request: Request) -> None: ...
 
@@ -68,12 +100,16 @@ class _Live:
 
 
 class EngineWorker:
-    """`submit` and `cancel` may be called from any thread; `deliver` is called on the worker's own."""
+    """`submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's own."""
 
     def __init__(self, engine: Engine, *, deliver: Callable[[list[Report]], None]) -> None:
         self.engine = engine
         self.broken: str | None = None
         self.last_step_at = time.monotonic()  # the last step that did not raise
+        self.longest_step_seconds = 0.0  # of those that did not raise
+        self.num_steps = 0
+        self.in_call = False  # what the thread does now is no step
+        self.reads_prompts = False  # in the present step some request has no token yet
         self.last_token_at = float("-inf")
         self._deliver = deliver
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -98,6 +134,12 @@ class EngineWorker:
     def cancel(self, request_id: str) -> None:
         """The request's last report follows, if it has not been made yet."""
         self._commands.put(lambda: self._cancel(request_id))
+
+    def call(self, function: Callable[[Engine], _Result]) -> Future[_Result]:
+        """Runs `function` between two steps; what it raises comes with the result. Cancelled when the thread ends."""
+        future: Future[_Result] = Future()
+        self._commands.put(lambda: self._call(function, future))
+        return future
 
     def _run(self) -> None:
         try:
@@ -125,6 +167,18 @@ class EngineWorker:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    def _call(self, function: Callable[[Engine], _Result], future: Future[_Result]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        self.in_call = True
+        try:
+            future.set_result(function(self.engine))
+        except Exception as error:  # the caller's boundary: the error is its result
+            future.set_exception(error)
+        finally:
+            self.in_call = False
+            self.last_step_at = time.monotonic()
 
     def _submit(self, request: Request) -> None:
         if self.broken:
@@ -165,6 +219,8 @@ class EngineWorker:
     def _round(self) -> None:
         if self.broken or not self.engine.has_work:
             return
+        self.reads_prompts = any(live.num_seen == 0 for live in self._live.values())
+        started = time.monotonic()
         try:
             outputs = self.engine.step()
         except Exception as error:  # a request's boundary: see the module's docstring
@@ -172,6 +228,8 @@ class EngineWorker:
             self._recover(error)
             return
         self.last_step_at = time.monotonic()
+        self.num_steps += 1
+        self.longest_step_seconds = max(self.longest_step_seconds, self.last_step_at - started)
         if any(output.token_ids for output in outputs):
             self.last_token_at = self.last_step_at
         if reports := [report for output in outputs if (report := self._report(output))]:

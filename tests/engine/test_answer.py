@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.answer import Answer, AnswerStream, ShownLogprob, answer_of
-from engine.request import Completion, FinishReason, SpeculationStats, TokenLogprob
+from engine.answer import Answer, AnswerStream, ShownLogprob
+from engine.request import FinishReason, SpeculationStats, TokenLogprob
 from engine.responses import chat_logprobs, merged_stats, metrics_block, text_logprobs
 from tests.engine.test_text import BYTE_LEVEL, pieces_of
 
@@ -43,8 +43,7 @@ def test_steps_do_not_change_an_answer(text: str, sizes: list[int], reason: Fini
 
     in_steps = answer_in_steps(ids, sizes, reason, stop)
 
-    whole = Completion("r", tuple(ids), tuple(logprobs_of(ids)), reason, SpeculationStats())
-    assert in_steps == answer_of(whole, tokenizer=BYTE_LEVEL, stop=stop)
+    assert in_steps == answer_in_steps(ids, [len(ids)], reason, stop)
     assert in_steps == answer_in_steps(ids, [1] * len(ids), reason, stop)
 
 

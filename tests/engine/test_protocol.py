@@ -51,9 +51,17 @@ def test_options_reach_the_sampling_parameters(tokenizer: Tokenizer) -> None:
         ignore_eos=True,
         logprobs=True,
         top_logprobs=4,
+        min_tokens=2,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "5": 1.5},
     )
 
     assert parsed.sampling.temperature == 0.5
+    assert parsed.sampling.min_tokens == 2
+    assert (parsed.sampling.repetition_penalty, parsed.sampling.presence_penalty) == (1.5, -1.0)
+    assert (parsed.sampling.frequency_penalty, parsed.sampling.logit_bias) == (0.5, ((5, 1.5), (7, -100.0)))
     assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (0.9, 40, 0.1)
     assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # the newer name wins
     assert parsed.sampling.stop_token_ids == frozenset({5})
@@ -149,12 +157,10 @@ def test_what_cannot_change_an_answer_is_accepted(tokenizer: Tokenizer, name: st
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "text"}),
-        ("tools", []),
-        ("tool_choice", "none"),
-        ("frequency_penalty", 0),
-        ("presence_penalty", 0.0),
-        ("logit_bias", {}),
+        ("functions", []),
+        ("function_call", "none"),
+        ("echo", False),
+        ("best_of", 1),
     ],
 )
 def test_unsupported_options_may_ask_for_nothing(tokenizer: Tokenizer, name: str, value: Any) -> None:
@@ -164,11 +170,9 @@ def test_unsupported_options_may_ask_for_nothing(tokenizer: Tokenizer, name: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}),
+        ("functions", [{"name": "f"}]),
+        ("echo", True),
+        ("best_of", 2),
         ("n", 17),
         ("reasoning_effort", "high"),
     ],
@@ -204,9 +208,18 @@ def test_a_name_nobody_knows_is_refused(tokenizer: Tokenizer) -> None:
         ("seed", 2**64, "got 18446744073709551616"),
         ("seed", 1.5, "got 1.5"),
         ("stop", ["a"] * 17, "at most 16"),
-        ("stop", [""], "1 to 256 characters, got ''"),
+        ("stop", [""], "1 to 256 characters, got the string ''"),
+        ("min_tokens", 10_000, "0..79, got 10000"),
+        ("repetition_penalty", 0, r"\(0, 10\], got 0"),
+        ("presence_penalty", 2.5, r"\[-2, 2\], got 2.5"),
+        ("frequency_penalty", -3, r"\[-2, 2\], got -3"),
+        ("logit_bias", [1], "a JSON object, got a list"),
+        ("logit_bias", {"x": 1}, "token ids in 0..258 for keys, got 'x'"),
+        ("logit_bias", {"259": 1}, "token ids in 0..258 for keys, got '259'"),
+        ("logit_bias", {"-1": 1}, "token ids in 0..258 for keys, got '-1'"),
+        ("logit_bias", {str(i): 1 for i in range(1025)}, "1024 tokens, got 1025"),
         ("stop", 5, "got 5"),
-        ("stop_token_ids", ["a"], "list of token ids"),
+        ("stop_token_ids", ["a"], "list of at most 1024 token ids"),
         ("stream", "yes", "true or false, got the string 'yes'"),
         ("logprobs", 3, "true or false, got 3"),
         ("top_logprobs", 21, "0..20, got 21"),
@@ -214,7 +227,7 @@ def test_a_name_nobody_knows_is_refused(tokenizer: Tokenizer) -> None:
         ("stream_options", {"include_usage": True}, "needs stream to be true"),
         ("model", 5, "a string, got 5"),
         ("messages", [], "at least one message"),
-        ("messages", "hi", "got 'hi'"),
+        ("messages", "hi", "got the string 'hi'"),
         ("chat_template_kwargs", [], "a JSON object, got a list"),
     ],
 )
@@ -235,8 +248,12 @@ def test_a_bad_value_is_named_with_both_sides(tokenizer: Tokenizer, name: str, v
         ({"role": "user", "content": []}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0]"),
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
-        ({"role": "tool", "content": "x"}, "messages[1]"),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1]"),
+        ({"role": "function", "content": "x"}, "messages[1]"),
+        ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": "x"}, "messages[1].tool_calls"),
+        ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name"),
     ],
 )
 def test_a_bad_message_is_named_by_its_place(tokenizer: Tokenizer, message: Any, param: str) -> None:

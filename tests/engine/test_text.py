@@ -117,7 +117,7 @@ def test_how_ids_are_split_changes_neither_the_tokens_taken_nor_where_they_start
 
     assert in_pieces.num_tokens == one_by_one.num_tokens
     assert in_pieces.token_starts == one_by_one.token_starts
-    assert in_pieces.stop_string == one_by_one.stop_string
+    assert in_pieces.stopped == one_by_one.stopped
 
 
 @unhurried
@@ -184,7 +184,6 @@ def test_a_stop_string_across_pieces_ends_the_text() -> None:
     shown = stream_text(stream, [BYTE_LEVEL.encode(text) for text in ("xb", " ", "cde", "f")])
 
     assert shown == "x"
-    assert stream.stop_string == "b c"
     assert stream.num_tokens == 4  # x, b, space, c: those after it were never asked for
 
 

@@ -99,7 +99,8 @@ def prepare_row(
         return RowError(row, error)
     sampling = parsed.sampling
     if max_tokens is not None:
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
+        least = min(sampling.min_tokens, max_tokens)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=least)
     return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling))
 
 
@@ -144,8 +145,10 @@ class RowAnswer:
             Head(response_id=response_id, created=created, model=model, seed=self.request.request.sampling.seed),
             [self._stream.answer()],
             num_prompt_tokens=len(self.request.request.prompt_token_ids),
+            num_cached_tokens=self.speculation.num_cached_tokens,
             stats=self.speculation,
             tokenizer=self._tokenizer,
+            calls=self.request.parsed.calls,
         )
 
 

@@ -2,7 +2,13 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from engine.adapters import LoraAdapter
+from engine.counters import Counters
+from engine.drafters.base import Drafter
+from engine.drafters.none import NoDrafter
+from engine.errors import AdapterNotLoadable
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 
 Script = Callable[[Request], Sequence[int]]
@@ -11,6 +17,28 @@ Script = Callable[[Request], Sequence[int]]
 def echo(request: Request) -> Sequence[int]:
     """Answers with the prompt."""
     return request.prompt_token_ids
+
+
+class FakeAdapters:
+    """Reads any folder that is not called "broken"."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, LoraAdapter] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._loaded)
+
+    def read(self, name: str, folder: Path) -> LoraAdapter:
+        if folder.name == "broken":
+            raise AdapterNotLoadable("the folder holds no adapter")
+        return LoraAdapter(name, ())
+
+    def put(self, adapter: LoraAdapter) -> None:
+        self._loaded[adapter.name] = adapter
+
+    def unload(self, name: str) -> None:
+        del self._loaded[name]
 
 
 class FakeEngine:
@@ -48,6 +76,12 @@ class FakeEngine:
         self._requests: dict[str, Request] = {}
         self._done: dict[str, int] = {}
         self._ended: list[StepOutput] = []
+        self.counters = Counters()
+        self.drafter: Drafter = NoDrafter()
+        self.adapters = FakeAdapters()
+
+    def swap_drafter(self, drafter: Drafter) -> None:
+        self.drafter = drafter
 
     @property
     def has_work(self) -> bool:
@@ -87,6 +121,7 @@ class FakeEngine:
 
     def _bring(self, request: Request) -> StepOutput:
         done = self._done[request.request_id]
+        self.counters.record(drafted=2, accepted=self._tokens_per_step - 1)
         if self._endless:
             said = list(self._script(request))
             answer = said + said[-1:] * (done + self._tokens_per_step + 1)
@@ -102,5 +137,6 @@ class FakeEngine:
         if (num_top := request.sampling.num_logprobs) is not None:
             logprobs = tuple(TokenLogprob(t, -0.5, tuple((t + k, -0.5 - k) for k in range(num_top))) for t in tokens)
         stats = SpeculationStats(num_spec_steps=4, num_draft_tokens=6, num_accepted_draft_tokens=3, num_spec_tokens=2)
+        stats.num_cached_tokens = len(request.prompt_token_ids) - 1
         stats.acceptance_histogram = [2, 1, 1]
         return StepOutput(request.request_id, tokens, logprobs, finish_reason, stats if finish_reason else None)

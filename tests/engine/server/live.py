@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 import uvicorn
 
+from engine.drafters.none import NoDrafter
 from engine.server.app import ServerApp, ServerConfig
+from engine.server.operator import LoadDrafter
 from engine.server.worker import Engine
 from engine.tokenizer import Tokenizer
 
@@ -33,11 +36,17 @@ class Live:
 
 
 @contextmanager
-def serve(engine: Engine, tokenizer: Tokenizer, *, max_waiting: int = 8, max_body_bytes: int = 4096) -> Iterator[Live]:
-    config = ServerConfig(
-        model_name=MODEL, max_batch_size=4, max_waiting=max_waiting, max_body_bytes=max_body_bytes, token=TOKEN
-    )
-    app = ServerApp(engine, tokenizer, config)
+def serve(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    *,
+    load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
+    **settings: Any,
+) -> Iterator[Live]:
+    """`settings`: of `ServerConfig`, where they are not the tests' own."""
+    ours: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
+    config = ServerConfig(**ours | {"max_body_bytes": 4096} | settings)
+    app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app.asgi, log_level="error", lifespan="on", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

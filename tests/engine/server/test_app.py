@@ -235,13 +235,18 @@ def test_metrics_have_vllms_names_and_add_up(tokenizer: Tokenizer) -> None:
     for line in [
         f"vllm:prompt_tokens_total{label} 10.0",
         f"vllm:generation_tokens_total{label} 12.0",  # the five and the end, twice
-        f"vllm:spec_decode_num_drafts_total{label} 8.0",
+        f"vllm:spec_decode_num_drafts_total{label} 6.0",  # as the engine counted them, three steps each
+        f"vllm:spec_decode_num_draft_tokens_total{label} 12.0",
+        f"vllm:spec_decode_num_accepted_tokens_total{label} 6.0",
+        f"vllm:num_preemptions_total{label} 0.0",
+        f"vllm:prefix_cache_queries_total{label} 0.0",
+        f"vllm:prefix_cache_hits_total{label} 0.0",
+        f"vllm:kv_cache_usage_perc{label} 0.0",
         f"vllm:num_requests_running{label} 0.0",
         f"vllm:num_requests_waiting{label} 0.0",
         f"vllm:time_to_first_token_seconds_count{label} 2.0",
         f"vllm:e2e_request_latency_seconds_count{label} 2.0",
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="0"}} 4.0',
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="1"}} 2.0',
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="0"}} 6.0',
     ]:
         assert line in text.splitlines()
 

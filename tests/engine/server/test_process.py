@@ -192,13 +192,13 @@ def test_errors_are_the_packages_own(server: Server, client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(**ASK, temperature=5)
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(**ASK, response_format={"type": "json_object"})
+        client.chat.completions.create(**ASK, reasoning_effort="high")
     with pytest.raises(openai.AuthenticationError) as foreign, server.client(api_key="wrong") as stranger:
         stranger.models.list()
 
     assert missing.value.code == "model_not_found"
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
-    assert (unsupported.value.param, unsupported.value.code) == ("response_format", "unsupported_parameter")
+    assert (unsupported.value.param, unsupported.value.code) == ("reasoning_effort", "unsupported_parameter")
     assert foreign.value.code == "invalid_api_key"
 
 

@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.generate import generate
 from engine.kv_cache import KVCache
 from engine.load import load_engine
 from engine.loop import Engine
-from engine.model import Rows
+from engine.model import Hidden, Rows
 from engine.request import FinishReason, Request, SamplingParams
 from engine.server.errors import GenerationFailed
 from tests.engine.server.test_worker import Reader
@@ -36,13 +35,13 @@ def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: s
     forward = engine.model.forward
     num_passes = 0
 
-    def breaking_forward(rows: Rows, cache: KVCache) -> Tensor:
+    def breaking_forward(rows: Rows, cache: KVCache, tap_layers: tuple[int, ...] = ()) -> Hidden:
         nonlocal num_passes
-        if request_id in engine._running:
+        if engine.scheduler.find(request_id) is not None:
             num_passes += 1
             if num_passes > after:
                 raise RuntimeError("a pass that breaks")
-        return forward(rows, cache)
+        return forward(rows, cache, tap_layers)
 
     monkeypatch.setattr(engine.model, "forward", breaking_forward)
 
@@ -53,7 +52,6 @@ def test_neighbours_of_an_unlucky_request_get_their_own_answers(
 ) -> None:
     requests = make_requests()
     expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
-    num_free = len(engine.cache._free_slots)
     break_request(engine, monkeypatch, "bad", after=after)
     bad = replace(requests[0], request_id="bad")
 
@@ -66,4 +64,4 @@ def test_neighbours_of_an_unlucky_request_get_their_own_answers(
     for request in requests:
         assert reader.ends[request.request_id] is FinishReason.LENGTH
         assert tuple(reader.tokens[request.request_id]) == expected[request.request_id]
-    assert len(engine.cache._free_slots) == num_free
+    assert engine.counters.kv_usage == 0.0

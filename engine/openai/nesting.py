@@ -1,0 +1,31 @@
+"""JSON values that are handed on whole: to a template, a grammar, an encoder. Each walks them by recursion."""
+
+import json
+from typing import Any
+
+from engine.fields import InvalidRequest, encodable
+
+MAX_NESTING = 100  # Python's own limit is some 1,000 frames; a schema of 30 objects in each other has 90 levels
+
+
+def check_nesting(value: Any, *, param: str | None = None) -> None:
+    """Raises: InvalidRequest: lists and objects stand in each other more than `MAX_NESTING` deep."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [inner for item in level for inner in _containers(item)]
+        if not level:
+            return
+    raise InvalidRequest(
+        f"{param or 'the body'} is nested too deeply, the limit is {MAX_NESTING}", param=param, code="invalid_json"
+    )
+
+
+def check_plain(value: Any, *, param: str) -> None:
+    """Raises: InvalidRequest: too deep, or holding text that is no Unicode."""
+    check_nesting(value, param=param)
+    encodable(json.dumps(value, ensure_ascii=False), param=param)
+
+
+def _containers(value: Any) -> list[Any]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [inner for inner in values if isinstance(inner, dict | list)]

@@ -1,0 +1,144 @@
+"""How an answer is to be chosen and how it is to be told: the options that chat and text completions share."""
+
+import re
+import secrets
+from typing import Any
+
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.request import MAX_LOGIT_BIAS, SamplingParams
+
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 1024
+MAX_LOGPROBS = 20
+MAX_LOGPROB_ENTRIES = 1_000_000  # of all choices' tokens; each is some 350 bytes until the answer is sent
+_UINT64 = 1 << 64
+_TOKEN_ID = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+SAMPLING = frozenset({"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"})
+SAMPLING |= {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids"}
+SAMPLING |= {"ignore_eos", "n", "logprobs", "stream", "stream_options"}
+
+
+def parse_sampling(fields: Fields, *, vocab_size: int, num_logprobs: int | None) -> SamplingParams:
+    """With `max_tokens`, `grammar` and `seed` still to be set.
+
+    Raises: InvalidRequest
+    """
+    return SamplingParams(
+        max_tokens=1,
+        temperature=fields.number("temperature", 1.0, at_least=0.0, at_most=2.0),
+        top_p=fields.number("top_p", 1.0, above=0.0, at_most=1.0),
+        top_k=max(0, fields.integer("top_k", at_least=-1) or 0),  # -1 is vLLM's "no limit"
+        min_p=fields.number("min_p", 0.0, at_least=0.0, at_most=1.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, above=0.0, at_most=10.0),
+        presence_penalty=fields.number("presence_penalty", 0.0, at_least=-2.0, at_most=2.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, at_least=-2.0, at_most=2.0),
+        logit_bias=_logit_bias(fields, vocab_size),
+        stop_token_ids=_stop_token_ids(fields),
+        ignore_eos=fields.boolean("ignore_eos", False),
+        num_logprobs=num_logprobs,
+    )
+
+
+def parse_min_tokens(fields: Fields, *, at_most: int) -> int:
+    """`at_most`: tokens that the answer may have."""
+    return fields.integer("min_tokens", at_least=0, at_most=at_most) or 0
+
+
+def parse_num_choices(fields: Fields, *, num_prompts: int) -> int:
+    n = fields.integer("n", at_least=1)
+    n = 1 if n is None else n
+    if n * num_prompts > MAX_CHOICES:
+        raise InvalidRequest(
+            f"n times the number of prompts must be at most {MAX_CHOICES}, got {n} times {num_prompts}",
+            param="n" if n > MAX_CHOICES else "prompt",
+            code="unsupported_parameter",
+        )
+    return n
+
+
+def parse_seed(fields: Fields, default_seed: int | None) -> int:
+    seed = fields.integer("seed", at_least=-(1 << 63), at_most=_UINT64 - 1)
+    if seed is not None:
+        return seed % _UINT64
+    # Below 2**53, so that a client whose numbers are doubles can send it back.
+    return secrets.randbits(53) if default_seed is None else default_seed % _UINT64
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The first choice has the request's own seed, so that it equals the answer to the same request with n = 1.
+
+    Source: splitmix64's finalizer, which maps different inputs to different outputs.
+    """
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) % _UINT64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _UINT64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _UINT64
+    return mixed ^ mixed >> 31
+
+
+def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
+        number = f"{len(strings)} of them" if isinstance(strings, list) else kind_of(stop)
+        raise InvalidRequest(f"stop must be a string or at most {MAX_STOP_STRINGS}, got {number}", param="stop")
+    for string in strings:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop strings must have 1 to {MAX_STOP_CHARACTERS} characters, got {kind_of(string)}", param="stop"
+            )
+    return tuple(encodable(string, param="stop") for string in strings)
+
+
+def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
+    """`stream_options`: whether the stream ends with a chunk of usage, and whether every chunk has it."""
+    if fields.get("stream_options") is None:
+        return False, False
+    if not stream:
+        raise InvalidRequest("stream_options needs stream to be true, got stream false", param="stream_options")
+    options = Fields(fields.get("stream_options"), path="stream_options")
+    known_only(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    wanted = options.boolean("include_usage", False)
+    return wanted, wanted and options.boolean("continuous_usage_stats", False)
+
+
+def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
+    """`num_tokens`: that all choices may have, together."""
+    entries = 0 if num_logprobs is None else num_tokens * (1 + num_logprobs)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"{num_tokens} tokens with {num_logprobs} top log-probabilities each are {entries} entries, the limit is "
+            f"{MAX_LOGPROB_ENTRIES}; lower max_tokens, n or their number",
+            param="max_tokens",
+            code="unsupported_parameter",
+        )
+
+
+def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = Fields(fields.mapping("logit_bias"), path="logit_bias")
+    names = list(biases)
+    if len(names) > MAX_LOGIT_BIAS:
+        message = f"logit_bias may name {MAX_LOGIT_BIAS} tokens, got {len(names)}"
+        raise InvalidRequest(message, param="logit_bias")
+    parsed: dict[int, float] = {}
+    for name in names:
+        if not _TOKEN_ID.fullmatch(name) or int(name) >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias must have token ids in 0..{vocab_size - 1} for keys, got {name[:40]!r}", param="logit_bias"
+            )
+        parsed[int(name)] = biases.number(name, 0.0, at_least=-100.0, at_most=100.0)
+    return tuple(sorted(parsed.items()))
+
+
+def _stop_token_ids(fields: Fields) -> frozenset[int]:
+    ids: Any = fields.get("stop_token_ids")
+    if ids is None:
+        return frozenset()
+    if not isinstance(ids, list) or len(ids) > MAX_STOP_TOKENS or not all(type(i) is int and i >= 0 for i in ids):
+        message = f"stop_token_ids must be a list of at most {MAX_STOP_TOKENS} token ids, got {kind_of(ids)}"
+        raise InvalidRequest(message, param="stop_token_ids")
+    return frozenset(ids)

@@ -1,0 +1,104 @@
+"""What an answer must look like: OpenAI's `response_format` and vLLM's `structured_outputs`.
+
+`strict: false` asks for what `strict: true` asks for, only less firmly: both are enforced.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.fields import Fields, InvalidRequest, kind_of, known_only
+from engine.grammar import Grammar, GrammarKind
+from engine.openai.nesting import check_plain
+
+NAMES = frozenset({"response_format", "structured_outputs"})
+
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def parse_output_format(fields: Fields) -> Grammar | None:
+    """None: any text. Whether a grammar can be compiled shows when it is.
+
+    Raises: InvalidRequest
+    """
+    wanted, structured = _response_format(fields), _structured_outputs(fields)
+    if wanted is not None and structured is not None:
+        message = "response_format and structured_outputs both say what the answer must look like: send one"
+        raise InvalidRequest(message, param="structured_outputs")
+    return wanted or structured
+
+
+def make_grammar(kind: GrammarKind, source: str, *, param: str) -> Grammar:
+    """Raises: InvalidRequest: too long."""
+    try:
+        return Grammar(kind, source)
+    except ValueError as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from error
+
+
+def _response_format(fields: Fields) -> Grammar | None:
+    if fields.get("response_format") is None:
+        return None
+    wanted = Fields(fields.get("response_format"), path="response_format")
+    kind = wanted.string("type", "")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(GrammarKind.JSON_OBJECT)
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type must be text, json_object or json_schema, got {kind[:40]!r}",
+            param="response_format.type",
+        )
+    described = Fields(wanted.get("json_schema"), path="response_format.json_schema")
+    known_only(described, known=("name", "description", "schema", "strict"))
+    described.boolean("strict", False)
+    return _schema(described.get("schema"), param="response_format.json_schema.schema")
+
+
+def _structured_outputs(fields: Fields) -> Grammar | None:
+    if fields.get("structured_outputs") is None:
+        return None
+    wanted = Fields(fields.get("structured_outputs"), path="structured_outputs")
+    known_only(wanted, known=_STRUCTURED)
+    given = [name for name in _STRUCTURED if wanted.get(name) not in (None, False)]
+    if len(given) != 1:
+        message = f"structured_outputs must have one of {', '.join(_STRUCTURED)}, got {len(given)}"
+        raise InvalidRequest(message, param="structured_outputs")
+    (name,) = given
+    param = f"structured_outputs.{name}"
+    if name == "json":
+        return _schema(wanted.get("json"), param=param)
+    if name == "choice":
+        return make_grammar(GrammarKind.CHOICE, json.dumps(_choices(wanted.get("choice"), param=param)), param=param)
+    if name == "json_object":
+        wanted.boolean("json_object", False)
+        return Grammar(GrammarKind.JSON_OBJECT)
+    kind = GrammarKind.REGEX if name == "regex" else GrammarKind.EBNF
+    return make_grammar(kind, _text(wanted, name), param=param)
+
+
+def _schema(schema: Any, *, param: str) -> Grammar:
+    """A schema, or its JSON text as vLLM takes it too."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{param} must be JSON: {type(error).__name__}", param=param) from error
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest(f"{param} must be a JSON schema, an object, got {kind_of(schema)}", param=param)
+    check_plain(schema, param=param)
+    return make_grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), param=param)
+
+
+def _choices(choices: Any, *, param: str) -> list[str]:
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
+        raise InvalidRequest(f"{param} must be a list of strings, none empty, got {kind_of(choices)}", param=param)
+    check_plain(choices, param=param)
+    return choices
+
+
+def _text(wanted: Fields, name: str) -> str:
+    text = wanted.string(name, "")
+    check_plain(text, param=f"{wanted.path}.{name}")
+    return text

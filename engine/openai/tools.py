@@ -1,0 +1,136 @@
+"""The tools that a model may call: from a body to what templates and grammars need.
+
+A call is written the way the model was trained to (`engine.openai.tool_calls.CallForm`), never in a form of our own:
+where OpenAI's options promise something of calls, a grammar holds the model to it in that very form.
+
+    tool_choice "auto"      free text, calls where the model makes them; constrained only as far as `strict` tools or
+                            parallel_tool_calls false ask for it
+    "required", a function  a call first, its arguments by the tool's schema
+    "none"                  as if there were no tools
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.fields import Fields, InvalidRequest, kind_of, known_only
+from engine.grammar import Grammar, GrammarKind
+from engine.openai.nesting import check_plain
+from engine.openai.output_format import make_grammar
+from engine.openai.tool_calls import CallForm
+
+NAMES = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+MAX_TOOLS = 128
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    name: str
+    parameters: Mapping[str, Any]  # a JSON schema
+    strict: bool
+    definition: Mapping[str, Any]  # as sent, for the template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """`tools`: those the template shows. `callable`: those the answer may call, fewer where one is named."""
+
+    tools: tuple[Tool, ...]
+    callable: tuple[Tool, ...]
+    choice: Literal["auto", "required"]
+    parallel: bool
+
+
+def parse_tools(fields: Fields) -> ToolUse | None:
+    """None: no tools, or none to be called.
+
+    Raises: InvalidRequest
+    """
+    parallel = fields.boolean("parallel_tool_calls", True)
+    definitions = fields.get("tools")
+    if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
+        number = f"{len(definitions)}" if isinstance(definitions, list) else kind_of(definitions)
+        raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools, got {number}", param="tools")
+    tools = tuple(_tool(Fields(tool, path=f"tools[{i}]")) for i, tool in enumerate(definitions or ()))
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"tools must have different names, got {twice!r} twice", param="tools")
+    choice = fields.get("tool_choice")
+    if choice is None or choice == "auto":
+        return ToolUse(tools=tools, callable=tools, choice="auto", parallel=parallel) if tools else None
+    if choice == "none":
+        return None
+    if not tools:
+        raise InvalidRequest("tool_choice needs tools, got none", param="tool_choice")
+    if choice == "required":
+        return ToolUse(tools=tools, callable=tools, choice="required", parallel=parallel)
+    return ToolUse(tools=tools, callable=(_named(choice, tools),), choice="required", parallel=False)
+
+
+def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
+    """What holds the answer to the options; None where they leave it free.
+
+    Raises: InvalidRequest: the tools' schemas are too long together.
+    Source of the format: XGrammar's structural tags.
+    """
+    required = use.choice == "required"
+    if not required and use.parallel and not any(tool.strict for tool in use.callable):
+        return None
+    parallel = use.parallel and form.separator is not None
+    tags = [_tag(tool, form, by_schema=required or tool.strict) for tool in use.callable]
+    if required and parallel:
+        wanted: dict[str, Any] = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True}
+    else:
+        wanted = {"type": "triggered_tags", "triggers": [form.trigger], "at_least_one": required}
+    wanted |= {"tags": tags, "stop_after_first": not parallel}
+    source = json.dumps({"type": "structural_tag", "format": wanted})
+    return make_grammar(GrammarKind.STRUCTURAL_TAG, source, param="tools")
+
+
+def _tool(tool: Fields) -> Tool:
+    if tool.string("type", "function") != "function":
+        kind = tool.string("type", "")[:40]
+        raise InvalidRequest(f"{tool.path}.type must be 'function', got {kind!r}", param=f"{tool.path}.type")
+    function = Fields(tool.get("function"), path=f"{tool.path}.function")
+    known_only(function, known=("name", "description", "parameters", "strict"))
+    name = function.string("name", "")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{function.path}.name must be 1 to 64 letters, digits, _ or -, got {name[:80]!r}",
+            param=f"{function.path}.name",
+        )
+    function.string("description", "")
+    definition = {"type": "function", "function": {key: function.get(key) for key in function if key != "strict"}}
+    check_plain(definition, param=tool.path)
+    return Tool(
+        name=name,
+        parameters=function.mapping("parameters") or _NO_PARAMETERS,
+        strict=function.boolean("strict", False),
+        definition=definition,
+    )
+
+
+def _named(choice: Any, tools: Sequence[Tool]) -> Tool:
+    wanted = Fields(choice, path="tool_choice") if isinstance(choice, Mapping) else None
+    if wanted is None or wanted.get("type") != "function":
+        raise InvalidRequest(
+            "tool_choice must be none, auto, required or {'type': 'function', 'function': {'name': ...}}, "
+            f"got {kind_of(choice)}",
+            param="tool_choice",
+        )
+    name = Fields(wanted.get("function"), path="tool_choice.function").string("name", "")
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
+        raise InvalidRequest(f"tool_choice must name one of the tools, got {name[:80]!r}", param="tool_choice")
+    return tool
+
+
+def _tag(tool: Tool, form: CallForm, *, by_schema: bool) -> dict[str, Any]:
+    begin, end = form.around_arguments(tool.name)
+    schema = tool.parameters if by_schema else {"type": "object"}
+    return {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}

@@ -1,0 +1,43 @@
+"""What requests may call `model`: the model this process serves and the adapters loaded beside it."""
+
+import time
+from typing import Any
+
+from engine.fields import InvalidRequest
+from engine.server.worker import Engine
+
+
+class Catalog:
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self.model_name = model_name
+        self._engine = engine
+        self._created = int(time.time())
+
+    def adapter_of(self, name: str) -> str | None:
+        """The adapter to answer with; None for the model itself, which "" asks for too.
+
+        Raises: InvalidRequest: 404, neither.
+        """
+        if name in ("", self.model_name):
+            return None
+        if name in self._engine.adapters.names:
+            return name
+        message = f"the model {name[:100]!r} does not exist here; this server has {self.model_name!r}"
+        raise InvalidRequest(message, param="model", code="model_not_found", status=404)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """OpenAI's model object, with vLLM's further fields. Raises: InvalidRequest: 404."""
+        adapter = self.adapter_of(name)
+        return {
+            "id": adapter or self.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slipstream",
+            "root": self.model_name,
+            "parent": None if adapter is None else self.model_name,
+            "max_model_len": self._engine.max_seq_len,
+        }
+
+    def listing(self) -> dict[str, Any]:
+        names = (self.model_name, *self._engine.adapters.names)
+        return {"object": "list", "data": [self.describe(name) for name in names]}

@@ -1,0 +1,155 @@
+"""What an operator changes while the server runs: who drafts, and which adapters can be asked for.
+
+Files are read off the engine's thread; the change itself is made between two steps. Requests under way go on, and
+their tokens are the same with any drafter. Folders lie below a root that the server was started with.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.drafters.base import Drafter
+from engine.errors import EngineError
+from engine.fields import Fields, InvalidRequest, known_only
+from engine.request import SpeculationStats
+from engine.responses import metrics_block
+from engine.server.catalog import Catalog
+from engine.server.desk import Desk
+
+logger = logging.getLogger(__name__)
+
+PATHS = ("/v1/speculator", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+LoadDrafter = Callable[[str, Path | None], Drafter]  # raises EngineError, OSError, ValueError
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """The engine's counters when the present drafter took over."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
+class Operator:
+    def __init__(
+        self,
+        desk: Desk,
+        catalog: Catalog,
+        *,
+        load_drafter: LoadDrafter,
+        speculator_root: Path | None,
+        adapter_root: Path | None,
+        speculator_dir: Path | None,
+    ) -> None:
+        """`speculator_dir`: what the present drafter was loaded from."""
+        self._desk = desk
+        self._catalog = catalog
+        self._load_drafter = load_drafter
+        self._speculator_root = speculator_root
+        self._adapter_root = adapter_root
+        self._folder = speculator_dir
+        self._since = _Since()
+        self._one_at_a_time = asyncio.Lock()
+
+    def speculator(self) -> dict[str, Any]:
+        """Who drafts now, and how well since it does."""
+        engine, since = self._desk.worker.engine, self._since
+        counters = engine.counters
+        before = since.accepted_per_position + (0,) * len(counters.accepted_per_position)
+        reached = [now - then for now, then in zip(counters.accepted_per_position, before, strict=False)]
+        num_drafts = counters.num_drafts - since.num_drafts
+        counts = [num_drafts, *reached]  # passes that accepted at least so many tokens
+        stats = SpeculationStats(
+            num_spec_steps=num_drafts,
+            num_draft_tokens=counters.num_draft_tokens - since.num_draft_tokens,
+            num_accepted_draft_tokens=counters.num_accepted_tokens - since.num_accepted_tokens,
+            num_spec_tokens=engine.drafter.max_depth,
+            acceptance_histogram=[more - fewer for more, fewer in zip(counts, [*reached, 0], strict=True)],
+        )
+        return {
+            "object": "speculator",
+            "drafter": engine.drafter.name,
+            "path": None if self._folder is None else str(self._folder),
+            "metrics": metrics_block(stats),
+        }
+
+    async def swap_speculator(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises: InvalidRequest: no such speculator, or none for this model; the present one goes on."""
+        fields = Fields(body)
+        known_only(fields, known=("drafter", "path"))
+        kind, folder = fields.string("drafter", ""), None
+        if fields.get("path") is not None:
+            folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
+        async with self._one_at_a_time:
+            try:
+                drafter = await asyncio.to_thread(self._load_drafter, kind, folder)
+                await self._desk.call(lambda engine: engine.swap_drafter(drafter))
+            except (EngineError, OSError, ValueError) as error:
+                raise InvalidRequest(str(error)[:500], param="drafter", code="speculator_not_loadable") from error
+            self._folder = folder
+            counters = self._desk.worker.engine.counters
+            self._since = _Since(
+                counters.num_drafts,
+                counters.num_draft_tokens,
+                counters.num_accepted_tokens,
+                tuple(counters.accepted_per_position),
+            )
+        logger.info("drafter %s from %s drafts now", kind, folder)
+        return self.speculator()
+
+    async def load_adapter(self, body: Mapping[str, Any]) -> str:
+        """Raises: InvalidRequest: the name is taken, or the folder holds no adapter of this model."""
+        fields = Fields(body)
+        known_only(fields, known=("lora_name", "lora_path"))
+        name = fields.string("lora_name", "")
+        if not _ADAPTER_NAME.fullmatch(name):
+            message = f"lora_name must be 1 to 128 letters, digits or . _ / : -, got {name[:80]!r}"
+            raise InvalidRequest(message, param="lora_name")
+        folder = _below(
+            self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root"
+        )
+        async with self._one_at_a_time:
+            adapters = self._desk.worker.engine.adapters
+            if name == self._catalog.model_name or name in adapters.names:
+                message = f"a model or an adapter is called {name!r} already"
+                raise InvalidRequest(message, param="lora_name", code="name_taken", status=409)
+            try:
+                adapter = await asyncio.to_thread(adapters.read, name, folder)
+            except (EngineError, OSError, ValueError) as error:
+                raise InvalidRequest(str(error)[:500], param="lora_path", code="adapter_not_loadable") from error
+            await self._desk.call(lambda engine: engine.adapters.put(adapter))
+        logger.info("adapter %s from %s is loaded", name, folder)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    async def unload_adapter(self, body: Mapping[str, Any]) -> str:
+        """Answers under way go on with it. Raises: InvalidRequest: no such adapter."""
+        fields = Fields(body)
+        known_only(fields, known=("lora_name", "lora_int_id"))
+        name = fields.string("lora_name", "")
+        async with self._one_at_a_time:
+            if name not in self._desk.worker.engine.adapters.names:
+                message = f"no adapter is called {name[:100]!r}"
+                raise InvalidRequest(message, param="lora_name", code="adapter_not_found", status=404)
+            await self._desk.call(lambda engine: engine.adapters.unload(name))
+        logger.info("adapter %s is unloaded", name)
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+def _below(root: Path | None, path: str, *, param: str, option: str) -> Path:
+    """The folder, links followed. Raises: InvalidRequest: it does not lie below `root`."""
+    if root is None:
+        raise InvalidRequest(f"{param} can't be given: the server was started without {option}", param=param)
+    if not path or "\0" in path:
+        raise InvalidRequest(f"{param} must name a folder below {option}", param=param)
+    folder = (root / path).resolve()
+    if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
+        raise InvalidRequest(f"{param} must name a folder below {option}, got {path[:200]!r}", param=param)
+    return folder

@@ -1,0 +1,55 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.openai.tools import parse_tools
+from engine.protocol import encode_messages
+from engine.tokenizer import Tokenizer
+
+_COMMON = frozenset({"model", "return_token_strs"})
+_TEXT = _COMMON | {"prompt", "add_special_tokens"}
+_CHAT = _COMMON | {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
+
+CheckModel = Callable[[str], object]  # raises InvalidRequest
+
+
+def tokenize(
+    body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, check_model: CheckModel
+) -> dict[str, Any]:
+    """A text as a prompt of completions is read, or messages as chat renders them.
+
+    Raises: InvalidRequest
+    """
+    fields = Fields(body)
+    known_only(fields, known=_CHAT if "messages" in body else _TEXT)
+    check_model(fields.string("model", ""))
+    if "messages" in body:
+        add_prompt = fields.boolean("add_generation_prompt", True)
+        use = parse_tools(fields)
+        ids = [*encode_messages(fields, tokenizer=tokenizer, use=use, add_generation_prompt=add_prompt)]
+    else:
+        prompt = fields.get("prompt")
+        if not isinstance(prompt, str):
+            raise InvalidRequest(f"prompt must be a string, got {kind_of(prompt)}", param="prompt")
+        special = fields.boolean("add_special_tokens", True)
+        ids = tokenizer.encode(encodable(prompt, param="prompt"), add_special_tokens=special)
+    wanted = fields.boolean("return_token_strs", False)
+    strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids] if wanted else None
+    return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
+
+
+def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: CheckModel) -> dict[str, Any]:
+    """Special tokens are part of the text, as in vLLM.
+
+    Raises: InvalidRequest
+    """
+    fields = Fields(body)
+    known_only(fields, known=("model", "tokens"))
+    check_model(fields.string("model", ""))
+    ids = fields.get("tokens")
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
+        message = f"tokens must be a list of token ids in 0..{tokenizer.vocab_size - 1}, got {kind_of(ids)}"
+        raise InvalidRequest(message, param="tokens")
+    return {"prompt": tokenizer.decode(ids, skip_special_tokens=False)}

@@ -67,11 +67,15 @@ class DecoderRows:
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("N", _LONG), ("K", _LONG))
+    _fields_ = (
+        *((name, _POINTER) for name in ("weight", "scales", "bias")),
+        *((name, _LONG) for name in ("N", "K", "format")),
+    )
 
     @classmethod
     def of(cls, weight: LinearWeight) -> "_Linear":
-        return cls(weight.data.data_ptr(), _address(weight.bias), weight.out_features, weight.in_features)
+        addresses = map(_address, (weight.data, weight.scales, weight.bias))
+        return cls(*addresses, weight.out_features, weight.in_features, weight.format)
 
 
 class _Layer(ctypes.Structure):

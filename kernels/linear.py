@@ -1,9 +1,12 @@
 """Linear layer whose rows do not depend on how many rows there are.
 
-    out[m, n] = sum_k x[m, k] weight[n, k] + bias[n], accumulated in float32 and returned as float32
+    out[m, n] = (sum_k x[m, k] weight[n, k]) scale[n] + bias[n], accumulated in float32 and returned as float32
 
 Decode, chain verify, tree verify and prefill all run through it, so a row has the same bits in each. A reduced
 precision of `out` is the next operation's business.
+
+Weights have the dtype of x, or are int8 with one scale per output (symmetric, weights alone: x stays as it is). An
+int8 is a bfloat16 number exactly, so products and sums are those of a bfloat16 weight, and only the scale is new.
 """
 
 from dataclasses import dataclass
@@ -12,22 +15,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.checks import check_tensor, dtype_code
+from kernels.checks import DTYPE_CODES, check_tensor, dtype_code
 from kernels.cpu.library import library
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
 _ROW_TILE = 16  # torch's own GEMM changes its order of additions with the number of rows; never with their content
+_INT8_CODE = 2  # cpu/common.h
+_INT8_MAX = 127
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A weight [N, K] as `linear` wants it; make one with `pack`."""
+    """A weight [N, K] as `linear` wants it; make one with `pack` or `pack_int8`."""
 
     data: Tensor
+    scales: Tensor | None  # [N] float32, with int8 only
     bias: Tensor | None  # [N] float32
     out_features: int
     in_features: int
+    dtype: torch.dtype  # of x
     packed: bool
+
+    @property
+    def format(self) -> int:
+        """The C kernels' number for what `data` holds."""
+        return _INT8_CODE if self.scales is not None else DTYPE_CODES[self.dtype]
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -36,28 +48,79 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     Raises: ValueError: other dtype, or an odd K in bfloat16.
     """
     dtype_code(weight, "weight")
+    if weight.dtype == torch.bfloat16:
+        _check_even(weight)
+    packed = _has_kernels(weight)
+    if not packed:
+        data = weight.contiguous()
+    elif weight.dtype == torch.bfloat16:
+        data = _in_pairs(weight)
+    else:
+        data = _padded(weight).permute(0, 2, 1).contiguous()  # [blocks, K, 32]
+    return _weight(weight, data, None, bias, packed)
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Rounds [N, K] to int8, for x in the weight's dtype: half the memory of bfloat16.
+
+    scale[n] = max_k |weight[n, k]| / 127, so the error of a weight is at most half a scale.
+
+    Raises: ValueError: neither float32 nor bfloat16, or an odd K.
+    """
+    dtype_code(weight, "weight")
+    _check_even(weight)
+    scales = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / _INT8_MAX  # [N]
+    rounded = torch.round(weight.float() / scales.unsqueeze(1)).to(torch.int8)
+    packed = _has_kernels(weight)
+    return _weight(weight, _in_pairs(_sign_and_magnitude(rounded)) if packed else rounded, scales, bias, packed)
+
+
+def _weight(weight: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, packed: bool) -> LinearWeight:
     N, K = weight.shape
     bias = None if bias is None else bias.float().contiguous()
-    if weight.dtype == torch.bfloat16 and K % 2:
-        raise ValueError(f"weight must have an even number of columns in bfloat16, got {K}")
-    if weight.device.type != "cpu" or library() is None:
-        return LinearWeight(weight.contiguous(), bias, N, K, packed=False)
+    return LinearWeight(
+        data=data, scales=scales, bias=bias, out_features=N, in_features=K, dtype=weight.dtype, packed=packed
+    )
+
+
+def _has_kernels(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and library() is not None
+
+
+def _check_even(weight: Tensor) -> None:
+    if weight.shape[1] % 2:
+        raise ValueError(f"weight must have an even number of columns, got {weight.shape[1]}")
+
+
+def _padded(weight: Tensor) -> Tensor:
+    """[N, K] -> [ceil(N / 32), 32, K]"""
+    N, K = weight.shape
     blocks = -(-N // _BLOCK)
-    padded = torch.zeros(blocks * _BLOCK, K, dtype=weight.dtype)
-    padded[:N] = weight
-    if weight.dtype == torch.bfloat16:
-        data = padded.view(blocks, _BLOCK, K // 2, 2).permute(0, 2, 1, 3).contiguous()
-    else:
-        data = padded.view(blocks, _BLOCK, K).permute(0, 2, 1).contiguous()
-    return LinearWeight(data, bias, N, K, packed=True)
+    padded: Tensor = functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N))
+    return padded.view(blocks, _BLOCK, K)
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [M, K], weight [N, K] -> [M, N] float32. Always works on 16 rows at a time, so that rows stay invariant."""
+def _in_pairs(weight: Tensor) -> Tensor:
+    """[N, K] -> [ceil(N / 32), K / 2, 32, 2]"""
+    return _padded(weight).unflatten(2, (-1, 2)).permute(0, 2, 1, 3).contiguous()
+
+
+def _sign_and_magnitude(weight: Tensor) -> Tensor:
+    """int8 -> uint8 with the sign in bit 7."""
+    return weight.abs().to(torch.uint8) + (weight < 0).to(torch.uint8) * 128
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    """x [M, K], weight [N, K] in the dtype of x or int8, bias and scales [N] float32 -> [M, N] float32.
+
+    Always works on 16 rows at a time, so that rows stay invariant.
+    """
     M = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -M % _ROW_TILE))
+    weight = weight.to(x.dtype)  # exact from int8
     tiles = [functional.linear(tile, weight) for tile in padded.split(_ROW_TILE)]
     out = torch.cat(tiles)[:M].float() if tiles else x.new_zeros(0, weight.shape[0], dtype=torch.float32)
+    out = out if scales is None else out * scales
     return out if bias is None else out + bias
 
 
@@ -67,11 +130,11 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
     Raises: ValueError: shapes or dtypes do not fit.
     """
     M, N, K = x.shape[0], weight.out_features, weight.in_features
-    check_tensor(x, "x", (None, K), weight.data.dtype)
+    check_tensor(x, "x", (None, K), weight.dtype)
     if add_to is not None:
         check_tensor(add_to, "add_to", (M, N), torch.float32)
     if not weight.packed:
-        out = linear_reference(x, weight.data, weight.bias)
+        out = linear_reference(x, weight.data, weight.bias, weight.scales)
         return out if add_to is None else add_to.add_(out)
     kernels = library()
     assert kernels is not None  # packed only where there are kernels
@@ -79,12 +142,14 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
     kernels.slipstream_linear(
         x.data_ptr(),
         weight.data.data_ptr(),
+        None if weight.scales is None else weight.scales.data_ptr(),
         None if weight.bias is None else weight.bias.data_ptr(),
         out.data_ptr(),
         M,
         N,
         K,
         dtype_code(x, "x"),
+        weight.format,
         int(add_to is not None),
     )
     return out

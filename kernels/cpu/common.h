@@ -19,7 +19,7 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 
-enum dtype { F32 = 0, BF16 = 1 };
+enum dtype { F32 = 0, BF16 = 1, INT8 = 2 /* weights alone */ };
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
@@ -70,6 +70,10 @@ static inline float vf_sum(vf v) {
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) x[i] += x[i + width];
     return x[0];
+}
+
+static inline float load_any(const void *p, int64_t i, int dtype) {
+    return dtype == BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
 static inline void store_any(void *p, int64_t i, int dtype, float value) {

@@ -61,9 +61,13 @@ static void norm_phase(const struct run *r, const float *weight, void *out, int6
 
 static void linear_phase(const struct run *r, const struct linear *l, const void *x, float *out, enum output output,
                          counter *next) {
-    int64_t block, blocks = linear_blocks(l);
-    while ((block = claim(next, blocks)) >= 0)
-        linear_block(l, block, x, out, r->pass->M, r->decoder->dtype, output);
+    int64_t blocks = linear_blocks(l), block = claim(next, blocks);
+    while (block >= 0) {
+        int64_t following = claim(next, blocks);
+        struct ahead ahead = linear_ahead(l, following, l, r->pass->M);
+        linear_block(l, block, x, out, r->pass->M, r->decoder->dtype, output, &ahead);
+        block = following;
+    }
     team_barrier();
 }
 

@@ -24,7 +24,7 @@ _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "slipstream_linear": (*[_POINTER] * 4, *[_LONG] * 3, _INT, _INT),
+    "slipstream_linear": (*[_POINTER] * 5, *[_LONG] * 3, _INT, _INT, _INT),
     "slipstream_rms_norm": (*[_POINTER] * 3, _LONG, _LONG, _FLOAT, _INT),
     "slipstream_rope_write": (*[_POINTER] * 7, _FLOAT, *[_POINTER] * 2, *[_LONG] * 4, _INT),
     "slipstream_swiglu": (*[_POINTER] * 2, _LONG, _LONG, _INT),

@@ -1,34 +1,77 @@
-/* out[m, n] = sum_k x[m, k] * w[n, k] (+ bias[n]), accumulated in float32, k ascending.
+/* out[m, n] = (sum_k x[m, k] * w[n, k]) * scale[n] + bias[n], accumulated in float32, k ascending.
  *
  * Weights are packed once into blocks of 32 outputs, so that one block is one stream from memory:
  *   float32   [ceil(N / 32), K, 32]
- *   bfloat16  [ceil(N / 32), ceil(K / 2), 32, 2]   (pairs of k beside each other, as VDPBF16PS takes them)
+ *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (pairs of k beside each other, as VDPBF16PS takes them)
+ *   int8      as bfloat16, one byte each: sign and magnitude, an index into a table of bfloat16 numbers. Every int8 is
+ *             one exactly, so nothing is rounded before the scale, and sums have the order that bfloat16 weights have
  * A block is read from memory once and used for all rows in tiles of at most 8; the tile's height changes which
- * registers are used, never the order of additions. With few rows the pass is bound by reading the weights.
+ * registers are used, never the order of additions. The tile runs at the speed of VDPBF16PS (one a cycle on Zen 4), so
+ * what is left to win is memory that never waits: while one block is worked on, the next is fetched into L2, a few
+ * lines at a time, at the pace at which the rows let the work go on.
  */
 #include "common.h"
 #include "ops.h"
 #include "pool.h"
 
-#define NB 32
-#define MAX_ROWS 8
+#define NB LINEAR_BLOCK
+#define MAX_ROWS LINEAR_ROWS
+#define STEPS 8               /* of k, or of pairs of k, between two looks at what to fetch */
+#define MAX_AHEAD (256 << 10) /* bytes; L2 also holds the block at hand */
 
-ALWAYS void finish(vf a, vf b, int64_t n0, int64_t N, const float *bias, float *out, int64_t row, int output) {
-    float values[NB], *o = out + row * N + n0;
-    vf_store(values, a);
-    vf_store(values + LANES, b);
-    int64_t width = N - n0 < NB ? N - n0 : NB;
-    if (bias)
-        for (int64_t i = 0; i < width; i++) values[i] += bias[n0 + i];
-    for (int64_t i = 0; i < width; i++) o[i] = output == ADD ? o[i] + values[i] : values[i];
+#if defined(__AVX512BF16__)
+#define HAS_DP 1
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define HAS_DP_INT8 1
+#endif
+
+/* One tile: `rows` rows of x [*, K] by one block; row r goes to out + r * stride. */
+struct tile {
+    const void *x, *w;
+    int64_t K;
+    const float *scales, *bias; /* of the block's outputs, or null */
+    float *out;
+    int64_t stride, width; /* width: outputs of this block that exist */
+    int output;
+    struct ahead *ahead;
+};
+
+ALWAYS void fetch(struct ahead *ahead) {
+#if defined(__AVX512F__)
+    for (int64_t i = 0; i < ahead->lines; i++, ahead->at += 64) _mm_prefetch(ahead->at, _MM_HINT_T1);
+#else
+    for (int64_t i = 0; i < ahead->lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at, 0, 2);
+#endif
 }
 
-/* One tile of `rows` rows (a constant after inlining) by 32 outputs. */
-ALWAYS void tile_f32(const int rows, const float *x, const float *w, int64_t K, int64_t n0, int64_t N,
-                     const float *bias, float *out, int64_t row0, int output) {
+static void finish(const struct tile *t, vf a, vf b, int64_t row) {
+    float values[NB], *o = t->out + row * t->stride;
+    if (t->scales) {
+        float scales[NB] = {0};
+        memcpy(scales, t->scales, t->width * sizeof(float));
+        a *= vf_load(scales), b *= vf_load(scales + LANES);
+    }
+    vf_store(values, a);
+    vf_store(values + LANES, b);
+    __asm__ volatile("" : "+m"(values)); /* or the compiler might fuse this product with one sum below, and not another */
+    if (t->bias)
+        for (int64_t i = 0; i < t->width; i++) values[i] += t->bias[i];
+    if (t->width == NB && t->output == ADD)
+        for (int64_t i = 0; i < NB; i++) o[i] += values[i];
+    else if (t->width == NB)
+        memcpy(o, values, sizeof values);
+    else
+        for (int64_t i = 0; i < t->width; i++) o[i] = t->output == ADD ? o[i] + values[i] : values[i];
+}
+
+ALWAYS void tile_f32(const int rows, const struct tile *t) {
+    const float *x = t->x, *w = t->w;
+    int64_t K = t->K;
     vf acc[MAX_ROWS][2];
     for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
     for (int64_t k = 0; k < K; k++) {
+        if (k % STEPS == 0) fetch(t->ahead);
         vf w0 = vf_load(w + k * NB), w1 = vf_load(w + k * NB + LANES);
         for (int r = 0; r < rows; r++) {
             vf v = vf_set(x[r * K + k]);
@@ -36,84 +79,189 @@ ALWAYS void tile_f32(const int rows, const float *x, const float *w, int64_t K, 
             acc[r][1] += v * w1;
         }
     }
-    for (int r = 0; r < rows; r++) finish(acc[r][0], acc[r][1], n0, N, bias, out, row0 + r, output);
+    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
 }
 
-ALWAYS void tile_bf16(const int rows, const uint16_t *x, const uint16_t *w, int64_t K, int64_t n0, int64_t N,
-                      const float *bias, float *out, int64_t row0, int output) {
-    int64_t pairs = K / 2;
-#if defined(__AVX512BF16__)
-    __m512 acc[MAX_ROWS][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < pairs; k++) {
-        const uint16_t *wk = w + k * (2 * NB);
-        _mm_prefetch((const char *)(wk + 16 * 2 * NB), _MM_HINT_T0); /* 2 KiB ahead */
-        _mm_prefetch((const char *)(wk + 16 * 2 * NB + NB), _MM_HINT_T0);
-        __m512bh w0 = (__m512bh)_mm512_loadu_si512(wk), w1 = (__m512bh)_mm512_loadu_si512(wk + NB);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            int32_t pair;
-            memcpy(&pair, x + r * K + 2 * k, sizeof pair);
-            __m512bh v = (__m512bh)_mm512_set1_epi32(pair);
-            acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, v);
-            acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, v);
-        }
+/* The k-th pair of weights of 16 outputs from `first` on, as float32: even and odd k. */
+ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *even, vf *odd) {
+    vu e, o;
+    if (format == INT8) {
+        vh bytes;
+        memcpy(&bytes, (const uint8_t *)w + (k * NB + first) * 2, sizeof bytes);
+        vu pair = __builtin_convertvector(bytes, vu);
+        vf me = __builtin_convertvector((vi)(pair & 0x7f), vf), mo = __builtin_convertvector((vi)(pair >> 8 & 0x7f), vf);
+        e = (vu)me | (pair & 0x80) << 24, o = (vu)mo | (pair & 0x8000) << 16;
+    } else {
+        memcpy(&e, (const uint16_t *)w + (k * NB + first) * 2, sizeof e);
+        o = e & 0xffff0000u, e <<= 16;
     }
-    for (int r = 0; r < rows; r++)
-        finish((vf)acc[r][0], (vf)acc[r][1], n0, N, bias, out, row0 + r, output);
-#else
+    memcpy(even, &e, sizeof e);
+    memcpy(odd, &o, sizeof o);
+}
+
+/* Any processor: pairs of k by float32 multiply-add. */
+ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
+    int64_t K = t->K, pairs = K / 2;
     vf acc[MAX_ROWS][2];
     for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
     for (int64_t k = 0; k < pairs; k++) {
-        vf low[2], high[2];
-        for (int half = 0; half < 2; half++) {
-            vu u;
-            memcpy(&u, w + k * (2 * NB) + half * NB, sizeof u);
-            vu l = u << 16, h = u & 0xffff0000u;
-            memcpy(&low[half], &l, sizeof l);
-            memcpy(&high[half], &h, sizeof h);
-        }
+        if (k % STEPS == 0) fetch(t->ahead);
+        vf even[2], odd[2];
+        for (int half = 0; half < 2; half++) expand(t->w, k, half * LANES, format, even + half, odd + half);
         for (int r = 0; r < rows; r++) {
-            vf even = vf_set(bf16_to_f32(x[r * K + 2 * k])), odd = vf_set(bf16_to_f32(x[r * K + 2 * k + 1]));
-            for (int half = 0; half < 2; half++) acc[r][half] += even * low[half], acc[r][half] += odd * high[half];
+            int64_t i = r * K + 2 * k;
+            vf e = vf_set(load_any(t->x, i, dtype)), o = vf_set(load_any(t->x, i + 1, dtype));
+            for (int half = 0; half < 2; half++) acc[r][half] += e * even[half], acc[r][half] += o * odd[half];
         }
     }
-    for (int r = 0; r < rows; r++) finish(acc[r][0], acc[r][1], n0, N, bias, out, row0 + r, output);
+    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
+}
+
+#if defined(HAS_DP)
+struct table {
+    __m512i low[2], high[2]; /* bytes of the bfloat16 numbers 0 to 127 */
+};
+
+static struct table int8_table(void) {
+    uint8_t low[128], high[128];
+    for (int i = 0; i < 128; i++) {
+        uint16_t h = f32_to_bf16((float)i);
+        low[i] = h & 0xff, high[i] = h >> 8;
+    }
+    return (struct table){{_mm512_loadu_si512(low), _mm512_loadu_si512(low + 64)},
+                          {_mm512_loadu_si512(high), _mm512_loadu_si512(high + 64)}};
+}
+
+/* A pair of k of 32 outputs. From int8 the outputs come out of order: `in_order` puts sums right at the end. */
+ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0, __m512bh *w1) {
+    if (format == BF16) {
+        const uint16_t *at = (const uint16_t *)w + k * (2 * NB);
+        *w0 = (__m512bh)_mm512_loadu_si512(at), *w1 = (__m512bh)_mm512_loadu_si512(at + NB);
+        return;
+    }
+#if defined(HAS_DP_INT8)
+    __m512i bytes = _mm512_loadu_si512((const uint8_t *)w + k * (2 * NB)); /* bit 7, the sign, is no part of an index */
+    __m512i low = _mm512_permutex2var_epi8(table->low[0], bytes, table->low[1]);
+    __m512i high = _mm512_permutex2var_epi8(table->high[0], bytes, table->high[1]);
+    high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (bytes & 0x80) */
+    *w0 = (__m512bh)_mm512_unpacklo_epi8(low, high), *w1 = (__m512bh)_mm512_unpackhi_epi8(low, high);
 #endif
 }
 
-#define TILES(NAME, TYPE)                                                                                          \
-    static void rows_##NAME(int rows, const TYPE *x, const TYPE *w, int64_t K, int64_t n0, int64_t N,              \
-                            const float *bias, float *out, int64_t row0, int output) {                              \
-        switch (rows) {                                                                                            \
-        case 1: tile_##NAME(1, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 2: tile_##NAME(2, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 3: tile_##NAME(3, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 4: tile_##NAME(4, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 5: tile_##NAME(5, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 6: tile_##NAME(6, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        case 7: tile_##NAME(7, x, w, K, n0, N, bias, out, row0, output); break;                                    \
-        default: tile_##NAME(8, x, w, K, n0, N, bias, out, row0, output); break;                                   \
-        }                                                                                                          \
+/* Lanes of a are outputs 0-3, 8-11, 16-19, 24-27 of the block, those of b the others. */
+ALWAYS void in_order(__m512 *a, __m512 *b) {
+    __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    __m512 low = _mm512_permutex2var_ps(*a, first, *b);
+    *b = _mm512_permutex2var_ps(*a, second, *b), *a = low;
+}
+
+ALWAYS void dp_step(const int rows, const struct tile *t, const int format, const struct table *table, int64_t k,
+                    __m512 acc[MAX_ROWS][2]) {
+    __m512bh w0, w1;
+    load_pair(t->w, k, format, table, &w0, &w1);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        int32_t pair;
+        memcpy(&pair, (const uint16_t *)t->x + r * t->K + 2 * k, sizeof pair);
+        __m512bh v = (__m512bh)_mm512_set1_epi32(pair);
+        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, v);
+        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, v);
     }
-TILES(f32, float)
-TILES(bf16, uint16_t)
+}
+
+ALWAYS void tile_dp(const int rows, const struct tile *t, const int format) {
+    int64_t pairs = t->K / 2, k = 0;
+    struct table table;
+    if (format == INT8) table = int8_table();
+    __m512 acc[MAX_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
+    struct ahead ahead = *t->ahead;
+    for (; k + STEPS <= pairs; k += STEPS) {
+        fetch(&ahead);
+#pragma GCC unroll 8
+        for (int i = 0; i < STEPS; i++) dp_step(rows, t, format, &table, k + i, acc);
+    }
+    t->ahead->at = ahead.at;
+    for (; k < pairs; k++) dp_step(rows, t, format, &table, k, acc);
+    for (int r = 0; r < rows; r++) {
+        if (format == INT8) in_order(&acc[r][0], &acc[r][1]);
+        finish(t, (vf)acc[r][0], (vf)acc[r][1], r);
+    }
+}
+#endif
+
+ALWAYS void tile_bf16(const int rows, const struct tile *t) {
+#if defined(HAS_DP)
+    tile_dp(rows, t, BF16);
+#else
+    tile_pairs(rows, t, BF16, BF16);
+#endif
+}
+
+ALWAYS void tile_int8_bf16(const int rows, const struct tile *t) {
+#if defined(HAS_DP_INT8)
+    tile_dp(rows, t, INT8);
+#else
+    tile_pairs(rows, t, INT8, BF16);
+#endif
+}
+
+ALWAYS void tile_int8_f32(const int rows, const struct tile *t) { tile_pairs(rows, t, INT8, F32); }
+
+#define TILES(NAME)                                           \
+    static void rows_##NAME(int rows, const struct tile *t) { \
+        switch (rows) {                                       \
+        case 1: tile_##NAME(1, t); break;                     \
+        case 2: tile_##NAME(2, t); break;                     \
+        case 3: tile_##NAME(3, t); break;                     \
+        case 4: tile_##NAME(4, t); break;                     \
+        case 5: tile_##NAME(5, t); break;                     \
+        case 6: tile_##NAME(6, t); break;                     \
+        case 7: tile_##NAME(7, t); break;                     \
+        default: tile_##NAME(8, t); break;                    \
+        }                                                     \
+    }
+TILES(f32)
+TILES(bf16)
+TILES(int8_bf16)
+TILES(int8_f32)
 
 int64_t linear_blocks(const struct linear *l) { return (l->N + NB - 1) / NB; }
 
+static int64_t block_bytes(const struct linear *l) {
+    return l->K * NB * (l->format == F32 ? 4 : l->format == BF16 ? 2 : 1);
+}
+
+static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
+
+struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
+    if (block < 0) return (struct ahead){NULL, 0};
+    int64_t bytes = block_bytes(l), steps = now->format == F32 ? now->K : now->K / 2;
+    int64_t looks = tiles(M) * (steps / STEPS > 0 ? steps / STEPS : 1);
+    int64_t lines = (bytes < MAX_AHEAD ? bytes : MAX_AHEAD) / 64;
+    return (struct ahead){(const char *)l->weight + block * bytes, (lines + looks - 1) / looks};
+}
+
+void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
+                 int dtype, enum output output, struct ahead *ahead) {
+    int64_t n0 = block * NB;
+    struct tile t = {
+        x, (const char *)l->weight + block * block_bytes(l), l->K, l->scales ? l->scales + n0 : NULL,
+        l->bias ? l->bias + n0 : NULL, out, stride, l->N - n0 < NB ? l->N - n0 : NB, output, ahead};
+    if (l->format == F32) rows_f32((int)rows, &t);
+    else if (l->format == BF16) rows_bf16((int)rows, &t);
+    else if (dtype == BF16) rows_int8_bf16((int)rows, &t);
+    else rows_int8_f32((int)rows, &t);
+}
+
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
-                  enum output output) {
-    int64_t N = l->N, K = l->K, n0 = block * NB;
-    for (int64_t m = 0; m < M; m += MAX_ROWS) {
-        int rows = M - m < MAX_ROWS ? (int)(M - m) : MAX_ROWS;
-        if (dtype == BF16)
-            rows_bf16(rows, (const uint16_t *)x + m * K, (const uint16_t *)l->weight + n0 * K, K, n0, N, l->bias, out,
-                      m, output);
-        else
-            rows_f32(rows, (const float *)x + m * K, (const float *)l->weight + n0 * K, K, n0, N, l->bias, out, m,
-                     output);
-    }
+                  enum output output, struct ahead *ahead) {
+    int64_t row_bytes = l->K * (dtype == BF16 ? 2 : 4);
+    for (int64_t m = 0; m < M; m += MAX_ROWS)
+        linear_tile(l, block, (const char *)x + m * row_bytes, M - m < MAX_ROWS ? M - m : MAX_ROWS,
+                    out + m * l->N + block * NB, l->N, dtype, output, ahead);
 }
 
 struct linear_call {
@@ -128,15 +276,19 @@ struct linear_call {
 
 static void linear_team(void *context) {
     struct linear_call *c = context;
-    int64_t block;
-    while ((block = claim(&c->next, linear_blocks(&c->linear))) >= 0)
-        linear_block(&c->linear, block, c->x, c->out, c->M, c->dtype, c->output);
+    int64_t blocks = linear_blocks(&c->linear), block = claim(&c->next, blocks);
+    while (block >= 0) {
+        int64_t following = claim(&c->next, blocks);
+        struct ahead ahead = linear_ahead(&c->linear, following, &c->linear, c->M);
+        linear_block(&c->linear, block, c->x, c->out, c->M, c->dtype, c->output, &ahead);
+        block = following;
+    }
 }
 
-/* x [M, K] contiguous in the weights' dtype (K even for bf16), out [M, N] float32, stored or added to; bias may be
- * null. */
-void slipstream_linear(const void *x, const void *weight, const float *bias, float *out, int64_t M, int64_t N,
-                       int64_t K, int dtype, int output) {
-    struct linear_call call = {{weight, bias, N, K}, x, out, M, dtype, output, 0};
+/* x [M, K] contiguous (K even unless both are float32), out [M, N] float32, stored or added to; scales and bias may be
+ * null. `dtype`: of x. `format`: of the weights, int8 or x's own. */
+void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
+                       int64_t N, int64_t K, int dtype, int format, int output) {
+    struct linear_call call = {{weight, scales, bias, N, K, format}, x, out, M, dtype, output, 0};
     team_run(linear_team, &call);
 }

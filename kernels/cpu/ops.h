@@ -5,16 +5,30 @@
 
 enum output { STORE = 0, ADD = 1 };
 
+#define LINEAR_BLOCK 32 /* outputs */
+#define LINEAR_ROWS 8   /* rows of one tile */
+
 struct linear {
-    const void *weight; /* packed, see linear.c */
-    const float *bias;  /* or null */
-    int64_t N, K;
+    const void *weight;         /* packed, see linear.c */
+    const float *scales, *bias; /* per output, or null */
+    int64_t N, K, format;       /* format: enum dtype */
+};
+
+/* What to fetch into L2 while a block is worked on, a few lines at every look. */
+struct ahead {
+    const char *at;
+    int64_t lines;
 };
 
 int64_t linear_blocks(const struct linear *l);
-/* 32 outputs of all M rows. x [M, K] in the weights' dtype, out [M, N] float32. */
+/* `block` of `l` comes after a block of `now` with M rows; -1: nothing does. */
+struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
+/* One block of at most LINEAR_ROWS rows; out: of the block's first output, rows `stride` apart. */
+void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
+                 int dtype, enum output output, struct ahead *ahead);
+/* One block of all M rows. x [M, K] in `dtype`, out [M, N] float32. */
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
-                  enum output output);
+                  enum output output, struct ahead *ahead);
 
 void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype);
 void cast_row(const float *x, void *out, int64_t H, int dtype);

@@ -6,14 +6,16 @@ from torch import Tensor
 
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder, decoder_reference
-from kernels.linear import pack
+from kernels.linear import pack as pack_as_is
+from kernels.linear import pack_int8
 from kernels.rope import HeadNorms
 
 H, INNER, HQ, HKV, D, SLOTS = 48, 80, 6, 2, 16, 64
 
 
-def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool) -> DecoderLayers:
+def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool, int8: bool = False) -> DecoderLayers:
     generator = torch.Generator().manual_seed(0)
+    pack = pack_int8 if int8 else pack_as_is
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) * 0.2
@@ -52,11 +54,13 @@ def make_rows(M: int) -> DecoderRows:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("M", [1, 2, 7, 8, 9, 33])
-@pytest.mark.parametrize(("head_norms", "bias"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("head_norms", "bias", "int8"), [(False, False, False), (True, True, False), (True, True, True)]
+)
 def test_the_compiled_pass_gives_the_bits_of_single_operations(
-    dtype: torch.dtype, M: int, head_norms: bool, bias: bool
+    dtype: torch.dtype, M: int, head_norms: bool, bias: bool, int8: bool
 ) -> None:
-    layers = make_layers(dtype, head_norms=head_norms, bias=bias)
+    layers = make_layers(dtype, head_norms=head_norms, bias=bias, int8=int8)
     assert layers.structure is not None
     residual = torch.randn(M, H, generator=torch.Generator().manual_seed(1))
     results = []
@@ -75,8 +79,9 @@ def test_the_compiled_pass_gives_the_bits_of_single_operations(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype) -> None:
-    layers = make_layers(dtype, head_norms=True, bias=True)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, int8: bool) -> None:
+    layers = make_layers(dtype, head_norms=True, bias=True, int8=int8)
     residual = torch.randn(40, H, generator=torch.Generator().manual_seed(1))
 
     def run(M: int) -> list[Tensor]:

@@ -1,13 +1,16 @@
 """linear: right, and with rows that do not know of each other."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import library
-from kernels.linear import linear, linear_reference, pack
+from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_int8
 
 DTYPES = [torch.float32, torch.bfloat16]
+PACKS = [pack, pack_int8]
 # Both sides of the block of 32 outputs; odd rows; a K that no vector length divides.
 SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
 
@@ -42,7 +45,41 @@ def test_agrees_with_float64(implementation: str, dtype: torch.dtype, M: int, N:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(implementation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("M", "N", "K"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_int8_is_the_product_with_rounded_weights(
+    implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool
+) -> None:
+    x, w = make((M, K), dtype, 1), make((N, K), dtype, 2)
+    bias = make((N,), dtype, 3) if with_bias else None
+    scales = w.float().abs().amax(1, keepdim=True) / 127
+    rounded = (w.float() / scales).round().double() * scales
+    expected = x.double() @ rounded.T + (0.0 if bias is None else bias.double())
+
+    out = linear(x, pack_int8(w, bias))
+
+    # as above
+    tolerance = 0.02 * K**0.5 if implementation == "reference" and dtype == torch.bfloat16 else 1e-5 * K
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_an_int8_weight_is_off_by_half_a_scale_at_most(implementation: str) -> None:
+    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
+    restored = linear(torch.eye(64), pack_int8(w)).T
+    assert bool(((restored - w).abs() <= w.abs().amax(1, keepdim=True) / 127 * 0.5001).all())
+    assert bool((restored[40] == 0).all())
+
+
+def test_int8_takes_half_the_memory() -> None:
+    w = make((64, 576), torch.bfloat16, 1)
+    assert pack_int8(w).data.nbytes == pack(w).data.nbytes // 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    implementation: str, dtype: torch.dtype, pack: Callable[[Tensor], LinearWeight]
+) -> None:
     x, weight = make((70, 576), dtype, 4), pack(make((200, 576), dtype, 5))
     all_rows = linear(x, weight)
 
@@ -53,7 +90,10 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(implementation: str, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_adds_to_a_residual_in_place(implementation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("pack", PACKS)
+def test_adds_to_a_residual_in_place(
+    implementation: str, dtype: torch.dtype, pack: Callable[[Tensor], LinearWeight]
+) -> None:
     x, w, residual = make((6, 64), dtype, 1), make((40, 64), dtype, 2), make((6, 40), torch.float32, 3)
     expected = residual + linear(x, pack(w))
 
@@ -70,8 +110,10 @@ def test_no_rows_give_no_rows(implementation: str) -> None:
 def test_names_both_sides_of_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"x must be torch.float32 \[None, 8\], got torch.float32 \[2, 9\]"):
         linear(torch.ones(2, 9), pack(torch.ones(4, 8)))
-    with pytest.raises(ValueError, match="even number of columns in bfloat16, got 7"):
+    with pytest.raises(ValueError, match="even number of columns, got 7"):
         pack(torch.ones(4, 7, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="even number of columns, got 7"):
+        pack_int8(torch.ones(4, 7))
     with pytest.raises(ValueError, match=r"must be float32 or bfloat16, got torch.float16"):
         pack(torch.ones(4, 8, dtype=torch.float16))
 

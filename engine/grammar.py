@@ -1,7 +1,17 @@
-"""What an answer must look like, as the caller spells it. How it is enforced is the business of `engine.constraint`."""
+"""What an answer must look like, as the caller spells it, and how the engine holds an answer to it.
 
-from dataclasses import dataclass
+    Grammar ─ engine.grammars.GrammarCompiler.compile ─ Grammar with `compiled` ─ start, once per answer ─ Constraint
+
+Compiling takes the tokenizer and, for some grammars, seconds: it is done where a request is read, never in the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 
@@ -17,10 +27,33 @@ class GrammarKind(StrEnum):
     STRUCTURAL_TAG = "structural_tag"  # free text with constrained parts between tags, as JSON text; used for tools
 
 
+class Constraint(Protocol):
+    """One answer's place in its grammar. Derived from the answer's tokens alone, so nothing is lost with it."""
+
+    def follow(self, answer: Sequence[int]) -> None:
+        """Goes to the place after these tokens. Cheap if they are those that were accepted."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[vocabulary]: what may come next; when the grammar is complete, end-of-sequence alone. Never nothing.
+
+        Raises: GrammarTooSlow
+        """
+
+    def accept(self, token: int) -> None:
+        """The next token of the answer."""
+
+
+class CompiledGrammar(Protocol):
+    def start(self) -> Constraint: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
+    """Equal to any other of the same source, compiled or not."""
+
     kind: GrammarKind
     source: str = ""
+    compiled: CompiledGrammar | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         size = len(self.source.encode())
@@ -28,3 +61,9 @@ class Grammar:
             raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}")
         if (self.kind is GrammarKind.JSON_OBJECT) != (not self.source):
             raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")
+
+    def start(self) -> Constraint:
+        """Raises: ValueError: not compiled yet."""
+        if self.compiled is None:
+            raise ValueError(f"the grammar must be compiled before the engine gets it, got {self.kind} as it was read")
+        return self.compiled.start()

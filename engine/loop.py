@@ -104,7 +104,9 @@ class Engine:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
         adapter = None if request.adapter is None else self.adapters.get(request.adapter)
-        self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats))
+        grammar = request.sampling.grammar
+        constraint = None if grammar is None else grammar.start()
+        self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
 
     def cancel(self, request_id: str) -> None:
         """The next step's outputs hold the request's end; an unknown or finished id changes nothing."""
@@ -215,7 +217,7 @@ class Engine:
     def _choose(self, sequence: Sequence, draft: Draft, logits: Tensor) -> tuple[StepOutput, tuple[int, ...]]:
         """Verifies and commits, up to the answer's end. Returns what was added and the nodes kept."""
         sampling = sequence.request.sampling
-        verdict = verify(logits, draft, sampling, len(sequence.tokens))
+        verdict = verify(logits, draft, sequence, self.eos_token_ids)
         tokens, finish_reason = self._until_end(sequence, verdict.tokens)
         path = verdict.path[: len(tokens) - 1]
         self.scheduler.commit(sequence, tokens, path)

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from engine.grammar import Constraint
 from engine.request import Request, SpeculationStats
 from engine.slots import Block
 
@@ -19,6 +20,7 @@ class Sequence:
     tokens: list[int]
     root: Hashable  # what keys and values depend on beside the tokens
     stats: SpeculationStats
+    constraint: Constraint | None = None  # where the answer stands in the request's grammar
     num_computed: int = 0
     table_row: int = -1  # of the cache's slot tables; -1 while it waits
     num_tabled: int = 0  # positions whose slots stand in the table

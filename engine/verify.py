@@ -1,7 +1,7 @@
-"""Which draft nodes are kept: those on the walk down along children that equal the token sampled at their parent.
+"""Which draft nodes are kept: those on the walk down along children that equal the token chosen at their parent.
 
-The sampled token depends on logits, seed and position alone (kernels/sampling.py), so what is kept, followed by the
-first token that no child guessed, is what plain decoding would have produced.
+The chosen token depends on logits, seed, position and what stands before it (kernels/sampling.py, engine/adjust.py), so
+what is kept, followed by the first token that no child guessed, is what plain decoding would have produced.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.adjust import Adjuster, needs_adjusting
 from engine.draft import Draft
 from engine.request import SamplingParams, TokenLogprob
-from kernels.sampling import sample_token
+from engine.sequence import Sequence
+from kernels.sampling import greedy_tokens, sample_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,30 @@ class Verdict:
     tokens: tuple[int, ...]
 
 
-def verify(logits: Tensor, draft: Draft, sampling: SamplingParams, position: int) -> Verdict:
-    """logits [1 + N, V] float32: of the last committed token, then of each node. `position`: of the next token."""
+def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
+    """Only rows on the way down are looked at; greedy ones without adjustments, all at once.
+
+    Args:
+        logits: [1 + N, V] float32, unchanged. Of the last committed token, then of each node.
+        eos_token_ids: those that end an answer, unless the request ignores them.
+    """
     children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
-    greedy = logits.argmax(-1).tolist() if sampling.temperature == 0.0 else None
+    sampling = sequence.request.sampling
+    adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sampling) else None
+    greedy = greedy_tokens(logits) if sampling.temperature == 0.0 and adjuster is None else None
     path: list[int] = []
     tokens: list[int] = []
     node = -1
     while True:
         row = node + 1
-        token = greedy[row] if greedy is not None else choose(logits[row], sampling, position + len(path))
+        if greedy is not None:
+            token = greedy[row]
+        else:
+            adjusted = logits[row] if adjuster is None else adjuster.adjust(logits[row])
+            token = choose(adjusted, sampling, len(sequence.tokens) + len(path))
         tokens.append(token)
+        if adjuster is not None:
+            adjuster.accept(token)
         child = children.get((node, token))
         if child is None:
             return Verdict(tuple(path), tuple(tokens))
@@ -41,7 +56,7 @@ def verify(logits: Tensor, draft: Draft, sampling: SamplingParams, position: int
 
 
 def choose(logits: Tensor, sampling: SamplingParams, position: int) -> int:
-    """logits [V] float32 -> the token at `position`."""
+    """logits [V] float32, adjusted -> the token at `position`."""
     return sample_token(
         logits,
         temperature=sampling.temperature,
@@ -54,7 +69,7 @@ def choose(logits: Tensor, sampling: SamplingParams, position: int) -> int:
 
 
 def token_logprobs(logits: Tensor, token: int, count: int) -> TokenLogprob:
-    """logits [V] float32 -> log-probabilities of `token` and of the `count` best, before temperature and filters."""
+    """logits [V] float32 -> log-probabilities of `token` and of the `count` best, before any adjustment or filter."""
     logprobs = torch.log_softmax(logits, dim=-1)
     best = logprobs.topk(count)
     top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -1,0 +1,236 @@
+"""What a block drafter's config.json says, in any of its dialects, and how it is written.
+
+    speculators  `speculators_model_type` dflash or dspark; taps are numbered by the layer they enter
+    SpecForge    `dflash_config`; DFlash, DSpark and JetSpec (`causal_head`); taps by the layer they leave, one less
+    DeepSpec     `target_layer_ids` beside the sizes; DSpark; taps as SpecForge's
+
+transformers fills in what a file leaves to its defaults. It is written as speculators does.
+
+Source: speculators, SpecForge, DeepSpec and JetSpec; attention of a layer as vLLM reads it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from engine.errors import SpeculatorNotLoadable
+
+MarkovType = Literal["vanilla", "gated"]
+_SLIDING = "sliding_attention"
+_OWN_KEYS = {  # of SpecForge and DeepSpec, beside those of transformers
+    *("architectures", "auto_map", "dflash_config", "block_size", "mask_token_id", "num_target_layers"),
+    *("target_layer_ids", "num_anchors", "markov_rank", "markov_head_type"),
+    *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What the block's rows of one layer attend to.
+
+    window: positions before the anchor, None for all. causal: within the block up to the row itself, else all of it.
+    """
+
+    window: int | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """transformer: the layers' configuration as published; transformers knows its model type."""
+
+    transformer: dict[str, Any]
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # of the target
+    norm_eps: float
+    attention_bias: bool
+    attention: tuple[LayerAttention, ...]  # per layer
+    tap_layers: tuple[int, ...]  # as Drafter.tap_layers
+    block_size: int
+    mask_token_id: int
+    draft_vocab_size: int
+    sample_from_anchor: bool = False  # row i guesses the token after its own position, the anchor's row too
+    markov_rank: int = 0  # 0: no Markov head
+    markov_type: MarkovType = "vanilla"
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    dtype: torch.dtype = torch.bfloat16  # of the weights as stored
+    verifier: dict[str, Any] = field(default_factory=dict)  # as speculators: name_or_path, architectures
+
+    def __post_init__(self) -> None:
+        if self.max_depth < 1 or not self.attention or not self.tap_layers:
+            raise ValueError("a block drafter needs a layer, a tap and a row that guesses")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(f"mask_token_id must be in 0..{self.vocab_size - 1}, got {self.mask_token_id}")
+        if not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(f"draft_vocab_size must be in 1..{self.vocab_size}, got {self.draft_vocab_size}")
+        if self.markov_type not in ("vanilla", "gated"):
+            raise ValueError(f"markov_head_type must be vanilla or gated, got {self.markov_type!r}")
+        if self.confidence_with_markov and not self.markov_rank:
+            raise ValueError("confidence_head_with_markov needs a Markov head")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.attention)
+
+    @property
+    def max_depth(self) -> int:
+        return self.block_size if self.sample_from_anchor else self.block_size - 1
+
+    @property
+    def first_row(self) -> int:
+        """The first row that guesses: row `first_row + d` guesses the token d + 1 after the anchor."""
+        return 0 if self.sample_from_anchor else 1
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> "BlockConfig":
+        """`values`: config.json as published. Raises: SpeculatorNotLoadable."""
+        try:
+            if "speculators_model_type" in values:
+                return _from_speculators(values)
+            return _from_specforge(values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SpeculatorNotLoadable(f"config.json describes no block drafter: {error!r}") from error
+
+    def to_values(self) -> dict[str, Any]:
+        """config.json of speculators: dspark where it has one of DSpark's heads, else dflash."""
+        dspark = bool(self.markov_rank or self.confidence)
+        name = "dspark" if dspark else "dflash"
+        windowed = [attention for attention in self.attention if attention.window is not None]
+        values: dict[str, Any] = {
+            "speculators_model_type": name,
+            "architectures": ["DSparkSpeculator" if dspark else "DFlashSpeculator"],
+            "transformer_layer_config": self.transformer,
+            "draft_vocab_size": self.draft_vocab_size,
+            "block_size": self.block_size,
+            "aux_hidden_state_layer_ids": list(self.tap_layers),
+            "mask_token_id": self.mask_token_id,
+            "sliding_window_non_causal": bool(windowed) and not any(attention.causal for attention in windowed),
+            "sample_from_anchor": self.sample_from_anchor,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "speculators_config": self._speculators_config(name),
+        }
+        if dspark:
+            values |= {
+                "markov_rank": self.markov_rank,
+                "markov_head_type": self.markov_type,
+                "enable_confidence_head": self.confidence,
+                "confidence_head_with_markov": self.confidence_with_markov,
+            }
+        return values
+
+    def _speculators_config(self, name: str) -> dict[str, Any]:
+        method = {"proposal_type": "greedy", "speculative_tokens": self.max_depth}
+        return {
+            "algorithm": name,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": self.verifier,
+        }
+
+
+def transformers_config(values: dict[str, Any]) -> PretrainedConfig:
+    """`values`: as `BlockConfig.transformer`."""
+    rest = {key: value for key, value in values.items() if key != "model_type"}
+    return AutoConfig.for_model(values.get("model_type", "qwen3"), **rest)
+
+
+def _from_speculators(values: dict[str, Any]) -> BlockConfig:
+    kind = values["speculators_model_type"]
+    if kind not in ("dflash", "dspark"):
+        raise ValueError(f"speculators_model_type must be dflash or dspark, got {kind!r}")
+    transformer = values["transformer_layer_config"]
+    heads = {}
+    if kind == "dspark":
+        heads = {
+            "markov_rank": values.get("markov_rank", 256),
+            "markov_type": values.get("markov_head_type", "vanilla"),
+            "confidence": values.get("enable_confidence_head", True),
+            "confidence_with_markov": values.get("enable_confidence_head", True)
+            and values.get("confidence_head_with_markov", True),
+        }
+    return BlockConfig(
+        **_sizes(transformer, non_causal_windows=values.get("sliding_window_non_causal", False)),
+        **heads,
+        tap_layers=tuple(values["aux_hidden_state_layer_ids"]),
+        block_size=values["block_size"],
+        mask_token_id=values["mask_token_id"],
+        draft_vocab_size=values["draft_vocab_size"],
+        sample_from_anchor=values.get("sample_from_anchor", kind == "dspark"),
+        verifier=values.get("speculators_config", {}).get("verifier", {}),
+    )
+
+
+def _from_specforge(values: dict[str, Any]) -> BlockConfig:
+    own = values.get("dflash_config") or {}
+    both = values | own
+    projector = own.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
+    if projector not in ("dflash", "dspark"):
+        raise ValueError(f"projector_type must be dflash or dspark, got {projector!r}")
+    transformer = {key: value for key, value in values.items() if key not in _OWN_KEYS} | _attention_of(values, own)
+    sizes = _sizes(transformer, non_causal_windows=False)
+    confidence = both.get("enable_confidence_head", both.get("confidence_head_alpha", 0.0) > 0.0)
+    return BlockConfig(
+        **sizes,
+        tap_layers=tuple(layer + 1 for layer in both["target_layer_ids"]),
+        block_size=both["block_size"],
+        mask_token_id=both["mask_token_id"],
+        draft_vocab_size=sizes["vocab_size"],
+        sample_from_anchor=projector == "dspark",  # its training says so; its own example of decoding does not
+        markov_rank=both.get("markov_rank") or 0,
+        markov_type=both.get("markov_head_type", "vanilla"),
+        confidence=confidence,
+        confidence_with_markov=confidence and both.get("confidence_head_with_markov", False),
+    )
+
+
+def _attention_of(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What SpecForge's section says of attention, in transformers' terms. `is_causal` is vLLM's."""
+    said: dict[str, Any] = {}
+    causal = own.get("causal", own.get("causal_head"))
+    if causal is not None:
+        said["is_causal"] = bool(causal)
+    if own.get("use_swa") and _SLIDING not in (values.get("layer_types") or ()):
+        said["layer_types"] = [_SLIDING] * values["num_hidden_layers"]
+        said.setdefault("is_causal", False)
+    if window := own.get("swa_window_size"):
+        said |= {"sliding_window": window, "use_sliding_window": True}
+    return said
+
+
+def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str, Any]:
+    """The part of BlockConfig's arguments that all dialects share."""
+    config = transformers_config(transformer)
+    if config.hidden_act != "silu":
+        raise ValueError(f"hidden_act must be silu, got {config.hidden_act!r}")
+    heads = config.num_attention_heads
+    return {
+        "transformer": transformer,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "vocab_size": config.vocab_size,
+        "norm_eps": config.rms_norm_eps,
+        "attention_bias": getattr(config, "attention_bias", False),
+        "attention": _attention(config, transformer.get("is_causal"), non_causal_windows=non_causal_windows),
+    }
+
+
+def _attention(config: PretrainedConfig, said: bool | None, *, non_causal_windows: bool) -> tuple[LayerAttention, ...]:
+    """A sliding layer is causal within the block unless the file says otherwise; a full one is not."""
+    layers = []
+    for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:
+        sliding = kind == _SLIDING
+        if sliding and not config.sliding_window:
+            raise ValueError("sliding attention needs a window")
+        causal = said if said is not None else sliding and not non_causal_windows
+        layers.append(LayerAttention(config.sliding_window if sliding else None, causal))
+    return tuple(layers)

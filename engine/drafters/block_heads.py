@@ -1,0 +1,139 @@
+"""From a block's hidden states to a tree: what each row guesses, given its parent where there is a Markov head.
+
+With a Markov head the guesses under a node depend on the node's token. All pairs of a candidate and a candidate of the
+depth before are scored at once, among the best of each depth alone: what lies beyond them gets no correction.
+
+    score(child | parent) = logit(child) + latent(parent) W2[child]      survival: its share of exp over the vocabulary
+
+A confidence c, where there is such a head, is how likely the first guess is right; the others share what remains, as
+far as it does not exceed c.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.draft import Draft, grow_tree
+from engine.drafters.block_model import BlockModel, ConfidenceHead
+from engine.drafters.block_tree import PairTable, grow_conditional_tree
+from engine.drafters.choice import best_columns, choose
+from engine.models.base import Model
+from engine.request import SamplingParams
+from kernels.linear import LinearWeight, linear, pack
+
+_CANDIDATES = 8  # under a node
+_PAIRED = 24  # candidates of a depth that a Markov head sees
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a block begins with: the last known token."""
+
+    token: int
+    position: int
+    sampling: SamplingParams
+
+
+class BlockHeads:
+    """lm_head, Markov head and confidence head over the rows that guess."""
+
+    def __init__(self, block: BlockModel, model: Model) -> None:
+        self.config = block.config
+        self._model = model
+        self._lm_head = _own_head(block, model)
+        reduced = block.config.draft_vocab_size < block.config.vocab_size
+        self._vocab = block.draft_vocab.to(model.device) if reduced else None
+        self._markov = deepcopy(block.markov_head)
+        self._confidence = deepcopy(block.confidence_head)
+        for head in (self._markov, self._confidence):
+            if head is not None:
+                head.to(model.device, model.dtype)
+
+    def drafts(self, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
+        """hidden: [S, depths, H] in the model's dtype, the rows that guess."""
+        S, depths, H = hidden.shape
+        rows = hidden.reshape(S * depths, H)
+        logits = self._model.logits(rows) if self._lm_head is None else linear(rows, self._lm_head)  # [S * depths, Vd]
+        if self._markov is None:
+            return self._independent(logits, hidden, anchors, budget)
+        return self._conditional(logits, hidden, anchors, budget)
+
+    def _independent(self, logits: Tensor, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
+        S, depths, _ = hidden.shape
+        sampling = [anchor.sampling for anchor in anchors for _ in range(depths)]
+        positions = [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1)]
+        found = choose(logits, sampling, positions, count=_CANDIDATES, vocab=self._vocab)
+        survival = found.survival
+        if self._confidence is not None:
+            survival = confident(survival, self._confidence(hidden).float().sigmoid().view(-1, 1))
+        shape = (S, depths, -1)
+        tokens, chances = found.tokens.view(shape).tolist(), survival.view(shape).tolist()
+        return [grow_tree(t, p, budget) for t, p in zip(tokens, chances, strict=True)]
+
+    def _conditional(self, logits: Tensor, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
+        S, depths, _ = hidden.shape
+        values, columns = best_columns(logits, min(_PAIRED, logits.shape[-1]))  # [S * depths, P]
+        columns = columns.view(S, depths, -1)
+        tokens = columns if self._vocab is None else self._vocab[columns]
+        first = torch.tensor([anchor.token for anchor in anchors], device=tokens.device)
+        parents = torch.cat([first.view(S, 1, 1).expand(-1, -1, tokens.shape[-1]), tokens[:, :-1]], dim=1)
+        scores = values.view(S, depths, 1, -1) + self._corrections(hidden, parents, columns)  # [S, depths, P, P]
+        share = _share(logits.logsumexp(-1), values, scores.flatten(0, 1))
+        P = tokens.shape[-1]
+        found = choose(
+            scores.view(-1, P),
+            [anchor.sampling for anchor in anchors for _ in range(depths * P)],
+            [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1) for _ in range(P)],
+            count=_CANDIDATES,
+            vocab=tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P),
+        )
+        survival = found.survival * share.view(-1, 1)
+        if self._confidence is not None:
+            survival = confident(survival, self._chances(self._confidence, hidden, parents).view(-1, 1))
+        shape = (S, depths, P, -1)
+        children, chances = found.tokens.view(shape).cpu().numpy(), survival.view(shape).cpu().numpy()
+        tables = (PairTable(tokens[s].tolist(), children[s], chances[s]) for s in range(S))
+        return [grow_conditional_tree(table, budget) for table in tables]
+
+    def _corrections(self, hidden: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
+        """hidden [S, depths, H], parents [S, depths, P] tokens, columns [S, depths, P] -> [S, depths, P, P] float32."""
+        assert self._markov is not None
+        wide = hidden.unsqueeze(2).expand(-1, -1, parents.shape[-1], -1)
+        latent = self._markov.latent(wide, parents).float()
+        return latent @ self._markov.markov_w2.weight[columns].float().transpose(-1, -2)
+
+    def _chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
+        """Confidence under each parent, [S, depths, P] float32."""
+        wide = hidden.unsqueeze(2).expand(-1, -1, parents.shape[-1], -1)
+        if self._markov is not None and self.config.confidence_with_markov:
+            wide = torch.cat([wide, self._markov.markov_w1(parents)], dim=-1)
+        chances: Tensor = head(wide).float().sigmoid()
+        return chances
+
+
+def confident(survival: Tensor, confidence: Tensor) -> Tensor:
+    """survival [R, k], descending; confidence [R, 1] that the first is right -> [R, k], descending."""
+    others = survival[:, 1:] / (1.0 - survival[:, :1]).clamp(min=1e-6)
+    return torch.cat([confidence, torch.minimum(confidence, 1.0 - confidence) * others.clamp(max=1.0)], dim=-1)
+
+
+def _share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
+    """What part of the vocabulary's mass the paired candidates hold under each parent, [R, P].
+
+    total [R]: log of the mass of all uncorrected logits. values [R, P]: those of the paired. scores [R, P, P].
+    """
+    paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)
+    others = total + torch.log(-torch.expm1(paired))  # [R]
+    return torch.sigmoid(scores.logsumexp(-1) - others.unsqueeze(-1))
+
+
+def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
+    """None where it would be the target's whole lm_head once more."""
+    vocab = block.draft_vocab.to(model.device)
+    rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
+    own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)
+    if own is not None and not torch.equal(own, rows):
+        return pack(own)
+    return None if len(vocab) == model.config.vocab_size else pack(rows)

@@ -1,0 +1,141 @@
+"""A block drafter's layers as they are served: packed for the kernels, with keys and values in the target's slots."""
+
+from collections.abc import Sequence as Many
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from engine.drafters.block_config import LayerAttention
+from engine.drafters.block_model import BlockAttention, BlockLayer, BlockModel
+from engine.kv_cache import KVCache
+from engine.models.base import Model
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
+from kernels.linear import LinearWeight, linear, pack
+from kernels.norm import rms_norm
+from kernels.rope import HeadNorms, rope_write
+
+
+class BlockLayers:
+    def __init__(self, block: BlockModel, model: Model) -> None:
+        self.config = block.config
+        self._dtype, self._device = model.dtype, model.device
+        cosines, sines = block.rotary_tables(model.max_positions + block.config.block_size)
+        self._tables = cosines.to(model.device).contiguous(), sines.to(model.device).contiguous()
+        layers = [layer for layer in block.layers if isinstance(layer, BlockLayer)]
+        self._fc = self._pack(block.fc)
+        self._context_norm = self._norm(block.hidden_norm)
+        self._context = self._pack(*(part for x in layers for part in (x.self_attn.k_proj, x.self_attn.v_proj)))
+        self._head_norms = [self._norms_of(layer.self_attn) for layer in layers]
+        self._groups = self._group(layers, self._norm(block.norm))
+
+    def prepare(self, cache: KVCache) -> None:
+        """Keys and values for every slot of the cache, and beyond them for a block of every sequence."""
+        config = self.config
+        self._slot_tables = cache.slot_tables
+        self._scratch = cache.num_slots
+        slots = cache.num_slots + cache.slot_tables.shape[0] * config.block_size
+        shape = (slots, config.num_kv_heads, config.head_dim)
+        # zeros: a position may be read that was never written
+        self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
+        self._values = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
+
+    def write_contexts(self, taps: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """taps [M, T, H]; positions, slots [M] int64, slots distinct."""
+        config = self.config
+        M = taps.shape[0]
+        joined = taps.flatten(1).to(self._dtype).contiguous()
+        context = rms_norm(linear(joined, self._fc), self._context_norm, config.norm_eps, self._dtype)
+        keys_values = linear(context, self._context).view(M, config.num_layers, -1).transpose(0, 1).contiguous()
+        for layer, norms in enumerate(self._head_norms):
+            places = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
+            rope_write(keys_values[layer], *places, norms)  # [M, 2 Hkv D]: no queries
+
+    def blocks(self, embeddings: Tensor, anchors: Many[int], table_rows: Many[int]) -> Tensor:
+        """One pass over a block of each of S sequences.
+
+        Args:
+            embeddings: [S, B, H] float32; overwritten.
+            anchors: [S]. Positions of the blocks' first rows.
+            table_rows: [S]. The sequences' rows of the slot tables.
+
+        Returns: [S, B, H] after the final norm.
+        """
+        S, B, H = embeddings.shape
+        host = torch.tensor((anchors, table_rows)).to(self._device)
+        positions = (host[0].unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
+        slots = torch.arange(self._scratch, self._scratch + S * B, device=self._device)
+        residual = embeddings.view(S * B, H)
+        hidden = residual
+        first = 0
+        for attention, layers in self._groups:
+            rows = DecoderRows(positions, slots, self._rows(attention, host, max(anchors), slots.view(S, B)))
+            own = slice(first, first + len(layers.layers))
+            hidden, _ = decoder(layers, residual, rows, self._keys[own], self._values[own])
+            first = own.stop
+        return hidden.view(S, B, H)
+
+    def _rows(self, attention: LayerAttention, host: Tensor, furthest: int, slots: Tensor) -> AttentionRows:
+        """host: [2, S], anchors and table rows. furthest: the largest anchor. slots: [S, B], the blocks' own."""
+        S, B = slots.shape
+        anchors, table_rows = host
+        path_lens = torch.arange(1, B + 1, device=self._device) if attention.causal else torch.full((B,), B)
+        path_lens = path_lens.to(self._device).expand(S, B)
+        prefix_lens, paths = anchors, slots
+        if attention.window is not None and furthest > attention.window:
+            seen = anchors.clamp(max=attention.window)  # [S]: contexts that the path begins with
+            place = torch.arange(attention.window + B, device=self._device)
+            where = ((anchors - seen).unsqueeze(1) + place).clamp(max=self._slot_tables.shape[1] - 1)
+            contexts = self._slot_tables[table_rows.unsqueeze(1), where].long()
+            own = slots.gather(1, (place - seen.unsqueeze(1)).clamp(0, B - 1))
+            paths = torch.where(place < seen.unsqueeze(1), contexts, own)
+            prefix_lens, path_lens = torch.zeros_like(anchors), path_lens + seen.unsqueeze(1)
+        return AttentionRows(
+            slot_tables=self._slot_tables,
+            seqs=table_rows.repeat_interleave(B),
+            prefix_lens=prefix_lens.repeat_interleave(B),
+            paths=paths.int().repeat_interleave(B, dim=0),
+            path_lens=path_lens.flatten(),
+        )
+
+    def _group(self, layers: Many[BlockLayer], final_norm: Tensor) -> list[tuple[LayerAttention, DecoderLayers]]:
+        """Layers in a row that attend alike run in one call."""
+        config = self.config
+        shape = DecoderShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            dtype=self._dtype,
+        )
+        return [
+            (attention, DecoderLayers(shape, tuple(map(self._layer, group)), final_norm, *self._tables))
+            for attention, group in groupby(layers, key=lambda layer: layer.self_attn.attention)
+        ]
+
+    def _layer(self, layer: BlockLayer) -> LayerWeights:
+        attention, mlp = layer.self_attn, layer.mlp
+        return LayerWeights(
+            input_norm=self._norm(layer.input_layernorm),
+            qkv=self._pack(attention.q_proj, attention.k_proj, attention.v_proj),
+            head_norms=self._norms_of(attention),
+            output=self._pack(attention.o_proj),
+            post_norm=self._norm(layer.post_attention_layernorm),
+            gate_up=self._pack(mlp.gate_proj, mlp.up_proj),
+            down=self._pack(mlp.down_proj),
+        )
+
+    def _norms_of(self, attention: BlockAttention) -> HeadNorms:
+        return HeadNorms(self._norm(attention.q_norm), self._norm(attention.k_norm), self.config.norm_eps)
+
+    def _norm(self, norm: nn.RMSNorm) -> Tensor:
+        return norm.weight.detach().float().to(self._device).contiguous()
+
+    def _pack(self, *linears: nn.Linear) -> LinearWeight:
+        """One product for all, side by side."""
+        weight = torch.cat([part.weight.detach() for part in linears]).to(self._device, self._dtype)
+        biases = [part.bias.detach().to(self._device) for part in linears if part.bias is not None]
+        return pack(weight, torch.cat(biases) if biases else None)

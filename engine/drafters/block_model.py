@@ -1,0 +1,288 @@
+"""The block drafter's network, shared by trainer and server: one pass guesses a whole block of tokens.
+
+    context_t = norm(fc(taps of position t))                  one per past position; keys and values of every layer
+    block     = [e(anchor token), e(mask), ..., e(mask)]      at the anchor's position and those after it
+    layer by layer   block attends to contexts before the anchor and to itself, as Qwen3 does otherwise
+    logits_i  = lm_head norm(block_i)                         row i guesses the token at its own position (DFlash)
+                                                              or the one after it (DSpark)
+    Markov    logits_i += W2 latent(W1[token before])         latent: W1's row itself, or gated by block_i
+    confidence_i = sigmoid(w [block_i, W1[token before]] + b) how much of the target's probability the guess covers
+
+The anchor is the last known token; the target has not computed its position yet, so it has no context.
+
+Source: DFlash, arXiv:2602.06036; JetSpec (causal within the block), arXiv:2606.18394; DSpark, arXiv:2607.05147.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.drafters.block_config import BlockConfig, LayerAttention, transformers_config
+from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.rotary import tables_of
+
+WEIGHTS_FILE = "model.safetensors"
+_IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the target's, or derived
+
+
+class FrozenRows(nn.Module):
+    """Rows of the target's embedding or lm_head that come with the drafter and are never trained. [N, H]."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+
+class BlockAttention(nn.Module):
+    def __init__(self, config: BlockConfig, attention: LayerAttention) -> None:
+        super().__init__()
+        H, D, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.config, self.attention = config, attention
+        self.q_proj = nn.Linear(H, config.num_heads * D, bias=bias)
+        self.k_proj = nn.Linear(H, config.num_kv_heads * D, bias=bias)
+        self.v_proj = nn.Linear(H, config.num_kv_heads * D, bias=bias)
+        self.o_proj = nn.Linear(config.num_heads * D, H, bias=bias)
+        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps)
+        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps)
+
+    def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
+        """block [A, B, H], context [S, H] -> [A, B, H]."""
+        D, group = self.config.head_dim, self.config.num_heads // self.config.num_kv_heads
+        query = _rotate(self.q_norm(self.q_proj(block).unflatten(-1, (-1, D))), *places.block_angles)
+        keys, values = self._keys_values(block, places.block_angles)  # [A, B, Hkv, D]
+        past_keys, past_values = self._keys_values(context, places.context_angles)  # [S, Hkv, D]
+        query = query.unflatten(-2, (-1, group)) * D**-0.5  # [A, B, Hkv, G, D]
+        past = torch.einsum("abhgd,shd->abhgs", query, past_keys)
+        own = torch.einsum("abhgd,achd->abhgc", query, keys)
+        hidden_past, hidden_own = places.hidden(self.attention)
+        past = past.masked_fill(hidden_past[:, None, None, None], -torch.inf)
+        own = own.masked_fill(hidden_own[None, :, None, None], -torch.inf)
+        weights = torch.cat([past, own], dim=-1).softmax(-1)
+        of_past, of_own = weights.split((past.shape[-1], own.shape[-1]), dim=-1)
+        out = torch.einsum("abhgs,shd->abhgd", of_past, past_values)
+        out = out + torch.einsum("abhgc,achd->abhgd", of_own, values)
+        mixed: Tensor = self.o_proj(out.flatten(2))
+        return mixed
+
+    def _keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        D = self.config.head_dim
+        keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, D)))
+        return _rotate(keys, *angles), self.v_proj(x).unflatten(-1, (-1, D))
+
+
+class BlockMlp(nn.Module):
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class BlockLayer(nn.Module):
+    def __init__(self, config: BlockConfig, attention: LayerAttention) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(config, attention)
+        self.mlp = BlockMlp(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), context, places)
+        out: Tensor = block + self.mlp(self.post_attention_layernorm(block))
+        return out
+
+
+class MarkovHead(nn.Module):
+    """Low-rank correction of the logits by the token before: W2 latent."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        rank = config.markov_rank
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size + rank, rank) if config.markov_type == "gated" else None
+
+    def latent(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """hidden [..., H], previous [...] int64 token ids -> [..., r]."""
+        rows: Tensor = self.markov_w1(previous)
+        if self.gate_proj is None:
+            return rows
+        return torch.sigmoid(self.gate_proj(torch.cat([hidden, rows], dim=-1))) * rows
+
+
+class ConfidenceHead(nn.Module):
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.proj = nn.Linear(config.hidden_size + config.markov_rank * config.confidence_with_markov, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., F] -> [...], before the sigmoid."""
+        out: Tensor = self.proj(features).squeeze(-1)
+        return out
+
+
+class BlockPlaces:
+    """Where contexts and blocks stand, for all layers of one pass.
+
+    context_positions [S], anchors [A]: int64 positions. visible [A, S]: contexts of the anchor's own text before it.
+    """
+
+    def __init__(self, model: "BlockModel", context_positions: Tensor, anchors: Tensor, visible: Tensor) -> None:
+        self._before = anchors.unsqueeze(1) - context_positions  # [A, S]
+        self._visible = visible
+        self._size = model.config.block_size
+        offsets = torch.arange(self._size, device=anchors.device)
+        self.context_angles = model.angles(context_positions)
+        self.block_angles = model.angles(anchors.unsqueeze(1) + offsets)
+
+    def hidden(self, attention: LayerAttention) -> tuple[Tensor, Tensor]:
+        """What rows do not see: [A, S] of the contexts, [B, B] of their own block."""
+        seen = self._visible if attention.window is None else self._visible & (self._before <= attention.window)
+        every = torch.ones(self._size, self._size, dtype=torch.bool, device=seen.device)
+        return ~seen, every.triu(1) if attention.causal else ~every
+
+
+class BlockModel(nn.Module):
+    """draft_vocab: [Vd] int64, the target's id of each guess, ascending."""
+
+    draft_vocab: Tensor
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        draft_vocab: Tensor | None = None,
+        *,
+        lm_head: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> None:
+        """`lm_head` [Vd, H], `embedding` [V, H]: the drafter's own copies; None where it reads the target's."""
+        super().__init__()
+        self.config = config
+        vocab = torch.arange(config.draft_vocab_size) if draft_vocab is None else draft_vocab
+        if vocab.shape != (config.draft_vocab_size,):
+            raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(vocab.shape)}")
+        self.register_buffer("draft_vocab", vocab, persistent=False)
+        H = config.hidden_size
+        self.fc = nn.Linear(len(config.tap_layers) * H, H, bias=False)
+        self.hidden_norm = nn.RMSNorm(H, eps=config.norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(config, attention) for attention in config.attention)
+        self.norm = nn.RMSNorm(H, eps=config.norm_eps)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.confidence_head = ConfidenceHead(config) if config.confidence else None
+        self.lm_head = None if lm_head is None else FrozenRows(lm_head)
+        self.embed_tokens = None if embedding is None else FrozenRows(embedding)
+        self._tables = self.rotary_tables(1)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., D / 2] of positions."""
+        longest = int(positions.max()) + 1
+        if longest > self._tables[0].shape[0]:
+            self._tables = self.rotary_tables(2 * longest)
+        cosines, sines = (table.to(positions.device)[positions] for table in self._tables)
+        return cosines, sines
+
+    def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
+        """As engine.rotary. Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length."""
+        return tables_of(transformers_config(self.config.transformer), self.config.head_dim, max_positions)
+
+    def forward(
+        self, taps: Tensor, context_positions: Tensor, embeddings: Tensor, anchors: Tensor, visible: Tensor
+    ) -> Tensor:
+        """Blocks at many anchors in one pass, all attending to the same contexts: how the network is trained.
+
+        Args:
+            taps: [S, T, H]. The target's residual streams at S positions, of one text or several.
+            context_positions: [S] int64.
+            embeddings: [A, B, H]. Of the anchor token and the masks after it.
+            anchors: [A] int64. Position of each block's anchor.
+            visible: [A, S] bool. Contexts of the anchor's own text, before the anchor.
+
+        Returns: [A, B, H] after the final norm.
+        """
+        context = self.hidden_norm(self.fc(taps.flatten(1)))  # [S, H]
+        places = BlockPlaces(self, context_positions, anchors, visible)
+        block = embeddings
+        for layer in self.layers:
+            block = layer(block, context, places)
+        out: Tensor = self.norm(block)
+        return out
+
+    def logits(self, hidden: Tensor, lm_head: Tensor, previous: Tensor) -> Tensor:
+        """hidden [..., H], lm_head [Vd, H], previous [...] int64: the token before each guess -> [..., Vd]."""
+        base = hidden @ lm_head.T
+        if self.markov_head is None:
+            return base
+        correction: Tensor = self.markov_head.markov_w2(self.markov_head.latent(hidden, previous))
+        return base + correction
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """As `logits` -> [...], before the sigmoid."""
+        assert self.confidence_head is not None
+        if self.config.confidence_with_markov:
+            assert self.markov_head is not None
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], dim=-1)
+        out: Tensor = self.confidence_head(hidden)
+        return out
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json and weights, as speculators does, into an existing folder."""
+        config = self.config
+        tensors = {name: value.detach().to(config.dtype).contiguous() for name, value in self.state_dict().items()}
+        if config.draft_vocab_size < config.vocab_size:
+            vocab = self.draft_vocab.cpu()
+            tensors["d2t"] = vocab - torch.arange(config.draft_vocab_size)
+            tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, vocab, True)
+        save_file(tensors, folder / WEIGHTS_FILE)
+        (folder / "config.json").write_text(json.dumps(config.to_values(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "BlockModel":
+        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged, of other shapes or of another drafter."""
+        try:
+            config = BlockConfig.from_values(json.loads((folder / "config.json").read_text()))
+            tensors = {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in _read(path)}
+            model = cls(
+                replace(config, dtype=tensors["fc.weight"].dtype),
+                _draft_vocab(tensors.pop("d2t", None), tensors.pop("t2d", None)),
+                lm_head=tensors.get("lm_head.weight"),
+                embedding=tensors.get("embed_tokens.weight"),
+            )
+            model.load_state_dict(tensors)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ModelNotLoadable) as error:
+            raise SpeculatorNotLoadable(f"{folder} holds no block drafter: {error}") from error
+        return model.float()
+
+
+def _read(path: Path) -> list[tuple[str, Tensor]]:
+    """Early files nest their heads under `logit_head`."""
+    tensors = load_file(path)
+    return [(n.removeprefix("logit_head."), tensor) for n, tensor in tensors.items() if not n.startswith(_IGNORED)]
+
+
+def _draft_vocab(d2t: Tensor | None, t2d: Tensor | None) -> Tensor | None:
+    """d2t holds what to add to a place of the draft vocabulary to get the target's id; t2d marks the same tokens."""
+    if d2t is None:
+        return None
+    vocab = torch.arange(d2t.shape[0]) + d2t
+    if t2d is not None and not torch.equal(vocab, t2d.nonzero().flatten()):
+        raise ValueError("d2t and t2d name different tokens")
+    return vocab
+
+
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """x [..., heads, D]; cosines, sines [..., D / 2]."""
+    a, b = x.chunk(2, dim=-1)
+    cosines, sines = cosines.unsqueeze(-2), sines.unsqueeze(-2)
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)

@@ -1,0 +1,307 @@
+"""The block drafter: its numerics, its files, and whether it is asked when serving what it learned in training."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.block import BlockDrafter
+from engine.drafters.block_config import BlockConfig, LayerAttention
+from engine.drafters.block_layers import BlockLayers
+from engine.drafters.block_model import BlockModel
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
+from engine.kv_cache import KVCache
+from engine.load import load_model
+from engine.loop import Engine
+from engine.model import Decoder
+from engine.request import Completion, Request, SamplingParams
+from tests.engine.tiny_speculators import (
+    block_values,
+    make_block,
+    make_memoryless,
+    next_token_logits,
+    transformer_values,
+)
+from tests.tiny_model import make_tiny_model
+
+SLIDING = {"sliding_window": 3, "use_sliding_window": True}
+MIXED = transformer_values(**SLIDING, layer_types=["full_attention", "sliding_attention", "sliding_attention"])
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "causal": {"transformer": transformer_values(is_causal=True)},
+    "biases": {"transformer": transformer_values(attention_bias=True), "block_size": 2},
+    "sliding": {"transformer": MIXED},
+    "sliding, not causal": {"transformer": MIXED, "sliding_window_non_causal": True},
+}
+DSPARK: dict[str, Any] = {"speculators_model_type": "dspark", "markov_rank": 16}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return dense_model(tmp_path_factory.mktemp("model"))
+
+
+def dense_model(folder: Path) -> Decoder:
+    model = load_model(make_tiny_model(folder, "llama"), dtype="float32")
+    assert isinstance(model, Decoder)
+    return model
+
+
+def transcription(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor:
+    """[B, H]: the last block of a text, as the papers write it: one matrix of keys, one of weights, per head.
+
+    taps [S, T, H] of the positions before the anchor; embeddings [B, H].
+    """
+    weights: dict[str, Tensor] = block.state_dict()
+    config = block.config
+    S, B, D = taps.shape[0], config.block_size, config.head_dim
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.tensor(0.0))
+
+    def rotated(x: Tensor, first: int) -> Tensor:
+        pairs = torch.complex(x[:, : D // 2], x[:, D // 2 :])
+        angles = torch.arange(first, first + len(x)).unsqueeze(1) * 500.0 ** (-torch.arange(D // 2) * 2.0 / D)
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], dim=1)
+
+    context = norm(linear(taps.flatten(1), "fc"), "hidden_norm")
+    x = embeddings
+    for index, attention in enumerate(config.attention):
+        at = f"layers.{index}"
+        normed = norm(x, f"{at}.input_layernorm")
+        both = torch.cat([context, normed])  # [S + B, H]
+        heads = []
+        for head in range(config.num_heads):
+            own, shared = slice(head * D, (head + 1) * D), head // (config.num_heads // config.num_kv_heads)
+            kept = slice(shared * D, (shared + 1) * D)
+            query = rotated(norm(linear(normed, f"{at}.self_attn.q_proj")[:, own], f"{at}.self_attn.q_norm"), S)
+            keys = rotated(norm(linear(both, f"{at}.self_attn.k_proj")[:, kept], f"{at}.self_attn.k_norm"), 0)
+            scores = query @ keys.T / D**0.5  # [B, S + B]
+            for row, key in itertools.product(range(B), range(S + B)):
+                too_old = attention.window is not None and key < S - attention.window
+                if too_old or (attention.causal and key > S + row):
+                    scores[row, key] = -torch.inf
+            heads.append(scores.softmax(-1) @ linear(both, f"{at}.self_attn.v_proj")[:, kept])
+        x = x + linear(torch.cat(heads, dim=1), f"{at}.self_attn.o_proj")
+        normed = norm(x, f"{at}.post_attention_layernorm")
+        gate = linear(normed, f"{at}.mlp.gate_proj")
+        x = x + linear(gate * gate.sigmoid() * linear(normed, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+    return norm(x, "norm")
+
+
+def taps_and_blocks(block: BlockModel, *lengths: int) -> tuple[list[Tensor], Tensor]:
+    """Taps of texts of these lengths, and a block for each."""
+    torch.manual_seed(1)
+    taps = [torch.randn(length, len(block.config.tap_layers), block.config.hidden_size) for length in lengths]
+    return taps, torch.randn(len(lengths), block.config.block_size, block.config.hidden_size)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+@torch.no_grad()
+def test_training_and_serving_compute_what_the_papers_say(model: Decoder, changes: dict[str, Any]) -> None:
+    block = make_block(**changes)
+    lengths = (11, 1, 4)
+    taps, embeddings = taps_and_blocks(block, *lengths)
+    expected = torch.stack([transcription(block, t, e) for t, e in zip(taps, embeddings, strict=True)])
+
+    total = sum(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    text = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    trained = block(torch.cat(taps), positions, embeddings, torch.tensor(lengths), text == torch.arange(3).view(3, 1))
+
+    layers = BlockLayers(block, model)
+    cache = KVCache(model.config, num_slots=40, max_sequences=5, max_seq_len=16, dtype=model.dtype, device=model.device)
+    slots = torch.randperm(40)[:total]
+    rows = (4, 0, 2)
+    for row, length, own in zip(rows, lengths, slots.split(lengths), strict=True):
+        cache.slot_tables[row, :length] = own.int()
+    layers.prepare(cache)
+    layers.write_contexts(torch.cat(taps), positions, slots)
+    served = layers.blocks(embeddings.clone(), lengths, rows)
+
+    torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("heads", [{}, DSPARK, {**DSPARK, "markov_head_type": "gated"}])
+def test_files_keep_every_bit(tmp_path: Path, heads: dict[str, Any], reduced: bool) -> None:
+    values = block_values(**heads, draft_vocab_size=100 if reduced else 259)
+    block = make_block(**values)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in block.state_dict().items()}
+    tensors["lm_head.weight"] = torch.randn(values["draft_vocab_size"], 64).to(torch.bfloat16)
+    tensors["embed_tokens.weight"] = torch.randn(259, 64).to(torch.bfloat16)
+    if reduced:
+        marked = (torch.arange(259) % 2 == 1) & (torch.arange(259) < 200)
+        tensors |= {"t2d": marked, "d2t": marked.nonzero().flatten() - torch.arange(100)}
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    save_file(tensors, first / "model.safetensors")
+    (first / "config.json").write_text(json.dumps(values))
+
+    loaded = BlockModel.load(first)
+    loaded.save(second)
+
+    saved = load_file(second / "model.safetensors")
+    assert saved.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert saved[name].dtype == tensor.dtype, name
+        assert torch.equal(saved[name], tensor), name
+    written = json.loads((second / "config.json").read_text())
+    assert {key: written[key] for key in values} == values
+    assert BlockModel.load(second).config == loaded.config
+
+
+def specforge_values(**own: Any) -> dict[str, Any]:
+    section = {"mask_token_id": 7, "target_layer_ids": [0, 1], **own}
+    return transformer_values(architectures=["DFlashDraftModel"], block_size=5, dflash_config=section)
+
+
+def deepspec_values() -> dict[str, Any]:
+    own = {"target_layer_ids": [0, 1], "mask_token_id": 7, "block_size": 5, "num_anchors": 512, "markov_rank": 16}
+    heads = {"markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_with_markov": True}
+    return transformer_values(architectures=["Qwen3DSparkModel"], **own, **heads)
+
+
+def test_other_trainers_files_mean_the_same() -> None:
+    ours = BlockConfig.from_values(block_values())
+    dflash = BlockConfig.from_values(specforge_values())
+    jetspec = BlockConfig.from_values(specforge_values(causal_head=True))
+    heads = {"projector_type": "dspark", "markov_rank": 8, "confidence_head_alpha": 1.0}
+    dspark = BlockConfig.from_values(specforge_values(**heads))
+    deepspec = BlockConfig.from_values(deepspec_values())
+
+    assert dflash == ours
+    assert dflash.tap_layers == (1, 2)  # what leaves layers 0 and 1
+    assert (dflash.max_depth, dflash.sample_from_anchor) == (4, False)
+    assert jetspec.attention == (LayerAttention(causal=True),) * 3
+    assert (dspark.max_depth, dspark.markov_rank, dspark.confidence) == (5, 8, True)
+    assert (dspark.confidence_with_markov, deepspec.confidence_with_markov) == (False, True)
+    assert (deepspec.max_depth, deepspec.markov_rank, deepspec.markov_type) == (5, 16, "gated")
+    for config in (jetspec, dspark, deepspec):
+        assert BlockConfig.from_values(config.to_values()) == config
+
+
+def test_a_file_of_another_drafter_is_refused(tmp_path: Path) -> None:
+    for values in (
+        {},
+        block_values(speculators_model_type="eagle3"),
+        block_values(speculators_model_type="dspark", markov_head_type="rnn"),
+        block_values(mask_token_id=259),
+        specforge_values(projector_type="domino"),
+    ):
+        with pytest.raises(SpeculatorNotLoadable):
+            BlockConfig.from_values(values)
+    block = make_block()
+    block.save(tmp_path)
+    del (tensors := load_file(tmp_path / "model.safetensors"))["layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(SpeculatorNotLoadable):
+        BlockModel.load(tmp_path)
+
+
+def test_a_drafter_for_another_model_is_refused(model: Decoder) -> None:
+    for changes in (
+        {"transformer": transformer_values(hidden_size=32)},
+        {"transformer": transformer_values(vocab_size=260)},
+        {"aux_hidden_state_layer_ids": [3]},
+    ):
+        with pytest.raises(SpeculatorNotLoadable):
+            BlockDrafter(make_block(**changes), model)
+
+
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one is two chunks long
+
+
+def answers(model: Decoder, drafter: Drafter, sampling: dict[str, Any], *, budget: int) -> list[Completion]:
+    params = SamplingParams(max_tokens=40, ignore_eos=True, **sampling)
+    requests = [Request(f"r{i}", prompt, params) for i, prompt in enumerate(PROMPTS)]
+    return generate(Engine(model, drafter, EngineConfig(draft_budget=budget, prefill_chunk=16)), requests)
+
+
+def acceptance_length(completions: list[Completion]) -> float:
+    accepted = sum(sum(n * c for n, c in enumerate(a.speculation.acceptance_histogram)) for a in completions)
+    return 1.0 + accepted / sum(a.speculation.num_spec_steps for a in completions)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize("anchor_guesses", [False, True])
+def test_a_markov_head_that_knows_the_target_is_always_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], anchor_guesses: bool
+) -> None:
+    """Off by one anywhere: in the token before, the depth or the noise, and nothing would be accepted."""
+    model = dense_model(tmp_path)
+    make_memoryless(model)
+    plain = answers(model, NoDrafter(), sampling, budget=12)
+    vocab = torch.tensor(sorted({token for c in plain for token in c.token_ids}))
+    monkeypatch.setattr("engine.drafters.block_heads._PAIRED", len(vocab))
+    sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}
+    block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=anchor_guesses)
+    block.draft_vocab.copy_(vocab)
+    assert block.markov_head is not None
+    with torch.no_grad():
+        block.norm.weight.zero_()
+        block.markov_head.markov_w1.weight.copy_(torch.eye(259))
+        block.markov_head.markov_w2.weight.copy_(next_token_logits(model).T[vocab])
+
+    drafted = answers(model, BlockDrafter(block, model), sampling, budget=12)
+
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the answer's end cuts the last draft
+
+
+def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> None:
+    """Row `first_row + d` of a block is to guess the token d + 1 after the anchor."""
+    texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
+    taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
+    taps = [tap.clone() for tap in taps if tap is not None]  # made in inference mode
+    first, depths = block.config.first_row, block.config.max_depth
+    optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
+    for _ in range(80):
+        losses = []
+        for text, tap, prompt in zip(texts, taps, PROMPTS, strict=True):
+            positions = torch.arange(len(text))
+            anchors = positions[len(prompt) : -1]
+            tokens = torch.full((len(anchors), block.config.block_size), block.config.mask_token_id)
+            tokens[:, 0] = text[anchors]
+            visible = positions < anchors.unsqueeze(1)
+            hidden = block(tap, positions, model.weights.embedding[tokens], anchors, visible)
+            where = anchors.unsqueeze(1) + torch.arange(depths + 1)  # [A, depths + 1]
+            told = torch.nn.functional.pad(text, (0, depths), value=-1)[where]
+            logits = block.logits(hidden[:, first : first + depths], model.lm_head, told[:, :-1].clamp(min=0))
+            losses.append(functional.cross_entropy(logits.flatten(0, 1), told[:, 1:].flatten(), ignore_index=-1))
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+
+CAUSAL = {"transformer": transformer_values(is_causal=True), "sample_from_anchor": True}
+
+
+@pytest.mark.parametrize("changes", [{}, CAUSAL])
+def test_what_was_learned_by_heart_is_accepted(model: Decoder, changes: dict[str, Any]) -> None:
+    """Of sampled answers: greedy ones of a random model repeat themselves, which hides a shift."""
+    sampling = {"temperature": 1.0, "seed": 1}
+    plain = answers(model, NoDrafter(), sampling, budget=12)
+    block = make_block(**changes)
+    learn(block, model, plain)
+
+    drafted = answers(model, BlockDrafter(block, model), sampling, budget=12)
+
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert acceptance_length(drafted) >= 0.8 * (block.config.max_depth + 1)  # the last draft is cut short

@@ -1,0 +1,73 @@
+"""Block drafters and MTP modules of a few thousand weights, and a target whose next token is easy to know."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.drafters.block_config import BlockConfig
+from engine.drafters.block_model import BlockModel
+from engine.model import Decoder
+
+
+def transformer_values(**changes: Any) -> dict[str, Any]:
+    """As `transformer_layer_config` of the speculators layout, for tests.tiny_model's target."""
+    values = {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 259,
+        "rope_theta": 500.0,
+        "rms_norm_eps": 1e-5,
+    }
+    return values | changes
+
+
+def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """config.json of a DFlash drafter in the speculators layout."""
+    values = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": transformer or transformer_values(),
+        "draft_vocab_size": 259,
+        "block_size": 5,
+        "aux_hidden_state_layer_ids": [1, 2],
+        "mask_token_id": 7,
+    }
+    return values | changes
+
+
+def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
+    """With random weights, norms included, large enough that every part of it matters. `changes`: to config.json."""
+    config = BlockConfig.from_values(block_values(**changes))
+    vocab = None if config.draft_vocab_size == 259 else torch.arange(3, 3 + config.draft_vocab_size)
+    block = BlockModel(config, vocab)
+    randomize(block, seed)
+    return block
+
+
+def randomize(module: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0 + 0.3 * noise)
+
+
+def make_memoryless(model: Decoder) -> None:
+    """Cuts what the layers add, so that the next token depends on the last one alone, and makes it surer of it."""
+    model.weights.final_norm.mul_(6.0)
+    for layer in model.weights.layers:
+        for weight in (layer.output, layer.down):
+            weight.data.zero_()
+
+
+def next_token_logits(model: Decoder) -> torch.Tensor:
+    """[V, V] float32 of a memoryless target: row v are the logits after token v."""
+    embedding = model.weights.embedding.float()
+    norm = model.weights.final_norm
+    hidden = embedding * torch.rsqrt(embedding.pow(2).mean(-1, keepdim=True) + model.config.norm_eps) * norm
+    return model.logits(hidden.to(model.dtype))

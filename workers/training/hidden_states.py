@@ -4,6 +4,8 @@ Training reads each row many times, and the target's pass costs far more than th
 H elements of the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +56,7 @@ def compute_hidden_rows(
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
-    hidden = _empty_rows(starts[-1], decoder, file)
+    hidden = _empty_rows((starts[-1], decoder.config.hidden_size), decoder, file)
     for index, conversation in enumerate(conversations):
         tokens = torch.tensor(
             (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1]),
@@ -68,10 +70,71 @@ def compute_hidden_rows(
     return HiddenRows(hidden=hidden, completions=completions.to(hidden.device), starts=tuple(starts))
 
 
-def _empty_rows(num_rows: int, decoder: Decoder, file: Path | None) -> Tensor:
-    shape = (num_rows, decoder.config.hidden_size)
+@dataclass(frozen=True, slots=True)
+class TapRows:
+    """Every position of several conversations, one conversation after the other, and what chose their answers.
+
+    taps: [R, T, H] in the model's dtype, the residual streams of each position.
+    tokens: [R] int64. The token after each position; the last P and N of a conversation are its answer's.
+    positions: [R] int64, from 0 in each conversation.
+    starts: [C + 1]. First row of each conversation, and R.
+    prompt_lengths: [C].
+    hidden: [A, H] in the model's dtype; row `answer_starts[i] + j` chose token c[j] of conversation i's answer.
+    answer_starts: [C + 1].
+    """
+
+    taps: Tensor
+    tokens: Tensor
+    positions: Tensor
+    starts: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    hidden: Tensor
+    answer_starts: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.taps, self.hidden))
+
+
+def compute_tap_rows(
+    decoder: Decoder,
+    conversations: Sequence[Conversation],
+    *,
+    tap_layers: Sequence[int],
+    file: Path | None,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> TapRows:
+    """As `compute_hidden_rows`; `file` keeps the taps, which are most of it."""
+    lengths = [c.num_tokens - 1 for c in conversations]
+    starts = (0, *itertools.accumulate(lengths))
+    answer_starts = (0, *itertools.accumulate(len(c.completion_token_ids) for c in conversations))
+    shape = (starts[-1], len(tap_layers), decoder.config.hidden_size)
+    taps = _empty_rows(shape, decoder, file)
+    hidden = _empty_rows((answer_starts[-1], decoder.config.hidden_size), decoder, None)
+    following: list[int] = []
+    for index, conversation in enumerate(conversations):
+        tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids)
+        states = decoder.hidden_states(torch.tensor(tokens[:-1], device=decoder.device), tap_layers)
+        assert states.taps is not None
+        taps[starts[index] : starts[index + 1]] = states.taps
+        answer = states.final[len(conversation.prompt_token_ids) - 1 :]
+        hidden[answer_starts[index] : answer_starts[index + 1]] = answer
+        following += tokens[1:]
+        on_done(index + 1)
+    return TapRows(
+        taps=taps,
+        tokens=torch.tensor(following, dtype=torch.int64, device=decoder.device),
+        positions=torch.cat([torch.arange(length) for length in lengths]).to(decoder.device),
+        starts=starts,
+        prompt_lengths=tuple(len(c.prompt_token_ids) for c in conversations),
+        hidden=hidden,
+        answer_starts=answer_starts,
+    )
+
+
+def _empty_rows(shape: tuple[int, ...], decoder: Decoder, file: Path | None) -> Tensor:
     if file is None:
         return torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
     file.parent.mkdir(parents=True, exist_ok=True)
-    flat = torch.from_file(str(file), shared=True, size=shape[0] * shape[1], dtype=decoder.dtype)
+    flat = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=decoder.dtype)
     return flat.view(shape)

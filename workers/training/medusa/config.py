@@ -1,9 +1,9 @@
 """Hyperparameters of Medusa heads. The defaults suit a few hundred answers; the comments say what was measured."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from workers.failures import UserConfigError
+from workers.training.hyperparameters import read_hyperparameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +64,4 @@ class MedusaHyperparameters:
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "MedusaHyperparameters":
         """Raises: UserConfigError: an unknown name, a value of another type or out of range."""
-        types = {f.name: f.type for f in fields(cls)}
-        if unknown := sorted(values.keys() - types.keys()):
-            raise UserConfigError("invalid_hyperparameters", f"medusa knows {sorted(types)}, got also {unknown}")
-        for name, value in values.items():
-            if not _fits(value, types[name]):
-                wanted = getattr(types[name], "__name__", str(types[name]))
-                raise UserConfigError("invalid_hyperparameters", f"{name} must be {wanted}, got {value!r:.80}")
-        try:
-            return cls(**values)
-        except ValueError as error:
-            raise UserConfigError("invalid_hyperparameters", str(error)) from error
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    """JSON writes 1.0 as 1, so an integer fits a float; true is no number."""
-    allowed = {
-        int: (int,),
-        float: (int, float),
-        bool: (bool,),
-        str: (str,),
-        int | None: (int, type(None)),
-        float | None: (int, float, type(None)),
-    }[annotation]
-    return isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+        return read_hyperparameters(cls, values, method="medusa")

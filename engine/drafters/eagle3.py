@@ -1,0 +1,223 @@
+"""Drafts with EAGLE-3: one layer over the target's features, run again on what it drafted, a tree under way.
+
+    observe   keys and values of every position the target kept, by the target's own slots; for the last of a sequence
+              the layer's output too, which the next draft starts from
+    propose   candidates of that output; the likeliest are run as the next level, with keys and values in scratch slots
+              beyond the cache's; and so on while a further level may still be worth its time
+
+All levels of all sequences run together. Position t is read with token t + 1, so the keys a draft starts from end one
+position before the pending token.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.draft import EMPTY_DRAFT, Draft
+from engine.drafters.base import Drafter, Pass
+from engine.drafters.choice import choose
+from engine.drafters.eagle3_layer import Features, ServedEagle3
+from engine.drafters.eagle3_module import Eagle3
+from engine.drafters.growing_tree import GrowingTree
+from engine.errors import DrafterError, SpeculatorNotLoadable
+from engine.kv_cache import KVCache
+from engine.models.base import Model
+from engine.sequence import Sequence
+from kernels.attention import AttentionRows
+
+MAX_DEPTH = 8
+_WIDTH = 4  # nodes of a sequence run per level
+_CANDIDATES = 6  # per node
+_WORTH = 0.15  # tokens a level must promise per sequence that it is run for; one costs about that much of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The layer's output where a sequence's last token was chosen."""
+
+    num_tokens: int  # of the sequence then
+    read: Tensor  # [H]
+    fed_back: Tensor  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A place where the layer has run: what candidates are taken from."""
+
+    tree: int  # its sequence's place in the batch
+    node: int  # -1: the anchor
+    depth: int
+    path: tuple[int, ...]  # scratch slots from below the anchor down to itself
+
+
+class Eagle3Drafter(Drafter):
+    name = "eagle3"
+    max_depth = MAX_DEPTH
+
+    def __init__(self, module: Eagle3, model: Model) -> None:
+        """Raises: SpeculatorNotLoadable: the module belongs to a model of another size."""
+        config, target = module.config, model.config
+        if (config.target_hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise SpeculatorNotLoadable(
+                f"eagle3 is for hidden size {config.target_hidden_size} and {config.vocab_size} tokens, "
+                f"the model has {target.hidden_size} and {target.vocab_size}"
+            )
+        if module.embed_tokens is None and config.hidden_size != target.hidden_size:
+            raise SpeculatorNotLoadable(f"eagle3 of hidden size {config.hidden_size} needs its own embeddings")
+        self.tap_layers = config.taps_of(target.num_layers)
+        if not all(0 <= layer <= target.num_layers for layer in self.tap_layers):
+            raise SpeculatorNotLoadable(f"taps must be in 0..{target.num_layers}, got {list(self.tap_layers)}")
+        self.slot_bytes = 2 * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+        self._device = model.device
+        self._layer = ServedEagle3(
+            module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device
+        )
+        self._vocab = module.draft_vocab.to(model.device)
+        self._max_position = config.max_positions - 1
+        self._anchors: dict[str, _Anchor] = {}
+        self._cache: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def load(cls, folder: Path, model: Model) -> "Eagle3Drafter":
+        """Raises: SpeculatorNotLoadable."""
+        return cls(Eagle3.load(folder), model)
+
+    def prepare(self, cache: KVCache) -> None:
+        self._tables = cache.slot_tables
+        self._scratch = cache.num_slots
+        num_scratch = cache.slot_tables.shape[0] * _WIDTH * (MAX_DEPTH - 1)
+        self._cache = self._layer.make_cache(cache.num_slots + num_scratch, self._device)
+
+    def forget(self, request_id: str) -> None:
+        self._anchors.pop(request_id, None)
+
+    @torch.inference_mode()
+    def observe(self, done: Pass) -> None:
+        if self._cache is None or done.taps is None:
+            raise DrafterError("eagle3 needs a prepared cache and the target's taps")
+        if not done.kept:
+            return
+        rows: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        last: list[tuple[int, Sequence]] = []  # where the next drafts start: place among the rows, sequence
+        for kept in done.kept:
+            sequence, end = kept.sequence, kept.position + len(kept.rows)
+            rows += kept.rows
+            tokens += sequence.tokens[kept.position + 1 : end + 1]
+            positions += (min(position, self._max_position) for position in range(kept.position, end))
+            slots += sequence.slots[kept.position : end]
+            if end == len(sequence.tokens) - 1:
+                last.append((len(rows) - 1, sequence))
+        place, token, position, slot = self._integers(rows, tokens, positions, slots)
+        residual, x = self._layer.read(self._layer.fuse(done.taps[place]), token)
+        query = self._layer.write(x, position, slot, self._cache)
+        if not last:
+            return
+        seqs, prefix_lens, places = self._integers(
+            [sequence.table_row for _, sequence in last],
+            [len(sequence.tokens) - 1 for _, sequence in last],
+            [index for index, _ in last],
+        )
+        found = self._finish(residual[places], query[places], seqs, prefix_lens, [()] * len(last))
+        for index, (_, sequence) in enumerate(last):
+            anchor = _Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
+            self._anchors[sequence.request.request_id] = anchor
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        anchors = [self._anchors.get(sequence.request.request_id) for sequence in sequences]
+        ready = {
+            index: anchor
+            for index, (sequence, anchor) in enumerate(zip(sequences, anchors, strict=True))
+            if anchor is not None and anchor.num_tokens == len(sequence.tokens)
+        }
+        drafts = [EMPTY_DRAFT] * len(sequences)
+        if not ready or budget < 1:
+            return drafts
+        trees = {index: GrowingTree(budget) for index in ready}
+        features = Features(
+            torch.stack([anchor.read for anchor in ready.values()]),
+            torch.stack([anchor.fed_back for anchor in ready.values()]),
+        )
+        nodes = [_Node(index, -1, 0, ()) for index in ready]
+        self._grow(sequences, trees, nodes, features)
+        for index, tree in trees.items():
+            drafts[index] = tree.draft()
+        return drafts
+
+    def _grow(
+        self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
+    ) -> None:
+        """Level after level under `nodes`, whose outputs are `features`."""
+        free = self._scratch
+        for depth in range(1, MAX_DEPTH + 1):
+            self._offer(sequences, trees, nodes, features.read)
+            if depth == MAX_DEPTH:
+                return
+            row_of = {(node.tree, node.node): row for row, node in enumerate(nodes)}
+            parents: list[int] = []
+            below: list[_Node] = []
+            for index, tree in trees.items():
+                for node in tree.frontier(_WIDTH):
+                    row = row_of[index, tree.parent(node)]
+                    parents.append(row)
+                    below.append(_Node(index, node, depth, (*nodes[row].path, free)))
+                    free += 1
+            promised = sum(trees[node.tree].survival(node.node) for node in below)
+            if promised < _WORTH * len(trees):
+                return
+            features = self._run(sequences, trees, below, features.fed_back[parents])
+            nodes = below
+
+    def _offer(
+        self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], read: Tensor
+    ) -> None:
+        """Candidates of every node into its tree."""
+        found = choose(
+            self._layer.logits(read),
+            [sequences[node.tree].request.sampling for node in nodes],
+            [len(sequences[node.tree].tokens) + node.depth for node in nodes],
+            count=_CANDIDATES,
+            vocab=self._vocab,
+        )
+        for tree in trees.values():
+            tree.start_level()
+        for node, tokens, survival in zip(nodes, found.tokens.tolist(), found.survival.tolist(), strict=True):
+            trees[node.tree].offer(node.node, tokens, survival)
+
+    def _run(
+        self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor
+    ) -> Features:
+        """The layer on drafted nodes; g [M, H]: their parents' output."""
+        assert self._cache is not None
+        owners = [sequences[node.tree] for node in nodes]
+        prefixes = [len(owner.tokens) - 1 for owner in owners]
+        token, position, slot, seqs, prefix_lens = self._integers(
+            [trees[node.tree].token(node.node) for node in nodes],
+            [min(prefix + node.depth - 1, self._max_position) for prefix, node in zip(prefixes, nodes, strict=True)],
+            [node.path[-1] for node in nodes],
+            [owner.table_row for owner in owners],
+            prefixes,
+        )
+        residual, x = self._layer.read(g, token)
+        query = self._layer.write(x, position, slot, self._cache)
+        return self._finish(residual, query, seqs, prefix_lens, [node.path for node in nodes])
+
+    def _finish(
+        self, residual: Tensor, query: Tensor, seqs: Tensor, prefix_lens: Tensor, paths: Many[tuple[int, ...]]
+    ) -> Features:
+        assert self._cache is not None
+        width = max(1, *map(len, paths))
+        padded = torch.tensor([path + (0,) * (width - len(path)) for path in paths], dtype=torch.int32)
+        (lengths,) = self._integers([len(path) for path in paths])
+        rows = AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), lengths)
+        return self._layer.finish(residual, query, rows, self._cache)
+
+    def _integers(self, *columns: Many[int]) -> Tensor:
+        """[n, M] int64; one copy to the device."""
+        return torch.tensor(columns, dtype=torch.int64).to(self._device)

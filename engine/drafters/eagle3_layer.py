@@ -1,0 +1,114 @@
+"""The EAGLE-3 module as it is served: packed weights, kernels, keys and values by slot. The maths: eagle3_module.py."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.drafters.eagle3_module import Eagle3
+from engine.rotary import tables_of
+from kernels.attention import AttentionRows, attention
+from kernels.linear import linear, pack
+from kernels.norm import rms_norm
+from kernels.rope import rope_write
+from kernels.swiglu import swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the layer made of M rows.
+
+    read: [M, H] in the model's dtype, what lm_head reads.
+    fed_back: [M, H] float32, what stands in for the next position's features of the target.
+    """
+
+    read: Tensor
+    fed_back: Tensor
+
+
+class ServedEagle3:
+    def __init__(self, module: Eagle3, *, embedding: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        """embedding: the target's [V, H], read where the module has none of its own."""
+        self.config = module.config
+        self._dtype = dtype
+        layer, attn, mlp = module.layer, module.layer.self_attn, module.layer.mlp
+        self._embedding = embedding
+        if module.embed_tokens is not None:
+            self._embedding = module.embed_tokens.weight.detach().to(device, dtype)
+        linears = {
+            "fc": (module.fc,),
+            "qkv": (attn.q_proj, attn.k_proj, attn.v_proj),
+            "output": (attn.o_proj,),
+            "gate_up": (mlp.gate_proj, mlp.up_proj),
+            "down": (mlp.down_proj,),
+            "lm_head": (module.lm_head,),
+        }
+        self._weights = {
+            name: pack(torch.cat([part.weight.detach() for part in parts]).to(device, dtype))
+            for name, parts in linears.items()
+        }
+        norms = {
+            "token": layer.input_layernorm,
+            "hidden": layer.hidden_norm,
+            "post": layer.post_attention_layernorm,
+            "final": module.norm,
+        }
+        self._norms = {name: _weight(norm, device) for name, norm in norms.items()}
+        self._input_norm = None if module.input_norm is None else _weight(module.input_norm, device)
+        self._tap_norms = None if module.fc_norm is None else [_weight(norm, device) for norm in module.fc_norm]
+        tables = tables_of(self.config.layer_config(), self.config.head_dim, self.config.max_positions)
+        self._cosines, self._sines = (table.to(device) for table in tables)
+
+    def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, Hkv, D]; zeros, because a slot may be read before it was ever written."""
+        shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
+        keys, values = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
+        return keys, values
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """taps [M, T, Ht] in the model's dtype -> g [M, H] float32."""
+        if self._tap_norms is not None:
+            parts = [
+                self._normed(tap.float().contiguous(), weight)
+                for tap, weight in zip(taps.unbind(1), self._tap_norms, strict=True)
+            ]
+            flat = torch.cat(parts, dim=-1)
+        elif self._input_norm is not None:
+            flat = self._normed(taps.flatten(1).float(), self._input_norm)
+        else:
+            flat = taps.flatten(1).contiguous()
+        return linear(flat, self._weights["fc"])
+
+    def read(self, g: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """g [M, H] float32, tokens [M] int64 -> residual [M, H] float32 and what attention reads [M, 2 H]."""
+        token = self._normed(self._embedding[tokens].float(), self._norms["token"])
+        normed = self._normed(g, self._norms["hidden"])
+        residual = normed.float() if self.config.norm_before_residual else g
+        return residual, torch.cat([token, normed], dim=-1)
+
+    def write(self, x: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+        """Writes keys and values of x [M, 2 H]; returns the queries [M, Hq, D] float32."""
+        qkv = linear(x, self._weights["qkv"])
+        rope_write(qkv, self._cosines, self._sines, positions, slots, *cache)
+        return qkv.view(x.shape[0], -1, self.config.head_dim)[:, : self.config.num_heads]
+
+    def finish(self, residual: Tensor, query: Tensor, rows: AttentionRows, cache: tuple[Tensor, Tensor]) -> Features:
+        """residual [M, H] float32 is overwritten."""
+        attended = attention(query, *cache, rows)
+        linear(attended.flatten(1), self._weights["output"], add_to=residual)
+        inner = linear(self._normed(residual, self._norms["post"]), self._weights["gate_up"])
+        linear(swiglu(inner, self._dtype), self._weights["down"], add_to=residual)
+        normed = self._normed(residual, self._norms["final"])
+        return Features(normed, normed.float() if self.config.norm_output else residual)
+
+    def logits(self, read: Tensor) -> Tensor:
+        """read [M, H] in the model's dtype -> [M, Vd] float32."""
+        return linear(read, self._weights["lm_head"])
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self.config.norm_eps, self._dtype)
+
+
+def _weight(norm: nn.Module, device: torch.device) -> Tensor:
+    assert isinstance(norm.weight, Tensor)
+    return norm.weight.detach().to(device, torch.float32)

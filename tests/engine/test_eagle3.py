@@ -1,0 +1,303 @@
+"""EAGLE-3: its file layouts, its served arithmetic, and that it drafts what it was taught."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.drafters.base import Kept, Pass
+from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.eagle3_config import Eagle3Config, Layout
+from engine.drafters.eagle3_module import WEIGHTS_FILE, Eagle3
+from engine.drafters.growing_tree import GrowingTree
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
+from engine.kv_cache import KVCache
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
+from tests.tiny_model import make_tiny_model
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "EAGLE-3": {},
+    "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
+    "normed first": {"norm_before_residual": True, "norm_before_fc": True},
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype=request.param)
+
+
+def make_config(**options: Any) -> Eagle3Config:
+    values: dict[str, Any] = {
+        "hidden_size": 64,
+        "target_hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 259,
+        "draft_vocab_size": 100,
+        "norm_eps": 1e-5,
+        "max_positions": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tap_layers": (1, 2, 4),
+    }
+    return Eagle3Config(**values | options)
+
+
+def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
+    torch.manual_seed(0)
+    vocab = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
+    module = Eagle3(config, vocab, own_embedding=own_embedding)
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return module.bfloat16().float()  # as stored
+
+
+# Files
+
+
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_checkpoint_keeps_its_bytes(tmp_path: Path, layout: Layout, options: dict[str, Any]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    make_module(make_config(**options), own_embedding=layout == "speculators").save(
+        first, base_model="target", layout=layout
+    )
+    Eagle3.load(first).save(second, base_model="target", layout=layout)
+    for name in (WEIGHTS_FILE, "config.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_names_and_shapes_are_the_public_ones(tmp_path: Path) -> None:
+    make_module(make_config(), own_embedding=True).save(tmp_path, base_model="target")
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(tmp_path / WEIGHTS_FILE).items()}
+    attention, mlp = "layers.0.self_attn", "layers.0.mlp"
+    assert shapes == {
+        "embed_tokens.weight": [259, 64],
+        "fc.weight": [64, 192],
+        f"{attention}.q_proj.weight": [64, 128],
+        f"{attention}.k_proj.weight": [32, 128],
+        f"{attention}.v_proj.weight": [32, 128],
+        f"{attention}.o_proj.weight": [64, 64],
+        f"{mlp}.gate_proj.weight": [96, 64],
+        f"{mlp}.up_proj.weight": [96, 64],
+        f"{mlp}.down_proj.weight": [64, 96],
+        "layers.0.input_layernorm.weight": [64],
+        "layers.0.hidden_norm.weight": [64],
+        "layers.0.post_attention_layernorm.weight": [64],
+        "norm.weight": [64],
+        "lm_head.weight": [100, 64],
+        "d2t": [100],
+        "t2d": [259],
+    }
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["speculators_model_type"] == "eagle3"
+    assert values["eagle_aux_hidden_state_layer_ids"] == [1, 2, 4]
+
+
+def test_both_layouts_hold_the_same_drafter(tmp_path: Path) -> None:
+    module = make_module(make_config(fc_norm=True))
+    layouts: tuple[Layout, ...] = ("speculators", "specforge")
+    for layout in layouts:
+        (tmp_path / layout).mkdir()
+        module.save(tmp_path / layout, base_model="target", layout=layout)
+    assert "midlayer.self_attn.q_proj.weight" in load_file(tmp_path / "specforge" / WEIGHTS_FILE)
+    ours, theirs = (Eagle3.load(tmp_path / layout) for layout in layouts)
+    assert ours.config == theirs.config
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+
+
+def test_specforge_names_the_layer_a_tap_leaves() -> None:
+    values = make_config().to_values("specforge", base_model="", depth=5)
+    assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one
+    assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)
+
+
+def test_taps_nobody_wrote_down_are_the_default_ones() -> None:
+    values = make_config(tap_layers=None).to_values("specforge", base_model="", depth=5)
+    assert "eagle_config" not in values
+    assert Eagle3Config.from_values(values).taps_of(32) == (2, 16, 29)
+
+
+@pytest.mark.parametrize("damage", ["no weights", "another shape", "two layers"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
+    make_module(make_config()).save(tmp_path, base_model="target")
+    weights, config = tmp_path / WEIGHTS_FILE, tmp_path / "config.json"
+    if damage == "no weights":
+        weights.unlink()
+    elif damage == "another shape":
+        save_file(load_file(weights) | {"fc.weight": torch.zeros(64, 64)}, weights)
+    else:
+        values = json.loads(config.read_text())
+        values["transformer_layer_config"]["num_hidden_layers"] = 2
+        config.write_text(json.dumps(values))
+    with pytest.raises(SpeculatorNotLoadable, match="holds no EAGLE-3 drafter"):
+        Eagle3.load(tmp_path)
+
+
+def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
+    with pytest.raises(SpeculatorNotLoadable, match="eagle3 is for hidden size 64 and 300 tokens"):
+        Eagle3Drafter(make_module(make_config(vocab_size=300)), model)
+    with pytest.raises(SpeculatorNotLoadable, match=r"taps must be in 0\.\.4"):
+        Eagle3Drafter(make_module(make_config(tap_layers=(1, 2, 5))), model)
+
+
+# Arithmetic
+
+
+def reference_continuation(module: Eagle3, model: Model, tokens: list[int], depth: int) -> list[int]:
+    """Greedy chain by the definition: every position anew, in float32, without any cache."""
+    taps = model.hidden_states(torch.tensor(tokens[:-1]), module.config.taps_of(4)).taps
+    assert taps is not None
+    g = module.fuse(taps.float())
+    for _ in range(depth):
+        out = reference_layer(module, g, model.weights.embedding[torch.tensor(tokens[1:])].float())
+        read, fed_back = module.split(out)
+        tokens = [*tokens, int(module.draft_vocab[module.lm_head(read[-1]).argmax()])]
+        g = torch.cat([g, fed_back[-1:]])
+    return tokens[-depth:]
+
+
+def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+    config, attention = module.config, module.layer.self_attn
+    residual, x = module.read(g, embeddings)
+    T, D = x.shape[0], config.head_dim
+    angles = torch.outer(torch.arange(T).float(), 10000.0 ** -(torch.arange(0, D, 2).float() / D))
+
+    def heads(projected: torch.Tensor, *, rotated: bool) -> torch.Tensor:
+        h = projected.view(T, -1, D).transpose(0, 1)  # [heads, T, D]
+        a, b = h.chunk(2, dim=-1)
+        cosine, sine = angles.cos(), angles.sin()
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1) if rotated else h
+
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        heads(attention.q_proj(x), rotated=True).unsqueeze(0),
+        heads(attention.k_proj(x), rotated=True).unsqueeze(0),
+        heads(attention.v_proj(x), rotated=False).unsqueeze(0),
+        is_causal=True,
+        enable_gqa=True,
+    )
+    return module.finish(residual, attended[0].transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_what_is_served_is_the_module(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
+    """The most likely path of a wide tree is the greedy chain, whatever came before in how many passes."""
+    target = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype="float32")
+    module = make_module(make_config(**options))
+    with torch.no_grad():
+        module.lm_head.weight *= 4.0  # decided, so that the greedy chain is the likeliest path
+    drafter = Eagle3Drafter(module, target)
+    generator = random.Random(1)
+    tokens = [generator.randrange(259) for _ in range(40)]
+    sizes = {"num_slots": 64, "max_sequences": 2, "max_seq_len": 64}
+    cache = KVCache(target.config, **sizes, dtype=target.dtype, device=target.device)
+    drafter.prepare(cache)
+    slots = generator.sample(range(64), 40)
+    cache.write_tables([1] * 40, range(40), slots)
+    request = Request("r", tuple(tokens[:20]), SamplingParams(max_tokens=20, temperature=0.0))
+    sequence = Sequence(request, tokens[:20], None, SpeculationStats(), table_row=1, slots=slots)
+    states = target.hidden_states(torch.tensor(tokens), drafter.tap_layers)
+    assert states.taps is not None
+    known = 0
+    for end in (9, 20, 24, 31):  # two chunks of the prompt, then accepted tokens
+        sequence.tokens = tokens[: max(20, end) if end < 20 else end + 1]
+        kept = Kept(sequence, known, tuple(range(end - known)))
+        drafter.observe(Pass(states.final[known:end], states.taps[known:end], (kept,)))
+        known = end
+    (draft,) = drafter.propose([sequence], 24)
+    with torch.no_grad():
+        expected = reference_continuation(module, target, tokens[:32], depth=3)
+    children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    node = -1
+    for token in expected:
+        assert (node, token) in children
+        node = children[node, token]
+
+
+# In the engine
+
+
+def make_requests(*, temperature: float, count: int = 8) -> list[Request]:
+    generator = random.Random(0)
+    prompts = [[generator.randrange(259) for _ in range(generator.randint(1, 40))] for _ in range(count)]
+    sampling = SamplingParams(max_tokens=30, temperature=temperature, top_p=0.9, seed=11)
+    return [Request(f"r{index}", tuple(prompt), sampling) for index, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_answers_are_those_of_plain_decoding(model: Model, temperature: float, batch_size: int) -> None:
+    config = EngineConfig(max_batch_size=batch_size, draft_budget=12)
+    requests = make_requests(temperature=temperature)
+    plain = generate(Engine(model, NoDrafter(), config), requests)
+    drafter = Eagle3Drafter(make_module(make_config()), model)
+    ours = generate(Engine(model, drafter, config), requests)
+    assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
+    assert sum(c.speculation.num_draft_tokens for c in ours) > 0
+
+
+def test_a_sequence_never_seen_gets_no_draft(model: Model) -> None:
+    drafter = Eagle3Drafter(make_module(make_config()), model)
+    cache = KVCache(model.config, num_slots=8, max_sequences=1, max_seq_len=8, dtype=model.dtype, device=model.device)
+    drafter.prepare(cache)
+    sequence = Sequence(make_requests(temperature=0.0)[0], [5, 6, 7], None, SpeculationStats(), table_row=0)
+    assert len(drafter.propose([sequence], 8)[0]) == 0
+
+
+def test_positions_that_were_never_seen_cost_no_more_than_acceptance(model: Model) -> None:
+    """A prefix from the cache: its keys are zeros or another request's, and finite either way."""
+    drafter = Eagle3Drafter(make_module(make_config()), model)
+    cache = KVCache(model.config, num_slots=32, max_sequences=1, max_seq_len=32, dtype=model.dtype, device=model.device)
+    drafter.prepare(cache)
+    cache.write_tables([0] * 20, range(20), range(20))
+    request = Request("r", tuple(range(16)), SamplingParams(max_tokens=9, temperature=0.0))
+    sequence = Sequence(request, list(range(18)), None, SpeculationStats(), table_row=0, slots=list(range(17)))
+    states = model.hidden_states(torch.arange(18), drafter.tap_layers)
+    assert states.taps is not None
+    drafter.observe(Pass(states.final[16:17], states.taps[16:17], (Kept(sequence, 16, (0,)),)))
+    (draft,) = drafter.propose([sequence], 8)
+    assert len(draft) > 0
+    assert all(0.0 < survival <= 1.0 for survival in draft.survival)
+
+
+# The tree
+
+
+def test_a_tree_keeps_the_likeliest_nodes_of_all_levels() -> None:
+    tree = GrowingTree(budget=4)
+    tree.offer(-1, [10, 11, 12], [0.6, 0.3, 0.05])
+    assert [tree.token(node) for node in tree.frontier(2)] == [10, 11]
+    tree.start_level()
+    tree.offer(0, [20, 21], [0.9, 0.09])
+    tree.offer(1, [22], [0.5])
+    draft = tree.draft()
+    assert draft.tokens == (10, 11, 20, 22)
+    assert draft.parents == (-1, -1, 0, 1)
+    assert draft.survival == pytest.approx((0.6, 0.3, 0.54, 0.15))
+
+
+def test_only_nodes_that_would_be_verified_are_run_again() -> None:
+    tree = GrowingTree(budget=2)
+    tree.offer(-1, [10, 11, 12], [0.5, 0.3, 0.2])
+    assert [tree.token(node) for node in tree.frontier(4)] == [10, 11]
+    tree.start_level()
+    tree.offer(0, [20], [0.2])  # less likely than both above
+    assert tree.frontier(4) == []

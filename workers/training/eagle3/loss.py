@@ -1,0 +1,89 @@
+"""The loss of EAGLE-3, in nats per token of each step of the unroll.
+
+    loss_s = (1 - w) * -log p_s(token) + w * -sum_v q(v) log p_s(v)        loss = sum_s step_decay**s * loss_s
+
+p_s is the drafter's distribution over the draft vocabulary after s drafted tokens, q the target's own at that position,
+cut to the same vocabulary. Rows are worked on in chunks and each chunk's gradient is kept instead of its probabilities,
+so that no more than a chunk of logits is ever there.
+
+Source: Li et al. 2025, arXiv:2503.01840; the chunks: Liger's fused linear cross-entropy, arXiv:2410.10989.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workers.training.data import IGNORED
+
+_CHUNK = 2048  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Over rows; ratios are formed after the last reduction."""
+
+    nats: float  # of the chosen tokens
+    correct: int  # rows whose first guess was right
+    count: int
+
+
+def step_loss(
+    features: Tensor, lm_head: Tensor, labels: Tensor, target: Tensor | None, chosen: Tensor, soft_weight: float
+) -> tuple[Tensor, Sums]:
+    """The mean over labelled rows of one step.
+
+    Args:
+        features: [A, H], the drafter's, after its last norm.
+        lm_head: [Vd, H].
+        labels: [A] int64, `IGNORED` where there is nothing to learn.
+        target: [R, Vd] float32, the target's probabilities; None where `soft_weight` is 0.
+        chosen: [A] int64. Row of `target` for each label.
+    """
+    known = (labels != IGNORED).nonzero().flatten()
+    count = known.shape[0]
+    total, nats, correct = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        features[known], lm_head, labels[known], target, chosen[known], soft_weight
+    )
+    return total / max(1, count), Sums(float(nats), int(correct), count)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum over rows; gradients are computed on the way forward, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        lm_head: Tensor,
+        labels: Tensor,
+        target: Tensor | None,
+        chosen: Tensor,
+        soft_weight: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        to_features, to_head = torch.zeros_like(features), torch.zeros_like(lm_head)
+        total, nats = (features.new_zeros((), dtype=torch.float32) for _ in range(2))
+        correct = labels.new_zeros(())
+        for start in range(0, features.shape[0], _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            log_p = (features[rows] @ lm_head.T).float().log_softmax(-1)  # [C, Vd]
+            own = log_p.gather(-1, labels[rows].unsqueeze(-1))
+            wanted = torch.zeros_like(log_p) if target is None else soft_weight * target[chosen[rows]]
+            hard = 1.0 if target is None else 1.0 - soft_weight
+            wanted.scatter_add_(-1, labels[rows].unsqueeze(-1), torch.full_like(own, hard))
+            total = total - (wanted * log_p).sum()
+            nats, correct = nats - own.sum(), correct + (log_p.argmax(-1) == labels[rows]).sum()
+            error = (log_p.exp() - wanted).to(features.dtype)
+            to_features[rows] = error @ lm_head
+            to_head += error.T @ features[rows]
+        ctx.save_for_backward(to_features, to_head)
+        ctx.mark_non_differentiable(nats, correct)
+        return total, nats, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        to_features, to_head = ctx.saved_tensors
+        return grad * to_features, grad * to_head, None, None, None, None

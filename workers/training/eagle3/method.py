@@ -1,0 +1,121 @@
+"""EAGLE-3 under training: ties rows, unroll and loss together, and validates with the drafter that serves."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.eagle3_config import Eagle3Config
+from engine.drafters.eagle3_module import Eagle3
+from engine.models.base import Model
+from engine.rotary import tables_of
+from workers.training.data import IGNORED
+from workers.training.eagle3.config import Eagle3Hyperparameters
+from workers.training.eagle3.data import Eagle3Batch, make_batch
+from workers.training.eagle3.loss import Sums, step_loss
+from workers.training.eagle3.simulate import simulate
+from workers.training.eagle3.unroll import Unroll
+from workers.training.hidden_states import TapRows
+from workers.training.loop import BatchLoss, Validation
+from workers.training.simulate import Acceptance
+
+_INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to offer for
+
+
+class Eagle3Method:
+    def __init__(
+        self,
+        target: Model,
+        parameters: Eagle3Hyperparameters,
+        config: Eagle3Config,
+        *,
+        draft_vocab: Tensor,
+        train: TapRows,
+        validation: TapRows,
+        seed: int,
+    ) -> None:
+        """draft_vocab: [Vd] int64, ascending token ids."""
+        self._target, self._parameters = target, parameters
+        device, vocab = target.device, draft_vocab.to(target.device)
+        self.eagle3 = initial_module(config, draft_vocab, target.lm_head, seed=seed).to(device)
+        self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
+        self._place = torch.full((config.vocab_size + 1,), IGNORED, device=device)
+        self._place[vocab] = torch.arange(vocab.shape[0], device=device)
+        cosines, sines = tables_of(config.layer_config(), config.head_dim, config.max_positions)
+        self._unroll = Unroll(self.eagle3, target.weights.embedding, (cosines.to(device), sines.to(device)))
+        self._train, self._validation = train, validation
+        wants_bfloat16 = {"auto": device.type == "cuda", "float32": False, "bfloat16": True}
+        self._bfloat16 = wants_bfloat16[parameters.precision]
+
+    @property
+    def module(self) -> nn.Module:
+        return self.eagle3
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._train.prompt_lengths)
+
+    def loss(self, rows: Tensor) -> BatchLoss:
+        losses, sums = self._steps(self._train, rows.tolist())
+        decay = self._parameters.step_decay
+        total = torch.stack([decay**step * loss for step, loss in enumerate(losses)]).sum()
+        return BatchLoss(total, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        batches, size = [], self._parameters.batch_rows
+        for start in range(0, len(self._validation.prompt_lengths), size):
+            rows = range(start, min(start + size, len(self._validation.prompt_lengths)))
+            batches.append(self._steps(self._validation, list(rows))[1])
+        per_step = list(zip(*batches, strict=True))
+        acceptance = self.simulate()
+        return Validation(
+            acceptance_length=acceptance.length,
+            acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
+            accuracy_per_depth=tuple(sum(s.correct for s in at) / max(1, sum(s.count for s in at)) for at in per_step),
+            loss=sum(s.nats for at in per_step for s in at) / max(1, sum(s.count for at in per_step for s in at)),
+        )
+
+    @torch.no_grad()
+    def simulate(self) -> Acceptance:
+        """What serving the validation conversations at temperature 0 would accept."""
+        drafter = Eagle3Drafter(self.eagle3, self._target)  # packs the weights in the model's dtype, as served
+        return simulate(drafter, self._validation, self._target, budget=self._parameters.draft_budget)
+
+    def _steps(self, source: TapRows, conversations: list[int]) -> tuple[list[Tensor], list[Sums]]:
+        """Loss and sums of every step of the unroll."""
+        parameters = self._parameters
+        batch = make_batch(source, conversations, steps=parameters.steps, place=self._place)
+        target = self._target_probabilities(batch) if parameters.soft_target_weight > 0.0 else None
+        losses, sums = [], []
+        with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
+            for step, features in enumerate(self._unroll.outputs(batch, parameters.steps)):
+                loss, found = step_loss(
+                    features.float(),
+                    self.eagle3.lm_head.weight,
+                    batch.labels[:, step],
+                    target,
+                    batch.chosen[:, step],
+                    parameters.soft_target_weight,
+                )
+                losses.append(loss)
+                sums.append(found)
+        return losses, sums
+
+    @torch.no_grad()
+    def _target_probabilities(self, batch: Eagle3Batch) -> Tensor:
+        """[A + B, Vd]: the target's own, cut to the draft vocabulary."""
+        return functional.linear(batch.hidden, self._lm_head).softmax(-1)
+
+
+def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:
+    """lm_head: the target's [V, H]; the drafter's starts as its rows where the sizes agree."""
+    module = Eagle3(config, draft_vocab)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=_INITIAL_SCALE, generator=generator)
+        if lm_head.shape[1] == config.hidden_size:
+            module.lm_head.weight.copy_(lm_head[draft_vocab.to(lm_head.device)].float())
+    return module

@@ -1,0 +1,92 @@
+"""The unroll of EAGLE-3's training ("training-time test"): every step reads what the step before it made, as served.
+
+At step 0 every position offers its key and value and every anchor a query; step s > 0 continues each anchor by one
+position, which attends to the positions up to the anchor and to the steps before it at this anchor. Nothing of a
+prompt but its keys and values is computed: no loss falls there.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.drafters.eagle3_module import Eagle3
+from workers.training.eagle3.data import Eagle3Batch
+
+
+class Unroll:
+    def __init__(self, module: Eagle3, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
+        """embedding: [V, H], what the drafter reads. tables: rotary cosines and sines [P, D / 2]."""
+        self._module = module
+        self._embedding = embedding
+        self._cosines, self._sines = tables
+
+    def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
+        """[A, H] of step after step: what lm_head reads."""
+        module, attention = self._module, self._module.layer.self_attn
+        residual, x = module.read(module.fuse(batch.taps), self._embed(batch.tokens))
+        keys, values = self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))  # [R, Hkv, D]
+        keys = self._rotate(keys, batch.positions)
+        residual, x = residual[batch.anchors], x[batch.anchors]
+        prefix = _Prefix(keys[batch.keys], values[batch.keys], batch.reach)
+        own: list[tuple[Tensor, Tensor]] = []
+        fed_back = residual
+        for step in range(steps):
+            positions = batch.positions[batch.anchors] + step
+            if step:
+                residual, x = module.read(fed_back, self._embed(batch.drafted[:, step]))
+                key = self._rotate(self._heads(attention.k_proj(x)), positions)
+                own.append((key, self._heads(attention.v_proj(x))))
+            query = self._rotate(self._heads(attention.q_proj(x)), positions)
+            features, fed_back = module.split(module.finish(residual, prefix.attend(query, own, batch.places)))
+            yield features
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self._embedding[tokens].float()
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self._module.config.head_dim)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [R, heads, D], as kernels.rope does."""
+        cosine, sine = self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+
+
+class _Prefix:
+    """Keys and values of the true positions, padded to [B, Lmax, Hkv, D]."""
+
+    def __init__(self, keys: Tensor, values: Tensor, reach: Tensor) -> None:
+        self._keys = keys.permute(0, 2, 3, 1).unsqueeze(2)  # [B, Hkv, 1, D, Lmax]
+        self._values = values.permute(0, 2, 1, 3).unsqueeze(2)  # [B, Hkv, 1, Lmax, D]
+        hidden = torch.arange(keys.shape[1], device=keys.device) >= reach.clamp(min=1).unsqueeze(-1)  # [B, Nmax, Lmax]
+        self._bias = torch.where(hidden, float("-inf"), 0.0)[:, None, None]
+        self._grid = (*reach.shape,)
+
+    def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], places: Tensor) -> Tensor:
+        """query [A, Hq, D] -> [A, Hq D]."""
+        A, Hq, D = query.shape
+        num_kv_heads, L = self._keys.shape[1], self._keys.shape[-1]
+        query = query.view(A, num_kv_heads, -1, D) * D**-0.5  # [A, Hkv, G, D]
+        scores = self._to_grid(query, places) @ self._keys + self._bias  # [B, Hkv, G, N, L]
+        if own:
+            mine = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in own], dim=-1)  # [A, Hkv, G, s]
+            scores = torch.cat([scores, self._to_grid(mine, places)], dim=-1)
+        weights = scores.softmax(-1)
+        out = self._from_grid(weights[..., :L] @ self._values, places)  # [A, Hkv, G, D]
+        if own:
+            shares = self._from_grid(weights[..., L:], places)  # [A, Hkv, G, s]
+            for step, (_, value) in enumerate(own):
+                out = out + shares[..., step, None] * value.unsqueeze(2)
+        return out.reshape(A, Hq * D)
+
+    def _to_grid(self, x: Tensor, places: Tensor) -> Tensor:
+        """[A, Hkv, G, n] -> [B, Hkv, G, Nmax, n], zeros where there is no anchor."""
+        B, N = self._grid
+        grid = x.new_zeros(B * N, *x.shape[1:]).index_copy(0, places, x)
+        return grid.view(B, N, *x.shape[1:]).permute(0, 2, 3, 1, 4)
+
+    def _from_grid(self, x: Tensor, places: Tensor) -> Tensor:
+        """The inverse."""
+        return x.permute(0, 3, 1, 2, 4).flatten(0, 1)[places]

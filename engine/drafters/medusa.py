@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.draft import Draft, grow_tree
+from engine.draft import EMPTY_DRAFT, Draft, grow_tree
 from engine.drafters.base import Drafter, Pass
+from engine.drafters.choice import Candidates, choose
 from engine.drafters.medusa_heads import MedusaHeads, token_features
-from engine.errors import DrafterError, SpeculatorNotLoadable
-from engine.model import Decoder
+from engine.errors import SpeculatorNotLoadable
+from engine.models.base import Model
+from engine.request import SamplingParams
 from engine.sequence import Sequence
 from kernels.linear import LinearWeight, linear, pack
 
@@ -21,7 +23,7 @@ CANDIDATES = 8  # per depth
 class MedusaDrafter(Drafter):
     name = "medusa"
 
-    def __init__(self, heads: MedusaHeads, model: Decoder) -> None:
+    def __init__(self, heads: MedusaHeads, model: Model) -> None:
         """Raises: SpeculatorNotLoadable: the heads belong to a model of another size."""
         config = heads.config
         if config.hidden_size != model.config.hidden_size:
@@ -43,12 +45,12 @@ class MedusaDrafter(Drafter):
         self._heads = [pack(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])]
 
     @classmethod
-    def load(cls, folder: Path, model: Decoder) -> "MedusaDrafter":
+    def load(cls, folder: Path, model: Model) -> "MedusaDrafter":
         """Raises: SpeculatorNotLoadable."""
         return cls(MedusaHeads.load(folder), model)
 
     @staticmethod
-    def _pack_layers(heads: MedusaHeads, model: Decoder) -> list[list[LinearWeight]]:
+    def _pack_layers(heads: MedusaHeads, model: Model) -> list[list[LinearWeight]]:
         """Of the first layer one product for all heads, since they read the same; of the others one per head."""
         weights: list[Tensor] = list(heads.weight.detach().to(model.device, model.dtype))  # [K, H, H] each
         biases = heads.bias.detach().to(model.device)
@@ -61,23 +63,32 @@ class MedusaDrafter(Drafter):
             for layer in zip(weights[1:], biases[1:], strict=True)
         ]
 
-    @torch.inference_mode()
     def candidates(self, taps: Tensor, last_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids and probabilities [B, K, k] of the k best at each depth, best first.
+        """Token ids and probabilities [B, K, k] of the k best at each depth, best first, for greedy decoding.
 
         Args:
             taps: [B, H].
             last_tokens: [B] int64. What the taps chose.
         """
+        plain = SamplingParams(max_tokens=1, temperature=0.0)
+        chosen = self._choose(taps, last_tokens, [plain] * len(taps), [0] * len(taps))
+        return chosen.tokens, chosen.survival
+
+    @torch.inference_mode()
+    def _choose(
+        self, taps: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
+    ) -> Candidates:
+        """[B, K, k]. `positions`: of each sequence's next token."""
         x = self._features(taps, last_tokens).to(self._dtype)  # [B, K, H]
         B, K, _ = x.shape
         if len(self._heads) == 1:
-            logits = linear(x.flatten(0, 1), self._heads[0]).view(B, K, -1)
+            logits = linear(x.flatten(0, 1), self._heads[0])  # [B K, Vd]
         else:
-            logits = torch.stack([linear(x[:, k].contiguous(), head) for k, head in enumerate(self._heads)], dim=1)
-        probabilities = logits.softmax(-1)  # [B, K, Vd]
-        best = probabilities.topk(min(CANDIDATES, probabilities.shape[-1]), dim=-1)
-        return self._vocab[best.indices], best.values
+            each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self._heads)]
+            logits = torch.stack(each, dim=1).flatten(0, 1)
+        rows = [(params, first + k) for params, first in zip(sampling, positions, strict=True) for k in range(K)]
+        chosen = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self._vocab)
+        return Candidates(chosen.tokens.view(B, K, -1), chosen.survival.view(B, K, -1))
 
     def _features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
         """[B, K, H] float32, as MedusaHeads.features."""
@@ -93,13 +104,16 @@ class MedusaDrafter(Drafter):
         return x
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        taps = [self._taps.get(sequence.request.request_id) for sequence in sequences]
-        if any(tap is None for tap in taps):
-            raise DrafterError("medusa needs the hidden state of every sequence's last token")
-        stacked = torch.stack([tap for tap in taps if tap is not None])
-        last_tokens = torch.tensor([sequence.tokens[-1] for sequence in sequences], device=stacked.device)
-        tokens, probabilities = self.candidates(stacked, last_tokens)
-        return [grow_tree(t, p, budget) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+        drafts = dict.fromkeys(sequences, EMPTY_DRAFT)
+        ready = [sequence for sequence in sequences if sequence.request.request_id in self._taps]
+        if ready:
+            taps = torch.stack([self._taps[sequence.request.request_id] for sequence in ready])
+            last_tokens = torch.tensor([sequence.tokens[-1] for sequence in ready], device=taps.device)
+            sampling = [sequence.request.sampling for sequence in ready]
+            chosen = self._choose(taps, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
+            both = zip(chosen.tokens.tolist(), chosen.survival.tolist(), strict=True)
+            drafts |= zip(ready, (grow_tree(*candidates, budget) for candidates in both), strict=True)
+        return list(drafts.values())
 
     def observe(self, done: Pass) -> None:
         for kept in done.kept:

@@ -40,7 +40,7 @@ def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, see
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.05)
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     return folder
 
 
@@ -83,7 +83,7 @@ def test_log_probabilities_are_those_of_peft(base: Path, adapters: dict[str, Pat
     (plain,) = generate(engine, [Request("r", prompt, sampling)])
 
     reference = AutoModelForCausalLM.from_pretrained(base)
-    reference.load_adapter(adapters[name])
+    reference.load_adapter(str(adapters[name]))
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + ours.token_ids])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(ours.token_ids).unsqueeze(1)).squeeze(1)

@@ -16,7 +16,7 @@ from engine.generate import generate
 from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
-from engine.model import Decoder
+from engine.models.base import Model
 from engine.request import Completion, Request, SamplingParams
 from tests.engine.drafters import BrokenDrafter, OracleDrafter
 from tests.tiny_model import make_tiny_model
@@ -31,12 +31,12 @@ SAMPLINGS: dict[str, Sampling] = {
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
     return load_model(folder, dtype=request.param)
 
 
-def make_requests(model: Decoder, sampling: Sampling, *, count: int = 10, max_tokens: int = 40) -> list[Request]:
+def make_requests(model: Model, sampling: Sampling, *, count: int = 10, max_tokens: int = 40) -> list[Request]:
     """Prompts of 1 to 60 tokens, half of them repetitive, so that n-grams are found."""
     generator = random.Random(0)
     requests = []
@@ -48,7 +48,7 @@ def make_requests(model: Decoder, sampling: Sampling, *, count: int = 10, max_to
     return requests
 
 
-def answer(model: Decoder, drafter: Drafter, requests: list[Request], **config: int) -> list[Completion]:
+def answer(model: Model, drafter: Drafter, requests: list[Request], **config: int) -> list[Completion]:
     return generate(Engine(model, drafter, EngineConfig(**config)), requests)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
 
 
-def random_medusa(model: Decoder) -> MedusaDrafter:
+def random_medusa(model: Model) -> MedusaDrafter:
     """Untrained heads that at least guess frequent successors: noise on the target's own lm_head."""
     torch.manual_seed(0)
     size = model.config.vocab_size
@@ -69,7 +69,7 @@ def random_medusa(model: Decoder) -> MedusaDrafter:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("batch_size", [1, 7])
-def test_every_drafter_gives_the_plain_answers(model: Decoder, sampling: Sampling, batch_size: int) -> None:
+def test_every_drafter_gives_the_plain_answers(model: Model, sampling: Sampling, batch_size: int) -> None:
     requests = make_requests(model, sampling)
     plain = answer(model, NoDrafter(), requests, max_batch_size=batch_size)
     known = {c.request_id: c.token_ids for c in plain}
@@ -86,7 +86,7 @@ def test_every_drafter_gives_the_plain_answers(model: Decoder, sampling: Samplin
         assert answers_only(ours) == answers_only(plain), drafter.name
 
 
-def test_a_good_drafter_is_accepted_and_counted(model: Decoder) -> None:
+def test_a_good_drafter_is_accepted_and_counted(model: Model) -> None:
     requests = make_requests(model, {"temperature": 0.8, "seed": 1, "ignore_eos": True}, max_tokens=41)
     plain = answer(model, NoDrafter(), requests)
     known = {c.request_id: c.token_ids for c in plain}
@@ -103,7 +103,7 @@ def test_a_good_drafter_is_accepted_and_counted(model: Decoder) -> None:
         assert completion.speculation.num_spec_tokens == 4
 
 
-def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Decoder) -> None:
+def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["T=0.8"])
     plain = answers_only(answer(model, NoDrafter(), requests, max_batch_size=16))
     for max_batch_size, prefill_chunk in ((1, 256), (3, 5), (16, 1), (5, 16)):
@@ -113,7 +113,7 @@ def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Decoder)
     assert answers_only(backwards)[::-1] == plain
 
 
-def test_an_answer_does_not_depend_on_its_company(model: Decoder) -> None:
+def test_an_answer_does_not_depend_on_its_company(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"])
     together = answers_only(answer(model, NgramDrafter(), requests))
     alone = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
@@ -121,7 +121,7 @@ def test_an_answer_does_not_depend_on_its_company(model: Decoder) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "top-p"])
-def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Decoder, sampling: str) -> None:
+def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Model, sampling: str) -> None:
     common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
     requests = [
         Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
@@ -140,7 +140,7 @@ def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Decoder
     assert engine.counters.prefix_hits > 0
 
 
-def test_hidden_states_for_training_have_the_bits_of_serving(model: Decoder) -> None:
+def test_hidden_states_for_training_have_the_bits_of_serving(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"], count=1)
     seen: list[torch.Tensor] = []
 

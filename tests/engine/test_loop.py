@@ -11,14 +11,14 @@ from engine.errors import RequestTooLong
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
-from engine.model import Decoder
+from engine.models.base import Model
 from engine.request import FinishReason, Request, SamplingParams
 from tests.engine.drafters import OracleDrafter
 from tests.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
 
 
@@ -31,7 +31,7 @@ def free_slots(engine: Engine) -> int:
     return engine.scheduler.pool.num_available
 
 
-def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Decoder) -> None:
+def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Model) -> None:
     (plain,) = generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])
     stop = plain.token_ids[5]
     first = plain.token_ids.index(stop)
@@ -45,7 +45,7 @@ def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Decoder) -> N
     assert free_slots(engine) == engine.cache.num_slots
 
 
-def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Decoder) -> None:
+def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Model) -> None:
     engine = Engine(model, NgramDrafter(), EngineConfig(max_batch_size=3, draft_budget=6))
     for index in range(7):
         engine.add(make_request(f"r{index}", (1, 2, 3, 1, 2, 3, 1, 2)))
@@ -68,7 +68,7 @@ def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Decoder) 
     assert engine.num_running == engine.num_waiting == 0
 
 
-def test_requests_beyond_the_cache_wait_for_room(model: Decoder) -> None:
+def test_requests_beyond_the_cache_wait_for_room(model: Model) -> None:
     engine_bytes = 40 * 2 * 2 * 2 * 16 * 4  # 40 slots of two layers, two KV heads of 16, float32
     engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=8, kv_cache_bytes=engine_bytes))
     completions = generate(engine, [make_request(f"r{index}") for index in range(6)])
@@ -76,7 +76,7 @@ def test_requests_beyond_the_cache_wait_for_room(model: Decoder) -> None:
     assert free_slots(engine) == 40
 
 
-def test_a_request_that_can_never_fit_is_refused_with_both_sides(model: Decoder) -> None:
+def test_a_request_that_can_never_fit_is_refused_with_both_sides(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig(max_seq_len=32))
     with pytest.raises(RequestTooLong, match=r"may have 32 tokens, got 30 \+ 12"):
         engine.add(make_request("a", tuple(range(30))))
@@ -89,7 +89,7 @@ def test_a_request_that_can_never_fit_is_refused_with_both_sides(model: Decoder)
         engine.add(make_request("a"))
 
 
-def test_one_token_answers_need_no_draft(model: Decoder) -> None:
+def test_one_token_answers_need_no_draft(model: Model) -> None:
     engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=5))
     (completion,) = generate(engine, [make_request("a", (1, 2, 1, 2, 1, 2), max_tokens=1)])
     assert len(completion.token_ids) == 1
@@ -102,7 +102,7 @@ def test_a_tiny_model_answers_from_a_folder_of_another_dtype(tmp_path: Path) -> 
     assert len(generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])[0].token_ids) == 12
 
 
-def test_equal_beginnings_are_computed_once(model: Decoder) -> None:
+def test_equal_beginnings_are_computed_once(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig())
     prompt = tuple(range(50))
     (first,) = generate(engine, [make_request("a", prompt)])
@@ -120,7 +120,7 @@ def test_equal_beginnings_are_computed_once(model: Decoder) -> None:
     assert engine.counters.prefix_queries == 152
 
 
-def test_swapping_the_drafter_changes_no_answer_under_way(model: Decoder) -> None:
+def test_swapping_the_drafter_changes_no_answer_under_way(model: Model) -> None:
     requests = [make_request(f"r{index}", (1, 2, 3, 1, 2, 3, index), max_tokens=30) for index in range(4)]
     plain = [c.token_ids for c in generate(Engine(model, NoDrafter(), EngineConfig()), requests)]
     engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=6))

@@ -45,6 +45,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of every answer; matters above T = 0")
     parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers in flight (default 16)")
     parser.add_argument("--dtype", default="auto", help="auto (as published), float32 or bfloat16")
+    parser.add_argument("--weights", default="auto", help="auto (in dtype) or int8")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser
 
@@ -81,7 +82,9 @@ def requests(prompts: Sequence[Prompt], args: argparse.Namespace) -> list[Reques
 
 
 def make_engine(args: argparse.Namespace, *, drafter: str, batch_size: int) -> Engine:
-    config = EngineConfig(max_batch_size=batch_size, dtype=args.dtype, device=args.device)
+    config = EngineConfig(
+        max_batch_size=batch_size, dtype=args.dtype, weights=args.weights, device=args.device
+    )
     return load_engine(args.model, drafter=drafter, speculator_dir=args.speculator, config=config)
 
 

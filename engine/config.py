@@ -222,9 +222,12 @@ class EngineConfig:
     prefill_chunk: int = 256  # chunks end at multiples of this position, never where speculation would have it
     draft_budget: int | None = None  # nodes drafted per sequence and step; None: what the measured costs suggest
     dtype: str = "auto"  # auto: as published
+    weights: str = "auto"  # auto: in dtype; int8: rounded, one scale an output (attention, MLP and output head)
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.weights not in ("auto", "int8"):
+            raise ValueError(f"weights must be auto or int8, got {self.weights!r}")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
         if self.draft_budget is not None and not 0 <= self.draft_budget <= 64:

@@ -8,7 +8,7 @@ from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
-from engine.errors import SpeculatorNotLoadable
+from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.loop import Engine
 from engine.model import Decoder
 from engine.models.base import Model
@@ -20,17 +20,27 @@ from engine.weights import load_weights
 DRAFTERS = ("none", "ngram", "suffix", "medusa")
 
 
-def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> Model:
-    """Raises: ModelNotLoadable: the folder holds no model this engine serves."""
+def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
+    """`weights` as in EngineConfig.
+
+    Raises: ModelNotLoadable: the folder holds no model this engine serves, or not with such weights.
+    """
     config = ModelConfig.from_folder(model_dir)
     resolved_dtype, resolved_device = resolve_dtype(dtype, config), resolve_device(device)
     if config.latent is not None:
+        _refuse_int8(weights)
         tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)
         latent_weights = load_deepseek_weights(model_dir, config, resolved_dtype, resolved_device)
         return Deepseek(config, latent_weights, tables, resolved_dtype, model_dir)
-    weights = load_weights(model_dir, config, resolved_dtype, resolved_device)
+    int8 = weights == "int8"
+    decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, int8=int8)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
-    return Decoder(config, weights, tables, resolved_dtype)
+    return Decoder(config, decoder_weights, tables, resolved_dtype)
+
+
+def _refuse_int8(weights: str) -> None:
+    if weights == "int8":
+        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family alone")
 
 
 def load_drafter(name: str, model: Decoder, speculator_dir: Path | None) -> Drafter:
@@ -57,5 +67,5 @@ def load_engine(
 ) -> Engine:
     """Raises: ModelNotLoadable, SpeculatorNotLoadable."""
     config = config or EngineConfig()
-    model = load_model(model_dir, dtype=config.dtype, device=config.device)
+    model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
     return Engine(model, load_drafter(drafter, model, speculator_dir), config)

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
 from kernels.decoder import LayerWeights
-from kernels.linear import LinearWeight, pack
+from kernels.linear import LinearWeight, pack, pack_int8
 from kernels.rope import HeadNorms
 
 
@@ -78,20 +78,23 @@ def open_weights(model_dir: Path) -> Iterator[TensorSource]:
         yield _Files(model_dir)
 
 
-def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+def load_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+) -> DecoderWeights:
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or of another shape."""
     with open_weights(model_dir) as source:
-        return build_weights(source, config, dtype, device)
+        return build_weights(source, config, dtype, device, int8=int8)
 
 
 def build_weights(
-    source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
 ) -> DecoderWeights:
-    """Fuses query, key and value, and gate and up, into one weight each.
+    """Fuses query, key and value, and gate and up, into one weight each; `int8` rounds what is multiplied by.
 
     Raises: ModelNotLoadable: a tensor has another shape than the configuration says.
     """
     H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
+    packed = pack_int8 if int8 else pack
 
     def read(name: str, *shape: int) -> Tensor:
         tensor = source.tensor(name)
@@ -105,7 +108,7 @@ def build_weights(
     def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
         weight = torch.cat([read(f"{prefix}.{part}.weight", rows, columns) for part, rows in parts.items()])
         biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
-        return pack(weight, None if biases is None else torch.cat(biases))
+        return packed(weight, None if biases is None else torch.cat(biases))
 
     def layer(index: int) -> LayerWeights:
         base = f"model.layers.{index}"
@@ -132,5 +135,5 @@ def build_weights(
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=norm("model.norm.weight", H),
         lm_head=lm_head,
-        lm_head_packed=pack(lm_head),
+        lm_head_packed=packed(lm_head),
     )

@@ -96,13 +96,13 @@ def _padded(weight: Tensor) -> Tensor:
     """[N, K] -> [ceil(N / 32), 32, K]"""
     N, K = weight.shape
     blocks = -(-N // _BLOCK)
-    padded: Tensor = functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N))
-    return padded.view(blocks, _BLOCK, K)
+    return functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N)).view(blocks, _BLOCK, K)
 
 
 def _in_pairs(weight: Tensor) -> Tensor:
     """[N, K] -> [ceil(N / 32), K / 2, 32, 2]"""
-    return _padded(weight).unflatten(2, (-1, 2)).permute(0, 2, 1, 3).contiguous()
+    padded = _padded(weight)
+    return padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3).contiguous()
 
 
 def _sign_and_magnitude(weight: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--weights", default="auto", help="auto (in dtype) or int8: half the memory to read")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args()
 
@@ -92,7 +93,11 @@ def _listen(host: str, port: int) -> socket.socket:
 def _load(args: argparse.Namespace) -> ServerApp:
     try:
         config = EngineConfig(
-            max_batch_size=args.max_batch_size, max_seq_len=args.max_seq_len, dtype=args.dtype, device=args.device
+            max_batch_size=args.max_batch_size,
+            max_seq_len=args.max_seq_len,
+            dtype=args.dtype,
+            weights=args.weights,
+            device=args.device,
         )
         engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
         tokenizer = Tokenizer.load(args.model_dir)

@@ -237,7 +237,7 @@ static int64_t block_bytes(const struct linear *l) {
 static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
 
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
-    if (block < 0) return (struct ahead){NULL, 0};
+    if (block < 0 || M == 0) return (struct ahead){NULL, 0};
     int64_t bytes = block_bytes(l), steps = now->format == F32 ? now->K : now->K / 2;
     int64_t looks = tiles(M) * (steps / STEPS > 0 ? steps / STEPS : 1);
     int64_t lines = (bytes < MAX_AHEAD ? bytes : MAX_AHEAD) / 64;

@@ -1,0 +1,128 @@
+"""Several drafters as one: their trees are merged, and what they claim is weighed by what came true.
+
+Equal paths are one. A node of the merged tree is a claim of each drafter that has it: that its token comes after its
+parent, with a probability of survival(node) / survival(parent). The claim's kind is all these probabilities, each a
+step of a scale, where "not among my tokens" and "no opinion" are steps too. So what it means that one is sure and the
+other silent, or that both agree, is counted, not assumed:
+
+    survival(node) = survival(parent) * rate(kind)
+
+While a kind is new, the drafters are taken for independent witnesses.
+"""
+
+import bisect
+import logging
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from engine.draft import EMPTY_DRAFT, Draft
+from engine.drafters.base import Drafter, Pass
+from engine.drafters.record import Record
+from engine.kv_cache import KVCache
+from engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+_SCALE = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+_ABSENT = 0.0  # the drafter has other tokens after the parent
+_NO_OPINION = -1.0  # it has none
+
+
+class CombinedDrafter(Drafter):
+    def __init__(self, drafters: Many[Drafter]) -> None:
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.max_depth = max(drafter.max_depth for drafter in drafters)
+        self.tap_layers = tuple(layer for drafter in drafters for layer in drafter.tap_layers)
+        self.slot_bytes = sum(drafter.slot_bytes for drafter in drafters)
+        self._drafters = tuple(drafters)
+        self._record = Record()
+
+    def prepare(self, cache: KVCache) -> None:
+        for drafter in self._drafters:
+            drafter.prepare(cache)
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        drafts = [self._drafts(drafter, sequences, budget) for drafter in self._drafters]
+        return [self._merged(sequence, own, budget) for sequence, *own in zip(sequences, *drafts, strict=True)]
+
+    def observe(self, done: Pass) -> None:
+        """Each sees its own slice of the taps."""
+        first = 0
+        for drafter in self._drafters:
+            end = first + len(drafter.tap_layers)
+            taps = done.taps[:, first:end] if done.taps is not None and end > first else None
+            first = end
+            try:
+                drafter.observe(replace(done, taps=taps))
+            except Exception:
+                logger.exception("drafter %s failed to observe a pass", drafter.name)
+
+    def forget(self, request_id: str) -> None:
+        self._record.forget(request_id)
+        for drafter in self._drafters:
+            drafter.forget(request_id)
+
+    def _drafts(self, drafter: Drafter, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        """Nothing, where a drafter fails: the others go on without it."""
+        try:
+            return drafter.propose(sequences, budget)
+        except Exception:
+            logger.exception("drafter %s failed; the others go on", drafter.name)
+            return [EMPTY_DRAFT] * len(sequences)
+
+    def _merged(self, sequence: Sequence, drafts: Many[Draft], budget: int) -> Draft:
+        request_id = sequence.request.request_id
+        self._record.settle(request_id, sequence.tokens)
+        sampled = sequence.request.sampling.temperature > 0.0
+        tree = _Union(drafts)
+        survival: list[float] = []
+        kinds: list[tuple[object, ...]] = []
+        for node, parent in enumerate(tree.parents):
+            claims = tree.claims(node)
+            kind = (sampled, *map(_step, claims))
+            doubt = 1.0
+            for claim in claims:
+                doubt *= 1.0 - max(claim, 0.0)
+            above = survival[parent] if parent >= 0 else 1.0
+            survival.append(above * self._record.rate(kind, 1.0 - doubt))
+            kinds.append(kind)
+        draft = Draft(tuple(tree.tokens), tuple(tree.parents), tuple(survival))
+        self._record.claim(request_id, len(sequence.tokens), draft, kinds)
+        return draft.likeliest(budget)
+
+
+def _step(claim: float) -> int:
+    return 1 + bisect.bisect_right(_SCALE, claim) if claim > 0.0 else int(claim)
+
+
+class _Union:
+    """All paths of some drafts, each once; parents before children."""
+
+    def __init__(self, drafts: Many[Draft]) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._survivals: list[dict[int, float]] = [{-1: 1.0} for _ in drafts]  # by draft: node -> survival
+        self._inner: list[set[int]] = [set() for _ in drafts]  # by draft: nodes with children
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for draft, survivals, inner in zip(drafts, self._survivals, self._inner, strict=True):
+            places = {-1: -1}  # node of the draft -> node here
+            for own, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+                above = places[parent]
+                node = nodes.setdefault((above, token), len(self.tokens))
+                if node == len(self.tokens):
+                    self.tokens.append(token)
+                    self.parents.append(above)
+                places[own] = node
+                survivals[node] = draft.survival[own]
+                inner.add(above)
+
+    def claims(self, node: int) -> list[float]:
+        """Of each draft, the probability that the node's token comes after its parent."""
+        parent = self.parents[node]
+        claims = []
+        for survivals, inner in zip(self._survivals, self._inner, strict=True):
+            if parent not in inner:
+                claims.append(_NO_OPINION)
+            else:
+                claims.append(survivals[node] / max(survivals[parent], 1e-9) if node in survivals else _ABSENT)
+        return claims

@@ -1,0 +1,231 @@
+"""A small model of the same vocabulary drafts for a large one, token after token.
+
+Its keys and values lie in the target's slots, so a prefix that sequences share is computed once here too. Which text a
+slot's keys stand for is known by a hash over the text up to it; what is missing, for whatever reason, is computed from
+the tokens alone. A step begins with all missing positions and the last token in one pass; then one pass per depth goes
+on with each sequence's best candidate, in scratch slots behind the target's. The other candidates of each depth become
+leaves. Paths that will hardly survive are not continued.
+
+At T > 0 candidates are ranked with the target's own noise (choice.py): a draft equal to the target is always right.
+
+Source: Leviathan et al. 2023, arXiv:2211.17192; Gumbel coupling, arXiv:2408.07978.
+"""
+
+from array import array
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.draft import Draft
+from engine.drafters.base import Drafter, Pass
+from engine.drafters.choice import choose
+from engine.errors import SpeculatorNotLoadable
+from engine.kv_cache import KVCache
+from engine.models.base import Model
+from engine.rows import RowBuilder
+from engine.sequence import Sequence
+from engine.slots import BLOCK
+from engine.tokenizer import Tokenizer
+
+_MAX_DEPTH = 6
+_CANDIDATES = 16  # ranked per position
+_BRANCHES = 3  # of them proposed per depth
+_LEAST_SURVIVAL = 0.1  # a pass of a draft model a tenth of the target's size costs about as much
+_PASS_ROWS = 256  # at most, while a text is caught up with
+_MAX_PADDING = 128  # rows by which the embeddings of one tokenizer differ among a family's sizes, as llama.cpp allows
+_EMPTY = -1  # no text's hash: those are taken modulo a power of two
+
+
+@dataclass(slots=True)
+class _Text:
+    """hashes: [i] of tokens[: i + 1]. num_held: first positions whose keys are there to stay."""
+
+    hashes: "array[int]" = field(default_factory=lambda: array("q"))
+    num_held: int = 0
+
+    def read(self, tokens: Many[int]) -> None:
+        before = self.hashes[-1] if self.hashes else 0
+        for token in tokens[len(self.hashes) :]:
+            before = hash((before, token)) & 0x7FFFFFFFFFFFFFFF
+            self.hashes.append(before)
+
+
+@dataclass(slots=True)
+class _Path:
+    """A sequence's draft under way: the trunk's slots and the nodes so far."""
+
+    slots: tuple[int, ...] = ()
+    trunk: int = -1  # its last node
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+
+    @property
+    def trunk_survival(self) -> float:
+        return self.survival[self.trunk] if self.trunk >= 0 else 1.0
+
+    def add(self, candidates: Many[int], probabilities: Many[float]) -> None:
+        """Children of the trunk, best first; the best becomes its end."""
+        parent, above = self.trunk, self.trunk_survival
+        self.trunk = len(self.tokens)
+        for token, probability in zip(candidates, probabilities, strict=True):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.survival.append(above * min(probability, 1.0))
+
+    def draft(self, budget: int) -> Draft:
+        return Draft(tuple(self.tokens), tuple(self.parents), tuple(self.survival)).likeliest(budget)
+
+
+class DraftModelDrafter(Drafter):
+    name = "draft_model"
+
+    def __init__(
+        self,
+        model: Model,
+        target: Model,
+        *,
+        max_depth: int = _MAX_DEPTH,
+        candidates: int = _CANDIDATES,
+        least_survival: float = _LEAST_SURVIVAL,
+    ) -> None:
+        """
+        Args:
+            candidates: tokens per position that are ranked with the target's noise.
+            least_survival: of a path that is worth another pass.
+
+        Raises: SpeculatorNotLoadable: the models' vocabularies differ in size.
+        """
+        own, its = model.config.vocab_size, target.config.vocab_size
+        if abs(own - its) > _MAX_PADDING:
+            raise SpeculatorNotLoadable(f"the draft model must have the target's vocabulary of {its}, got {own}")
+        self.max_depth = max_depth
+        self.slot_bytes = KVCache.slot_bytes(model.config, model.dtype)
+        self._model = model
+        self._candidates = candidates
+        self._least_survival = least_survival
+        self._texts: dict[str, _Text] = {}
+
+    @torch.inference_mode()
+    def prepare(self, cache: KVCache) -> None:
+        self._target_cache = cache
+        self._scratch = cache.num_slots  # the first of its scratch slots
+        self._cache = KVCache(
+            self._model.config,
+            num_slots=cache.num_slots + cache.slot_tables.shape[0] * self.max_depth,
+            max_sequences=1,
+            max_seq_len=1,
+            dtype=self._model.dtype,
+            device=self._model.device,
+        )
+        self._slot_hashes = array("q", (_EMPTY,)) * cache.num_slots
+        self._texts.clear()
+
+    @torch.inference_mode()
+    def observe(self, done: Pass) -> None:
+        """Prompts are read along, so that a long one does not hold up the first draft."""
+        read = [(k.sequence, k.position + len(k.rows)) for k in done.kept if not k.sequence.is_decoding]
+        if read:
+            self._catch_up(read)
+
+    def forget(self, request_id: str) -> None:
+        self._texts.pop(request_id, None)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        paths = [_Path() for _ in sequences]
+        deepest = [min(self.max_depth, budget, sequence.num_remaining - 1) for sequence in sequences]
+        alive = [number for number, depth in enumerate(deepest) if depth > 0]
+        hidden = self._catch_up([(sequence, len(sequence.tokens)) for sequence in sequences])[alive]
+        depth = 0
+        while alive:
+            logits = self._model.logits(hidden)
+            chosen = choose(
+                logits,
+                [sequences[number].request.sampling for number in alive],
+                [len(sequences[number].tokens) + depth for number in alive],
+                count=self._candidates,
+            )
+            best = zip(chosen.tokens[:, :_BRANCHES].tolist(), chosen.survival[:, :_BRANCHES].tolist(), strict=True)
+            for number, (tokens, probabilities) in zip(alive, best, strict=True):
+                paths[number].add(tokens, probabilities)
+            depth += 1
+            alive = [n for n in alive if depth < deepest[n] and paths[n].trunk_survival >= self._least_survival]
+            if alive:
+                hidden = self._step(sequences, paths, alive, depth)
+        return [path.draft(budget) for path in paths]
+
+    def _catch_up(self, ends: Many[tuple[Sequence, int]]) -> Tensor:
+        """Computes what is missing of each sequence up to its end; returns [N, H], of each one's last position."""
+        self._write_tables([sequence for sequence, _ in ends])
+        rows: list[tuple[Sequence, int]] = []
+        last_rows: list[int] = []
+        taken: set[int] = set()  # slots: two sequences may lack the same
+        for sequence, end in ends:
+            text = self._texts.setdefault(sequence.request.request_id, _Text())
+            text.read(sequence.tokens)
+            for position in range(text.num_held, end):
+                slot, known = sequence.slots[position], text.hashes[position]
+                last = position == end - 1  # always: its hidden state is wanted
+                if slot not in taken and (last or self._slot_hashes[slot] != known):
+                    taken.add(slot)
+                    rows.append((sequence, position))
+                    self._slot_hashes[slot] = known
+            last_rows.append(len(rows) - 1)
+            text.num_held = min(end - 1, BLOCK * len(sequence.blocks))
+        hidden = [self._compute(rows[start : start + _PASS_ROWS]) for start in range(0, len(rows), _PASS_ROWS)]
+        return torch.cat(hidden)[last_rows]
+
+    def _compute(self, rows: Many[tuple[Sequence, int]]) -> Tensor:
+        """[M, H]: of these positions, whose keys are written to their slots."""
+        builder = RowBuilder(self._target_cache)
+        for sequence, position in rows:
+            builder.add_row(
+                token=sequence.tokens[position],
+                position=position,
+                slot=sequence.slots[position],
+                table_row=sequence.table_row,
+                prefix_len=position + 1,
+                path=(),
+            )
+        return self._model.forward(builder.build()[0], self._cache).final
+
+    def _step(self, sequences: Many[Sequence], paths: Many[_Path], alive: Many[int], depth: int) -> Tensor:
+        """[M, H]: of the last node of each trunk, which lies at `depth`."""
+        builder = RowBuilder(self._target_cache)
+        for number in alive:
+            sequence, path = sequences[number], paths[number]
+            slot = self._scratch + number * self.max_depth + depth - 1
+            path.slots += (slot,)
+            builder.add_row(
+                token=path.tokens[path.trunk],
+                position=len(sequence.tokens) - 1 + depth,
+                slot=slot,
+                table_row=sequence.table_row,
+                prefix_len=len(sequence.tokens),
+                path=path.slots,
+            )
+        return self._model.forward(builder.build()[0], self._cache).final
+
+    def _write_tables(self, sequences: Many[Sequence]) -> None:
+        """The engine writes the slots of new positions just before its pass, which is too late here."""
+        places = [
+            (sequence.table_row, position, sequence.slots[position])
+            for sequence in sequences
+            for position in range(sequence.num_tabled, len(sequence.slots))
+        ]
+        if places:
+            self._target_cache.write_tables(*zip(*places, strict=True))
+
+
+def check_vocabularies(own: Tokenizer, its: Tokenizer, size: int) -> None:
+    """Compares about a thousand of the ids below `size`.
+
+    Raises: SpeculatorNotLoadable: one is another piece of text to the draft model than to the target.
+    """
+    for token_id in range(0, size, max(1, size // 1000)):
+        ours, theirs = own.token_bytes(token_id), its.token_bytes(token_id)
+        if ours != theirs:
+            raise SpeculatorNotLoadable(f"token {token_id} must be {theirs!r} as in the target, got {ours!r}")

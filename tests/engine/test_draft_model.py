@@ -1,0 +1,108 @@
+"""A draft model that is the target itself is never wrong: for that, every key, position and draw must be right."""
+
+import shutil
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.draft import Draft
+from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
+from engine.kv_cache import KVCache
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Request, SamplingParams
+from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer
+from tests.tiny_model import make_tiny_model
+
+DEPTH = 3
+PASSES = 9
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def never_wrong(model: Model) -> DraftModelDrafter:
+    return DraftModelDrafter(model, model, max_depth=DEPTH, candidates=model.config.vocab_size, least_survival=0.0)
+
+
+def make_requests(temperature: float) -> list[Request]:
+    """Texts that begin alike, are alike, or are longer than a chunk; lengths around a block of 16."""
+    shared = tuple(range(40, 75))
+    prompts = [(5,), shared, (*shared, 3, 4), shared, tuple(range(16)), tuple(i * 7 % 200 for i in range(90)), (5,)]
+    max_tokens = 1 + (1 + DEPTH) * PASSES  # one from the prompt's pass, then each pass keeps the whole trunk
+    return [
+        Request(
+            f"r{number}",
+            prompt,
+            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number % 4, ignore_eos=True),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_draft_model_equal_to_the_target_is_accepted_whole(
+    model: Model, temperature: float, batch_size: int
+) -> None:
+    requests = make_requests(temperature)
+    config = EngineConfig(max_batch_size=batch_size, prefill_chunk=32, draft_budget=16)
+    plain = generate(Engine(model, NoDrafter(), config), requests)
+
+    drafted = generate(Engine(model, never_wrong(model), config), requests)
+
+    for ours, other in zip(drafted, plain, strict=True):
+        assert ours.token_ids == other.token_ids
+        assert ours.speculation.acceptance_histogram == [0] * DEPTH + [PASSES]
+
+
+def test_it_stays_right_when_requests_give_way_and_come_back(model: Model) -> None:
+    requests = make_requests(0.8)
+    config = EngineConfig(max_batch_size=4, prefill_chunk=32, draft_budget=16)
+    plain = {c.request_id: c.token_ids for c in generate(Engine(model, NoDrafter(), config), requests)}
+    drafter = never_wrong(model)
+    propose = drafter.propose
+    wrong = []
+
+    def checked(sequences: Many[Sequence], budget: int) -> list[Draft]:
+        drafts = propose(sequences, budget)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            inner = sorted(set(draft.parents))  # the best child comes first
+            best = [draft.tokens[draft.parents.index(node)] for node in inner]
+            coming = plain[sequence.request.request_id][sequence.num_generated :]
+            if tuple(best) != coming[: len(best)]:
+                wrong.append((best, coming))
+        return drafts
+
+    drafter.propose = checked  # type: ignore[method-assign]
+    slot_bytes = 2 * KVCache.slot_bytes(model.config, model.dtype)
+    engine = Engine(model, drafter, replace(config, kv_cache_bytes=150 * slot_bytes))
+
+    drafted = generate(engine, requests)
+
+    assert {c.request_id: c.token_ids for c in drafted} == plain
+    assert engine.counters.num_preemptions > 0
+    assert wrong == []
+
+
+def test_another_vocabulary_is_refused(model: Model, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "other", "llama")
+    tokenizer = Tokenizer.load(folder)
+    check_vocabularies(tokenizer, tokenizer, model.config.vocab_size)
+
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    vocabulary = (changed / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"a"', '"..."').replace('"b"', '"a"').replace('"..."', '"b"')
+    (changed / "tokenizer.json").write_text(swapped)
+    with pytest.raises(SpeculatorNotLoadable, match="must be b'a' as in the target, got b'b'"):
+        check_vocabularies(Tokenizer.load(changed), tokenizer, model.config.vocab_size)

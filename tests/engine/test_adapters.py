@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
+from engine.drafters.per_adapter import PerAdapterDrafter
 from engine.errors import AdapterNotLoadable
 from engine.generate import generate
 from engine.load import load_model
@@ -108,6 +109,24 @@ def test_neither_company_nor_drafts_change_an_answer(base: Path, adapters: dict[
     drafted = generate(engine, requests)
     assert shown(drafted) == alone
     assert max(c.speculation.mean_acceptance_length for c in drafted) > 1.5
+
+
+def test_an_adapter_has_its_own_drafter_within_a_batch(base: Path, adapters: dict[str, Path]) -> None:
+    requests = make_requests()
+    engine = make_engine(base, adapters, max_batch_size=9, draft_budget=4)
+    plain = generate(engine, requests)
+    vocab_size = engine.model.config.vocab_size
+
+    def oracle(*names: str | None) -> OracleDrafter:
+        known = {r.request_id: c.token_ids for r, c in zip(requests, plain, strict=True) if r.adapter in names}
+        return OracleDrafter(known, max_depth=4, error=0.0, tree=False, vocab_size=vocab_size)
+
+    engine.swap_drafter(PerAdapterDrafter(oracle(None, "few"), {"all": oracle("all")}))
+    drafted = generate(engine, requests)
+
+    assert shown(drafted) == shown(plain)
+    # 23 tokens after the first, five a pass: an oracle asked for another's request would have raised.
+    assert {c.speculation.num_spec_steps for c in drafted} == {5}
 
 
 def test_an_adapter_that_is_loaded_anew_is_another_one(base: Path, adapters: dict[str, Path]) -> None:

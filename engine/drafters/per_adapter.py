@@ -1,0 +1,52 @@
+"""Another drafter for each LoRA adapter: what an adapter makes the model say has its own speculator.
+
+Requests of all kinds share a batch; each drafter sees its own.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from engine.draft import Draft
+from engine.drafters.base import Drafter, Pass
+from engine.kv_cache import KVCache
+from engine.sequence import Sequence
+
+
+class PerAdapterDrafter(Drafter):
+    def __init__(self, general: Drafter, own: Mapping[str, Drafter]) -> None:
+        """`own`: by adapter name. `general` drafts for the model itself and for adapters without one of their own."""
+        self.general = general
+        self.own = dict(own)
+        self._drafters = (general, *self.own.values())
+        self.name = general.name
+        self.max_depth = max(drafter.max_depth for drafter in self._drafters)
+        self.tap_layers = tuple(layer for drafter in self._drafters for layer in drafter.tap_layers)
+        self.slot_bytes = sum(drafter.slot_bytes for drafter in self._drafters)
+
+    def prepare(self, cache: KVCache) -> None:
+        for drafter in self._drafters:
+            drafter.prepare(cache)
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        drafts: dict[Sequence, Draft] = {}
+        for drafter in self._drafters:
+            if mine := [sequence for sequence in sequences if self._drafter_of(sequence) is drafter]:
+                drafts |= zip(mine, drafter.propose(mine, budget), strict=True)
+        return [drafts[sequence] for sequence in sequences]
+
+    def observe(self, done: Pass) -> None:
+        first = 0
+        for drafter in self._drafters:
+            end = first + len(drafter.tap_layers)
+            taps = done.taps[:, first:end] if done.taps is not None and end > first else None
+            first = end
+            if mine := tuple(kept for kept in done.kept if self._drafter_of(kept.sequence) is drafter):
+                drafter.observe(replace(done, taps=taps, kept=mine))
+
+    def forget(self, request_id: str) -> None:
+        for drafter in self._drafters:
+            drafter.forget(request_id)
+
+    def _drafter_of(self, sequence: Sequence) -> Drafter:
+        return self.own.get(sequence.request.adapter or "", self.general)

@@ -240,10 +240,10 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
+def resolve_dtype(dtype: str, published: torch.dtype) -> torch.dtype:
     """Raises: ValueError: neither auto, float32 nor bfloat16."""
     if dtype == "auto":
-        return config.dtype
+        return published
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
     return _DTYPES[dtype]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.config import EngineConfig, ModelConfig, resolve_device, resolve_dtype
+from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.drafters.base import Drafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.ngram import NgramDrafter
@@ -14,6 +14,7 @@ from engine.model import Decoder
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import load_deepseek_weights
+from engine.models.transformers_adapter import load_transformers_model
 from engine.rotary import rotary_tables
 from engine.weights import load_weights
 
@@ -25,8 +26,11 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
 
     Raises: ModelNotLoadable: the folder holds no model this engine serves, or not with such weights.
     """
+    if read_config(model_dir).get("model_type") not in MODEL_TYPES:
+        _refuse_int8(weights)
+        return load_transformers_model(model_dir, dtype=dtype, device=device)
     config = ModelConfig.from_folder(model_dir)
-    resolved_dtype, resolved_device = resolve_dtype(dtype, config), resolve_device(device)
+    resolved_dtype, resolved_device = resolve_dtype(dtype, config.dtype), resolve_device(device)
     if config.latent is not None:
         _refuse_int8(weights)
         tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)

@@ -4,16 +4,13 @@ The weights are random but larger than usual, so that the distribution is far fr
 prompt to prompt, and no near-tie decides an argmax.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "deepseek_v3"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|start|>", "<|end|>")  # the first by this name, or Qwen's tokenizer adds it
 CHAT_TEMPLATE = (
@@ -24,7 +21,7 @@ CHAT_TEMPLATE = (
 
 def make_tiny_model(
     directory: Path,
-    architecture: Architecture = "llama",
+    architecture: str = "llama",
     *,
     seed: int = 0,
     num_layers: int = 2,
@@ -36,14 +33,13 @@ def make_tiny_model(
 ) -> Path:
     """Write config, safetensors, tokenizer and chat template into `directory` and return it.
 
-    overrides: of the configuration, under the names of transformers.
+    architecture: a model_type of transformers. overrides: of its configuration.
 
     The same arguments give the same bytes. `<|end|>` is the end-of-sequence token and rarely comes up by chance.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _byte_tokenizer()
     tokenizer.save_pretrained(directory)
-    config_class, model_class = _classes(architecture)
     extra = _deepseek_sizes(hidden_size) if architecture == "deepseek_v3" else {"num_key_value_heads": 2}
     sizes = {
         "vocab_size": len(tokenizer),
@@ -59,26 +55,16 @@ def make_tiny_model(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    config = config_class(**(sizes | extra | overrides))
+    config = transformers.AutoConfig.for_model(architecture, **(sizes | extra | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         if architecture == "deepseek_v3":  # whose norms and corrections would all be alike
             for tensor in (*model.parameters(), *(b for name, b in model.named_buffers() if "correction" in name)):
                 if tensor.dim() == 1:
                     tensor.data += 0.3 * torch.randn_like(tensor)
     model.to(dtype).save_pretrained(directory)
     return directory
-
-
-def _classes(architecture: Architecture) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
-    }[architecture]
 
 
 def _deepseek_sizes(hidden_size: int) -> dict[str, int]:

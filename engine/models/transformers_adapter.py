@@ -1,0 +1,79 @@
+"""From a folder to a model of `transformers` that runs over rows."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from engine.config import resolve_device, resolve_dtype
+from engine.errors import ModelNotLoadable
+from engine.models.transformers_config import context_limit, describe, published_dtype, read_foreign_config
+from engine.models.transformers_model import ForeignWeights, TransformersModel
+from engine.models.transformers_proof import probe_tokens, prove
+from engine.models.transformers_rows import NAME, register, replace_products
+
+
+def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
+    """Weights are safetensors of the folder itself; no code but that of transformers runs.
+
+    Raises: ModelNotLoadable: what the model does is not supported; the message names it.
+    """
+    foreign = read_foreign_config(model_dir)
+    limit = context_limit(foreign)
+    resolved = resolve_dtype(dtype, published_dtype(foreign))
+    try:
+        model = _load(model_dir, foreign, resolved, resolve_device(device))
+        embedding, lm_head = _shared(model)
+        expected, (num_kv_heads, head_dim) = _run_as_published(model, probe_tokens(embedding.shape[0], limit))
+        config = describe(foreign, model_dir, num_kv_heads=num_kv_heads, head_dim=head_dim, embedding=embedding)
+        register()
+        replace_products(model)
+        model.set_attn_implementation(NAME)
+        if getattr(model.config, "_experts_implementation", None) is not None:
+            model.set_experts_implementation(NAME)
+        adapted = TransformersModel(model, config, ForeignWeights(embedding, lm_head), resolved)
+        prove(adapted, expected)
+    except ModelNotLoadable as error:
+        raise ModelNotLoadable(f"a {foreign.model_type} is not served: {error}") from error
+    except Exception as error:  # transformers has five hundred models, and each its own way to fail
+        raise ModelNotLoadable(f"a {foreign.model_type} does not run over rows: {error!r}") from error
+    return adapted
+
+
+def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    options: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
+    )
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise ModelNotLoadable(f"the folder holds no tensor {', '.join(missing[:3])} ({len(missing)} are missing)")
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Embedding and head, both [V, H]."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
+        raise ModelNotLoadable("embedding and head must be an nn.Embedding and an nn.Linear")
+    shapes = list(embedding.weight.shape), list(head.weight.shape)
+    if shapes[0] != shapes[1]:
+        raise ModelNotLoadable(f"embedding {shapes[0]} and head {shapes[1]} must have one shape")
+    return embedding.weight.detach(), head.weight.detach()
+
+
+@torch.inference_mode()
+def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Logits [T, V] float32 of a text, and how many key heads a layer has and how wide they are.
+
+    Raises: ModelNotLoadable: its layers' keys differ in shape, or it has none.
+    """
+    out = model(input_ids=token_ids.unsqueeze(0).to(model.device), use_cache=True)
+    layers = getattr(out.past_key_values, "layers", ())
+    shapes = {tuple(getattr(layer, part).shape) for layer in layers for part in ("keys", "values")}
+    if len(shapes) != 1:
+        raise ModelNotLoadable(f"all layers must have keys and values of one shape, got {sorted(shapes)}")
+    (_, num_kv_heads, _, head_dim), *_ = shapes
+    return out.logits[0].float(), (num_kv_heads, head_dim)

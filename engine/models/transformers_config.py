@@ -1,0 +1,107 @@
+"""Which models of `transformers` the adapter takes on, and how long their context may be.
+
+A configuration is refused for what would run foreign code or could not be exact. What it does not say is found out by
+trying (engine/models/transformers_proof.py).
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.config import ModelConfig, generation_eos, read_config, token_ids
+from engine.errors import ModelNotLoadable
+
+_FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # whose frequencies never change
+_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
+
+
+def read_foreign_config(model_dir: Path) -> PretrainedConfig:
+    """Raises: ModelNotLoadable: no causal model of transformers, or one that wants code of its own or is no decoder."""
+    values = read_config(model_dir)
+    model_type = values.get("model_type")
+    if "auto_map" in values:
+        raise ModelNotLoadable("config.json names code of its own (auto_map), which is never run")
+    if values.get("quantization_config"):
+        raise ModelNotLoadable(f"quantization_config of a {model_type} is not supported")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelNotLoadable(f"model_type must be one of transformers' causal models, got {model_type!r}")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # each of its configurations checks itself in its own way
+        raise ModelNotLoadable(f"config.json of a {model_type} can't be read: {error}") from error
+    if config.get_text_config() is not config or getattr(config, "is_encoder_decoder", False):
+        raise ModelNotLoadable(f"a {model_type} is more than a decoder of text, which is not supported")
+    return config
+
+
+def context_limit(config: PretrainedConfig) -> int:
+    """Positions for which attention is full and positions are encoded in one way.
+
+    Raises: ModelNotLoadable: no length is named, or layers keep a state other than keys and values.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise ModelNotLoadable(f"config.json of a {config.model_type} must have max_position_embeddings")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if foreign := kinds - {_FULL, *_WINDOWED}:
+        raise ModelNotLoadable(f"layers of type {', '.join(sorted(foreign))} are not supported")
+    limit: float = longest
+    if not kinds or kinds & set(_WINDOWED):
+        sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+        limit = min(limit, *(size or math.inf for size in sizes))
+    for rope in _rope_parameters(config):
+        limit = min(limit, _rope_limit(rope, longest))
+    return int(limit)
+
+
+def describe(
+    config: PretrainedConfig, model_dir: Path, *, num_kv_heads: int, head_dim: int, embedding: torch.Tensor
+) -> ModelConfig:
+    """What the engine wants to know, with the keys' true shape. Biases and norms are the model's own business."""
+    eps = getattr(config, "rms_norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return ModelConfig(
+        model_type=config.model_type,
+        hidden_size=embedding.shape[1],
+        intermediate_size=inner,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=embedding.shape[0],
+        max_position_embeddings=context_limit(config),
+        norm_eps=eps,
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        eos_token_ids=token_ids(config.eos_token_id) | generation_eos(model_dir),
+        dtype=published_dtype(config),
+    )
+
+
+def published_dtype(config: PretrainedConfig) -> torch.dtype:
+    """That of the weights; bfloat16 where it is neither that nor float32."""
+    return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        return [parameters]
+    return [kind for kind in parameters.values() if isinstance(kind, dict)]  # by type of layer
+
+
+def _rope_limit(rope: dict[str, Any], longest: int) -> int:
+    rope_type = rope.get("rope_type", "default")
+    if rope_type in _ROPE_TYPES:
+        return longest
+    if rope_type in _ROPE_TYPES_UP_TO_A_LENGTH:
+        return int(rope.get("original_max_position_embeddings") or longest)
+    raise ModelNotLoadable(f"rope_type must be one of {', '.join(_ROPE_TYPES)}, got {rope_type!r}")

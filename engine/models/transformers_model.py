@@ -1,0 +1,142 @@
+"""Any other causal model of `transformers`, run over rows: slower than a decoder of our own, and as exact.
+
+Which families it takes is not a list but a proof: a model is loaded only if, on a short text, it gives the logits that
+transformers gives and the same bits in any company of rows (engine/models/transformers_proof.py).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from engine.config import ModelConfig
+from engine.errors import ModelNotLoadable
+from engine.kv_cache import KVCache
+from engine.model import Hidden, Rows
+from engine.models.reading import read_text
+from engine.models.transformers_rows import CURRENT, RowPass, RowProducts, padded_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignWeights:
+    embedding: Tensor  # [V, H]
+    lm_head: Tensor  # [V, H]
+
+
+@dataclass
+class _States(BaseModelOutputWithPastAndCrossAttentions):
+    """All that heads look for."""
+
+    router_logits: Tensor | None = None
+
+
+class _Given(nn.Module):
+    """Stands for the decoder in the head's copy of the model: its result is what was put in."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
+        return _States(last_hidden_state=inputs_embeds)
+
+
+class TransformersModel:
+    """model: of transformers, with attention and products replaced (engine/models/transformers_rows.py)."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: ModelConfig, weights: ForeignWeights, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.device = weights.embedding.device
+        self._decoder = model.get_decoder()
+        self._head = _with_given_states(model, self._decoder)
+        _add_taps(self._decoder, config)
+
+    @property
+    def lm_head(self) -> Tensor:
+        return self.weights.lm_head
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_position_embeddings
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        """Raises: ValueError: no such layer to tap."""
+        if not all(0 <= index <= self.config.num_layers for index in tap_layers):
+            raise ValueError(f"tap_layers must be in 0..{self.config.num_layers}, got {list(tap_layers)}")
+        M = rows.token_ids.shape[0]
+        missing = padded_rows(M) - M
+        token_ids, position_ids = (
+            nn.functional.pad(ids, (0, missing)).unsqueeze(0) for ids in (rows.token_ids, rows.rows.positions)
+        )
+        current = RowPass(rows.rows, cache.keys, cache.values, frozenset(tap_layers))
+        token = CURRENT.set(current)
+        try:
+            with RowProducts(M):
+                out = self._decoder(input_ids=token_ids, position_ids=position_ids, use_cache=False)
+        finally:
+            CURRENT.reset(token)
+        if current.num_layers != self.config.num_layers:
+            through = f"{current.num_layers} of {self.config.num_layers}"
+            raise ModelNotLoadable(f"{through} layers attend through transformers' attention interface")
+        taps = [current.taps[index].to(self.dtype) for index in tap_layers]
+        return Hidden(out[0][0, :M].to(self.dtype), torch.stack(taps, dim=1) if taps else None)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        M = hidden.shape[0]
+        padded = nn.functional.pad(hidden, (0, 0, 0, padded_rows(M) - M))
+        with RowProducts(M):
+            out = self._head(inputs_embeds=padded.unsqueeze(0), use_cache=False)
+        return out.logits[0, :M].float().contiguous()  # type: ignore[no-any-return]
+
+    def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+        return read_text(self, token_ids, tap_layers)
+
+
+def _with_given_states(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
+    """A copy of `model` that shares all its modules but has `_Given` in the place of the decoder."""
+    (path,) = (name for name, module in model.named_modules() if module is decoder)
+    top = node = _shallow_copy(model)
+    *parents, last = path.split(".")
+    for name in parents:
+        node._modules[name] = child = _shallow_copy(node.get_submodule(name))
+        node = child
+    node._modules[last] = _Given()
+    return top
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
+    """Hooks that keep the residual streams a pass asks for. Raises: ModelNotLoadable: no list of layers is found."""
+    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
+    layers = next((found for found in lists if len(found) == config.num_layers), None)
+    if layers is None:
+        raise ModelNotLoadable(f"a {config.model_type} has no list of {config.num_layers} layers")
+
+    def keep(index: int, hidden: Tensor) -> None:
+        current = CURRENT.get()
+        if current is not None and index in current.tap_layers:
+            current.taps[index] = hidden[0, : current.num_rows].clone()
+
+    for index, layer in enumerate(layers):
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int = index) -> None:
+            keep(index, args[0] if args else kwargs["hidden_states"])
+
+        layer.register_forward_pre_hook(before, with_kwargs=True)
+
+    def after(_: nn.Module, __: tuple[Any, ...], out: Tensor | tuple[Tensor, ...]) -> None:
+        keep(config.num_layers, out if isinstance(out, Tensor) else out[0])
+
+    layers[-1].register_forward_hook(after)

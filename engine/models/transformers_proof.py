@@ -1,0 +1,108 @@
+"""What has to hold before a model of `transformers` is served.
+
+1. Its logits are those of transformers' own forward, as closely as the dtype allows: nothing it does was left out.
+2. No product runs but ours: torch's add in an order that depends on the number of rows.
+3. A text read at once, in chunks and among rows of another text gives the same bits.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.errors import ModelNotLoadable
+from engine.kv_cache import KVCache
+from engine.model import Rows
+from engine.models.transformers_model import TransformersModel
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderRows
+
+_LENGTH = 41
+_CHUNKS = (1, 2, 15, 23)
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the logits' own spread, root mean square
+_PRODUCTS = (
+    *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "linear", "convolution", "_grouped_mm"),
+    *("_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu"),
+)
+
+
+def probe_tokens(vocab_size: int, max_positions: int) -> Tensor:
+    """[T] int64, the same every time."""
+    return torch.randint(vocab_size, (min(_LENGTH, max_positions),), generator=torch.Generator().manual_seed(0))
+
+
+def prove(model: TransformersModel, expected: Tensor) -> None:
+    """expected: [T, V] float32, what transformers gives for `probe_tokens`. Raises: ModelNotLoadable."""
+    token_ids = probe_tokens(model.config.vocab_size, model.max_positions).to(model.device)
+    length = token_ids.shape[0]
+    with _NoOtherProducts():  # type: ignore[no-untyped-call]
+        whole, cache = _read(model, token_ids, [length], company=0)
+        logits = model.logits(whole)
+    spread = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
+    error = float((logits - expected).pow(2).mean().sqrt() / spread)
+    if not error <= _TOLERANCE[model.dtype]:
+        raise ModelNotLoadable(f"a {model.config.model_type} comes out otherwise than in transformers: {error:.2g}")
+    for company in (0, 5):
+        pieces, other_cache = _read(model, token_ids, _CHUNKS, company)
+        alone = torch.cat([model.logits(row) for row in pieces.split(1)])
+        same = torch.equal(pieces, whole) and torch.equal(alone, logits)
+        stored = zip((*cache.keys, *cache.values), (*other_cache.keys, *other_cache.values), strict=True)
+        if not same or not all(torch.equal(ours[:length], theirs[:length]) for ours, theirs in stored):
+            raise ModelNotLoadable(f"a {model.config.model_type} has other bits in other company of rows")
+
+
+class _NoOtherProducts(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _PRODUCTS and not _is_ours():
+            left = args[1] if name.startswith(("add", "badd")) else args[0]
+            if left.shape[-1] != 1:  # a sum of one term has no order: rotary angles are made so
+                raise ModelNotLoadable(f"its forward has a product of its own ({name}), whose bits depend on the rows")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_ours() -> bool:
+    """Whether the call comes from our kernels' references."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").startswith("kernels."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _read(model: TransformersModel, token_ids: Tensor, chunks: Sequence[int], company: int) -> tuple[Tensor, KVCache]:
+    """Hidden states [T, H] of a text read in `chunks`, each after `company` rows of another text.
+
+    With company a chunk's own positions are a path, as a draft's are; without, all are committed.
+    """
+    T, device = token_ids.shape[0], model.device
+    cache = KVCache(
+        model.config, num_slots=T + company, max_sequences=2, max_seq_len=T, dtype=model.dtype, device=device
+    )
+    places = torch.arange(T + company, dtype=torch.int32, device=device)
+    cache.slot_tables[0], cache.slot_tables[1, :company] = places[:T], places[T:]
+    strangers = places[T:].long()
+    pieces, start = [], 0
+    for length in chunks:
+        own = torch.arange(start, min(T, start + length), device=device)
+        positions = torch.cat((strangers - T, own))
+        num_drafted = (own - start + 1) if company else torch.zeros_like(own)
+        attention = AttentionRows(
+            slot_tables=cache.slot_tables,
+            seqs=torch.cat((torch.ones_like(strangers), torch.zeros_like(own))),
+            prefix_lens=torch.cat((strangers - T + 1, own + 1 - num_drafted)),
+            paths=places[start : start + length].repeat(positions.shape[0], 1),
+            path_lens=torch.cat((torch.zeros_like(strangers), num_drafted)),
+        )
+        slots = torch.cat((strangers, own))
+        tokens = torch.cat((token_ids[strangers - T], token_ids[own]))
+        hidden = model.forward(Rows(tokens, DecoderRows(positions, slots, attention)), cache).final
+        pieces.append(hidden[company:])
+        start += length
+    return torch.cat(pieces), cache

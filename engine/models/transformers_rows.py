@@ -1,0 +1,199 @@
+"""What makes a model of `transformers` run over rows, each with the bits it would have alone.
+
+A pass is one "sequence" [1, P]: its M rows and then rows of nothing, up to a multiple of 64. Attention and products,
+where rows could meet or share an order of additions, are ours and see the M rows alone:
+
+    attention      keys and values to their slots, then kernels.attention        (transformers' attention interface)
+    nn.Linear      kernels.linear                                                (modules replaced)
+    experts        kernels.linear on an expert's rows                            (transformers' experts interface)
+    F.linear       torch's, 16 rows at a time                                    (routers, which call it themselves)
+
+The rest of a decoder works on each number or each row by itself. There torch has one trap: it computes the numbers
+that fill no whole vector by other instructions, with other bits, and threads cut where they like (measured in float32:
+4 % of silu's results). Hence the 64, twice the widest vector, and one thread.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from engine.errors import ModelNotLoadable
+from kernels.attention import attention
+from kernels.decoder import DecoderRows
+from kernels.linear import LinearWeight, linear, linear_reference, pack
+
+NAME = "slipstream_rows"  # in transformers' registries
+_VECTOR = 64
+_UNSUPPORTED = {"softcap": "a soft cap on scores", "s_aux": "attention sinks", "position_bias": "position bias"}
+_EXPERT_TRAITS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+
+
+@dataclass(slots=True)
+class RowPass:
+    """A pass under way.
+
+    keys, values: per layer [slots, Hkv, D].
+    num_layers: layers that have attended so far.
+    shapes: [Hkv, D] of each.
+    taps: residual streams [M, H] by the layer they enter.
+    """
+
+    rows: DecoderRows
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    tap_layers: frozenset[int] = frozenset()
+    num_layers: int = 0
+    taps: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.positions.shape[0]
+
+
+CURRENT: ContextVar[RowPass | None] = ContextVar("CURRENT", default=None)
+_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # true and padded
+
+
+def padded_rows(num_rows: int) -> int:
+    return -(-num_rows // _VECTOR) * _VECTOR
+
+
+class RowProducts(TorchFunctionMode):
+    """Around a forward: products of M rows, padded, in torch's hands one thread."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self._sizes = (num_rows, padded_rows(num_rows))
+
+    def __enter__(self) -> "RowProducts":
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._token = _NUM_ROWS.set(self._sizes)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _NUM_ROWS.reset(self._token)
+        torch.set_num_threads(self._threads)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.linear:
+            return _tiled_linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _tiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's name
+    x = input.reshape(-1, input.shape[-1])
+    return linear_reference(x, weight, bias).to(input.dtype).view(*input.shape[:-1], -1)
+
+
+class RowLinear(nn.Module):
+    """In the place of an nn.Linear or a Conv1D; `dtype` of what it returns, None for that of its input."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._weight = pack(weight.detach(), None if bias is None else bias.detach())
+        self._dtype = dtype
+        self.in_features, self.out_features = self._weight.in_features, self._weight.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, (num_rows, padded) = x.reshape(-1, x.shape[-1]), _NUM_ROWS.get()
+        count = num_rows if flat.shape[0] == padded else flat.shape[0]
+        out = linear(flat[:count].contiguous(), self._weight).to(self._dtype or x.dtype)
+        return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], -1)
+
+
+def row_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, Hq, P, D], key and value [1, Hkv, P, D] -> [1, P, Hq, D]."""
+    current = CURRENT.get()
+    assert current is not None  # set around every forward
+    for name, meaning in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
+    if attention_mask is not None or key.shape != value.shape:
+        raise ModelNotLoadable("attention with a mask of its own, or values wider or narrower than keys")
+    M, layer, D = current.num_rows, current.num_layers, query.shape[-1]
+    current.num_layers += 1
+    keys, values = current.keys[layer], current.values[layer]
+    keys[current.rows.slots] = key[0, :, :M].transpose(0, 1).to(keys.dtype)
+    values[current.rows.slots] = value[0, :, :M].transpose(0, 1).to(values.dtype)
+    q = query[0, :, :M].transpose(0, 1).float().contiguous()  # [M, Hq, D]
+    if scaling is not None and scaling != D**-0.5:
+        q *= scaling * D**0.5  # `attention` divides by the root of D
+    out = attention(q, keys, values, current.rows.attention).to(query.dtype)
+    return functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - M)).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedExpert:
+    gate_up: LinearWeight
+    down: LinearWeight
+
+
+def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """transformers' experts interface: [P, H], chosen experts [P, K] and their weights [P, K] -> [P, H]."""
+    num_rows, padded = _NUM_ROWS.get()
+    count = num_rows if hidden_states.shape[0] == padded else hidden_states.shape[0]
+    chosen, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
+    experts: list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
+    for index in chosen.unique().tolist():  # ascending, so that a row's experts are added in one order
+        rows, places = (chosen == index).nonzero(as_tuple=True)
+        expert, n = experts[index], rows.shape[0]
+        inner = linear(hidden_states[rows], expert.gate_up).to(hidden_states.dtype)
+        inner = functional.pad(inner, (0, 0, 0, padded_rows(n) - n))
+        inner = module._apply_gate(inner)[:n].contiguous()  # type: ignore[operator]
+        out[rows] += linear(inner, expert.down) * top_k_weights[rows, places].float().unsqueeze(1)
+    return out.to(hidden_states.dtype)
+
+
+def register() -> None:
+    """Makes NAME known to transformers; once more changes nothing."""
+    AttentionInterface.register(NAME, row_attention)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, row_experts)
+
+
+def replace_products(model: PreTrainedModel) -> None:
+    """Replaces every linear layer, the head's with one that returns float32, and packs experts, one at a time.
+
+    Raises: ModelNotLoadable: experts of a kind unknown to `row_experts`.
+    """
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                dtype = torch.float32 if child is head else None
+                setattr(module, name, RowLinear(child.weight, child.bias, dtype))
+            elif type(child) is Conv1D:
+                setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
+            elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
+                _pack_experts(child)
+
+
+def _pack_experts(module: nn.Module) -> None:
+    traits = {name: getattr(module, name, None) for name in _EXPERT_TRAITS}
+    if traits != _EXPERT_TRAITS or getattr(module, "has_post_expert_norm", False):
+        raise ModelNotLoadable(f"experts like {type(module).__name__} are not supported: {traits}")
+    gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()  # type: ignore[operator]
+    packed = [_PackedExpert(pack(first), pack(second)) for first, second in zip(gate_up, down, strict=True)]
+    module.packed = packed  # type: ignore[assignment]
+    del module.gate_up_proj, module.down_proj

@@ -72,11 +72,7 @@ class BlockDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         anchors = [Anchor(s.tokens[-1], len(s.tokens) - 1, s.request.sampling) for s in sequences]
-        hidden = self._layers.blocks(
-            self._embeddings(anchors),
-            [anchor.position for anchor in anchors],
-            [sequence.table_row for sequence in sequences],
-        )
+        hidden = self._layers.blocks(self._embeddings(anchors), sequences)
         first, depths = self.config.first_row, min(self.max_depth, budget)
         return self._heads.drafts(hidden[:, first : first + depths], anchors, budget)
 

@@ -10,6 +10,7 @@ from engine.drafters.block_config import LayerAttention
 from engine.drafters.block_model import BlockAttention, BlockLayer, BlockModel
 from engine.kv_cache import KVCache
 from engine.models.base import Model
+from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
 from kernels.linear import LinearWeight, linear, pack
@@ -52,51 +53,56 @@ class BlockLayers:
             places = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
             rope_write(keys_values[layer], *places, norms)  # [M, 2 Hkv D]: no queries
 
-    def blocks(self, embeddings: Tensor, anchors: Many[int], table_rows: Many[int]) -> Tensor:
-        """One pass over a block of each of S sequences.
+    def blocks(self, embeddings: Tensor, sequences: Many[Sequence]) -> Tensor:
+        """One pass over a block of each of S sequences, at its last token.
 
-        Args:
-            embeddings: [S, B, H] float32; overwritten.
-            anchors: [S]. Positions of the blocks' first rows.
-            table_rows: [S]. The sequences' rows of the slot tables.
+        embeddings: [S, B, H] float32; overwritten.
 
         Returns: [S, B, H] after the final norm.
         """
         S, B, H = embeddings.shape
-        host = torch.tensor((anchors, table_rows)).to(self._device)
-        positions = (host[0].unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
+        anchors = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences]).to(self._device)
+        positions = (anchors.unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
         slots = torch.arange(self._scratch, self._scratch + S * B, device=self._device)
         residual = embeddings.view(S * B, H)
         hidden = residual
         first = 0
         for attention, layers in self._groups:
-            rows = DecoderRows(positions, slots, self._rows(attention, host, max(anchors), slots.view(S, B)))
+            rows = DecoderRows(positions, slots, self._rows(attention, sequences))
             own = slice(first, first + len(layers.layers))
             hidden, _ = decoder(layers, residual, rows, self._keys[own], self._values[own])
             first = own.stop
         return hidden.view(S, B, H)
 
-    def _rows(self, attention: LayerAttention, host: Tensor, furthest: int, slots: Tensor) -> AttentionRows:
-        """host: [2, S], anchors and table rows. furthest: the largest anchor. slots: [S, B], the blocks' own."""
-        S, B = slots.shape
-        anchors, table_rows = host
-        path_lens = torch.arange(1, B + 1, device=self._device) if attention.causal else torch.full((B,), B)
-        path_lens = path_lens.to(self._device).expand(S, B)
-        prefix_lens, paths = anchors, slots
-        if attention.window is not None and furthest > attention.window:
-            seen = anchors.clamp(max=attention.window)  # [S]: contexts that the path begins with
-            place = torch.arange(attention.window + B, device=self._device)
-            where = ((anchors - seen).unsqueeze(1) + place).clamp(max=self._slot_tables.shape[1] - 1)
-            contexts = self._slot_tables[table_rows.unsqueeze(1), where].long()
-            own = slots.gather(1, (place - seen.unsqueeze(1)).clamp(0, B - 1))
-            paths = torch.where(place < seen.unsqueeze(1), contexts, own)
-            prefix_lens, path_lens = torch.zeros_like(anchors), path_lens + seen.unsqueeze(1)
+    def _rows(self, attention: LayerAttention, sequences: Many[Sequence]) -> AttentionRows:
+        """A row's keys: contexts by the slot table, those it does not hold yet or that a window begins with, its block.
+
+        The slots of what the last pass accepted come into the table with the next pass only.
+        """
+        B = self.config.block_size
+        prefix_lens: list[int] = []
+        paths: list[list[int]] = []
+        path_lens: list[int] = []
+        for index, sequence in enumerate(sequences):
+            anchor, first = len(sequence.tokens) - 1, self._scratch + index * B
+            prefix = min(sequence.num_tabled, anchor)
+            if attention.window is not None and anchor > attention.window:
+                prefix, listed = 0, sequence.slots[anchor - attention.window : anchor]
+            else:
+                listed = sequence.slots[prefix:anchor]
+            prefix_lens += [prefix] * B
+            paths.append([*listed, *range(first, first + B)])
+            path_lens += [len(listed) + (row if attention.causal else B) for row in range(1, B + 1)]
+        width = max(map(len, paths))
+        padded = torch.tensor([path + [0] * (width - len(path)) for path in paths], dtype=torch.int32)
+        table_rows = [sequence.table_row for sequence in sequences for _ in range(B)]
+        seqs, prefixes, lengths = torch.tensor((table_rows, prefix_lens, path_lens)).to(self._device)
         return AttentionRows(
             slot_tables=self._slot_tables,
-            seqs=table_rows.repeat_interleave(B),
-            prefix_lens=prefix_lens.repeat_interleave(B),
-            paths=paths.int().repeat_interleave(B, dim=0),
-            path_lens=path_lens.flatten(),
+            seqs=seqs,
+            prefix_lens=prefixes,
+            paths=padded.to(self._device).repeat_interleave(B, dim=0),
+            path_lens=lengths,
         )
 
     def _group(self, layers: Many[BlockLayer], final_norm: Tensor) -> list[tuple[LayerAttention, DecoderLayers]]:

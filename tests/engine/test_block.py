@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import EngineConfig
+from engine.draft import Draft
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.block_config import BlockConfig, LayerAttention
+from engine.drafters.block_heads import Anchor
 from engine.drafters.block_layers import BlockLayers
 from engine.drafters.block_model import BlockModel
 from engine.drafters.none import NoDrafter
@@ -24,7 +27,8 @@ from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
 from engine.model import Decoder
-from engine.request import Completion, Request, SamplingParams
+from engine.request import Completion, Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
 from tests.engine.tiny_speculators import (
     block_values,
     make_block,
@@ -43,6 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sliding": {"transformer": MIXED},
     "sliding, not causal": {"transformer": MIXED, "sliding_window_non_causal": True},
 }
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 DSPARK: dict[str, Any] = {"speculators_model_type": "dspark", "markov_rank": 16}
 
 
@@ -118,20 +123,22 @@ def test_training_and_serving_compute_what_the_papers_say(model: Decoder, change
     taps, embeddings = taps_and_blocks(block, *lengths)
     expected = torch.stack([transcription(block, t, e) for t, e in zip(taps, embeddings, strict=True)])
 
-    total = sum(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
     text = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     trained = block(torch.cat(taps), positions, embeddings, torch.tensor(lengths), text == torch.arange(3).view(3, 1))
 
     layers = BlockLayers(block, model)
     cache = KVCache(model.config, num_slots=40, max_sequences=5, max_seq_len=16, dtype=model.dtype, device=model.device)
-    slots = torch.randperm(40)[:total]
-    rows = (4, 0, 2)
-    for row, length, own in zip(rows, lengths, slots.split(lengths), strict=True):
-        cache.slot_tables[row, :length] = own.int()
+    slots = torch.randperm(40)[: sum(lengths)]
+    sequences = []
+    for row, own in zip((4, 0, 2), slots.split(lengths), strict=True):
+        sequence = Sequence(Request("r", (1,), GREEDY), [1] * (len(own) + 1), None, SpeculationStats(), table_row=row)
+        sequence.slots, sequence.num_tabled = own.tolist(), len(own) // 2  # the rest is to come into the table
+        cache.slot_tables[row, : sequence.num_tabled] = own[: sequence.num_tabled].int()
+        sequences.append(sequence)
     layers.prepare(cache)
     layers.write_contexts(torch.cat(taps), positions, slots)
-    served = layers.blocks(embeddings.clone(), lengths, rows)
+    served = layers.blocks(embeddings.clone(), sequences)
 
     torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)
@@ -293,6 +300,29 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
 CAUSAL = {"transformer": transformer_values(is_causal=True), "sample_from_anchor": True}
 
 
+class Watched(BlockDrafter):
+    """Compares every block with what training would have made of the same text."""
+
+    def __init__(self, block: BlockModel, model: Decoder) -> None:
+        super().__init__(block, model)
+        self.block, self.model = block, model
+        self.num_compared = 0
+
+    @torch.no_grad()
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        embeddings = self._embeddings([Anchor(s.tokens[-1], 0, GREEDY) for s in sequences])
+        served = self._layers.blocks(embeddings.clone(), sequences)
+        for sequence, embedded, found in zip(sequences, embeddings, served, strict=True):
+            text = torch.tensor(sequence.tokens[:-1])
+            taps = self.model.hidden_states(text, self.block.config.tap_layers).taps
+            assert taps is not None
+            anchor, everything = torch.tensor([len(text)]), torch.ones(1, len(text), dtype=torch.bool)
+            trained = self.block(taps, torch.arange(len(text)), embedded.unsqueeze(0), anchor, everything)
+            torch.testing.assert_close(found, trained[0], rtol=1e-3, atol=1e-3)
+            self.num_compared += 1
+        return super().propose(sequences, budget)
+
+
 @pytest.mark.parametrize("changes", [{}, CAUSAL])
 def test_what_was_learned_by_heart_is_accepted(model: Decoder, changes: dict[str, Any]) -> None:
     """Of sampled answers: greedy ones of a random model repeat themselves, which hides a shift."""
@@ -300,8 +330,10 @@ def test_what_was_learned_by_heart_is_accepted(model: Decoder, changes: dict[str
     plain = answers(model, NoDrafter(), sampling, budget=12)
     block = make_block(**changes)
     learn(block, model, plain)
+    drafter = Watched(block, model)
 
-    drafted = answers(model, BlockDrafter(block, model), sampling, budget=12)
+    drafted = answers(model, drafter, sampling, budget=12)
 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
     assert acceptance_length(drafted) >= 0.8 * (block.config.max_depth + 1)  # the last draft is cut short
+    assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)

@@ -11,12 +11,18 @@ from transformers import DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpLayer
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 
+from engine.config import EngineConfig
+from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
 from engine.load import load_model
+from engine.loop import Engine
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_mtp import MtpModule
 from engine.models.reading import prefix_rows
+from engine.request import Request, SamplingParams
 from kernels.decoder import DecoderRows
+from tests.engine.drafters import OracleDrafter
 from tests.engine.test_parity import difference
 from tests.tiny_model import make_tiny_model
 
@@ -69,6 +75,38 @@ YARN = {
 )
 def test_logits_agree(tmp_path: Path, overrides: dict[str, Any]) -> None:
     assert difference(make_tiny_model(tmp_path, "deepseek_v3", **overrides)) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neither_trees_nor_company_nor_chunks_change_an_answer(tmp_path: Path, dtype: str) -> None:
+    model = load(make_tiny_model(tmp_path, "deepseek_v3"), dtype)
+    params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
+    requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
+
+    plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
+    known = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    config = EngineConfig(max_batch_size=4, draft_budget=9, prefill_chunk=7)
+    drafted = generate(Engine(model, oracle, config), requests)
+
+    assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]
+    assert sum(a.speculation.num_accepted_draft_tokens for a in drafted) > 5
+
+
+def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    token_ids = torch.arange(20)
+    reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    streams: list[Tensor] = []
+    for layer in reference.model.layers:
+        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+    reference(token_ids.unsqueeze(0))
+
+    taps = load(folder).hidden_states(token_ids, (2, 1)).taps
+
+    assert taps is not None
+    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
 
 
 def test_float8_weights_are_widened_by_their_factors(tmp_path: Path) -> None:

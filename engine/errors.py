@@ -5,6 +5,7 @@ EngineError
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        the request can never fit
+├── GrammarTooSlow        holding an answer to its grammar takes too long
 └── DrafterError          the drafter can't serve this batch; the engine then decodes plainly
 """
 
@@ -26,6 +27,10 @@ class AdapterNotLoadable(EngineError, ValueError):
 
 
 class RequestTooLong(EngineError, ValueError):
+    pass
+
+
+class GrammarTooSlow(EngineError):
     pass
 
 

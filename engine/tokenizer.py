@@ -108,6 +108,10 @@ class Tokenizer:
             return bytes.fromhex(match[1])
         return token.replace("▁", " ").encode()
 
+    def vocabulary(self) -> list[bytes]:
+        """What each token adds to an answer's text: nothing for special tokens, which `decode` leaves out."""
+        return [b"" if self.is_special(i) else self.token_bytes(i) for i in range(self.vocab_size)]
+
     def is_special(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out."""
         return token_id in self._special

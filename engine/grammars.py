@@ -1,0 +1,159 @@
+"""Grammars of one tokenizer, compiled once each, and an answer's place in them: xgrammar behind `engine.grammar`.
+
+    grammar ─ known? ─ trial in a process of its own ─ compile ─ cache ─▶ Grammar with `compiled`
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from engine.errors import GrammarTooSlow
+from engine.fields import InvalidRequest
+from engine.grammar import Constraint, Grammar
+from engine.grammar_trial import GrammarTrial
+from engine.tokenizer import Tokenizer
+from engine.xgrammar_compile import compile_source, new_compiler
+
+CACHE_BYTES = 256 << 20
+_ENTRY_BYTES = 4096  # counted for each, however small
+_SLOW_SECONDS = 1.0  # of CPU for one token; the trial refuses a tenth
+
+
+class GrammarCompiler:
+    """May be called from any thread; one compiles at a time, and known grammars do not wait for it."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trusted: bool = False) -> None:
+        """
+        Args:
+            eos_token_ids: those that end an answer of the engine.
+            trusted: sources are our own, so none is tried first.
+        """
+        self._tokenizer = tokenizer
+        self._eos_token_ids = sorted(token for token in eos_token_ids if token < tokenizer.vocab_size)
+        self._trusted = trusted
+        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._trial: GrammarTrial | None = None
+        self._known = _Cache()
+        self._compiling = threading.Lock()
+
+    def compile(self, grammar: Grammar, *, param: str | None = None) -> Grammar:
+        """The same grammar, ready for the engine. Takes up to seconds: not for the engine's thread.
+
+        Args:
+            param: how an error names what is to blame.
+
+        Raises: InvalidRequest: it is malformed, not supported, can't be satisfied, or takes too long.
+        """
+        found = self._known.get(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._known.get(grammar) or self._compile(grammar)
+        if isinstance(found, str):
+            raise InvalidRequest(f"the {grammar.kind.value} {found}", param=param, code="invalid_grammar")
+        return replace(grammar, compiled=found)
+
+    def close(self) -> None:
+        """Ends the process that tries grammars; the next grammar starts it again."""
+        with self._compiling:
+            if self._trial is not None:
+                self._trial.close()
+
+    def _compile(self, grammar: Grammar) -> "_Compiled | str":
+        if self._compiler is None:
+            if not self._eos_token_ids:
+                return "needs a model with an end-of-sequence token, and this one has none"
+            vocabulary = self._tokenizer.vocabulary()
+            self._compiler = new_compiler(vocabulary, self._eos_token_ids)
+            self._trial = None if self._trusted else GrammarTrial(vocabulary, self._eos_token_ids)
+        kind = grammar.kind.value
+        found: _Compiled | str | None = self._trial.fault_of(kind, grammar.source) if self._trial else None
+        if found is None:
+            try:
+                compiled = compile_source(self._compiler, kind, grammar.source)
+                found = _Compiled(compiled, self._tokenizer.vocab_size, self._eos_token_ids)
+            except ValueError as error:
+                found = str(error)
+        self._known.put(grammar, found)
+        return found
+
+
+class _Compiled:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._compiled.memory_size_bytes)
+
+    def start(self) -> Constraint:
+        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._vocab_size, self._eos_token_ids)
+
+
+class _Constraint:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._matcher = matcher
+        self._bits = xgrammar.allocate_token_bitmask(1, vocab_size)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._accepted: list[int] = []
+        self._lost = False  # a token came that the grammar excludes; nothing but the end can follow
+
+    def follow(self, answer: Sequence[int]) -> None:
+        if self._accepted == answer:
+            return
+        self._matcher.reset()
+        self._accepted, self._lost = [], False
+        for token in answer:
+            self.accept(token)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        started = time.thread_time()
+        ended = self._lost or self._matcher.is_terminated()
+        if not ended:
+            self._matcher.fill_next_token_bitmask(self._bits)
+        if time.thread_time() - started > _SLOW_SECONDS:
+            raise GrammarTooSlow(f"the grammar takes more than {_SLOW_SECONDS:g} s for a token: it is too ambiguous")
+        bits = np.unpackbits(self._bits[0].numpy().view(np.uint8), count=self._vocab_size, bitorder="little")
+        if ended or not bits.any():
+            bits = np.zeros(self._vocab_size, np.uint8)
+            bits[self._eos_token_ids] = 1
+        return bits.view(np.bool_)
+
+    def accept(self, token: int) -> None:
+        self._accepted.append(token)
+        if not self._lost and not self._matcher.is_terminated():
+            self._lost = not self._matcher.accept_token(token)
+
+
+class _Cache:
+    """The grammars used last, up to a number of bytes; of bad ones, what is wrong with them."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Grammar, _Compiled | str] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, grammar: Grammar) -> _Compiled | str | None:
+        with self._lock:
+            if grammar in self._entries:
+                self._entries.move_to_end(grammar)
+            return self._entries.get(grammar)
+
+    def put(self, grammar: Grammar, entry: _Compiled | str) -> None:
+        with self._lock:
+            self._entries[grammar] = entry
+            self._num_bytes += _size(grammar, entry)
+            while self._num_bytes > CACHE_BYTES:
+                self._num_bytes -= _size(*self._entries.popitem(last=False))
+
+
+def _size(grammar: Grammar, entry: _Compiled | str) -> int:
+    return _ENTRY_BYTES + len(grammar.source) + (0 if isinstance(entry, str) else entry.num_bytes)

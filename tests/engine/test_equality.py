@@ -8,10 +8,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter, Pass
+from engine.drafters.combined import CombinedDrafter
+from engine.drafters.draft_model import DraftModelDrafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
+from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
 from engine.kv_cache import KVCache
 from engine.load import load_model
@@ -34,6 +37,11 @@ SAMPLINGS: dict[str, Sampling] = {
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
     return load_model(folder, dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("draft"), "llama", seed=1, num_layers=1))
 
 
 def make_requests(model: Model, sampling: Sampling, *, count: int = 10, max_tokens: int = 40) -> list[Request]:
@@ -69,14 +77,19 @@ def random_medusa(model: Model) -> MedusaDrafter:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("batch_size", [1, 7])
-def test_every_drafter_gives_the_plain_answers(model: Model, sampling: Sampling, batch_size: int) -> None:
+def test_every_drafter_gives_the_plain_answers(
+    model: Model, draft_model: Model, sampling: Sampling, batch_size: int
+) -> None:
     requests = make_requests(model, sampling)
     plain = answer(model, NoDrafter(), requests, max_batch_size=batch_size)
     known = {c.request_id: c.token_ids for c in plain}
     vocab_size = model.config.vocab_size
     drafters: list[Drafter] = [
         NgramDrafter(),
+        SuffixDrafter(past_tokens=2000),
         random_medusa(model),
+        DraftModelDrafter(draft_model, model),
+        CombinedDrafter([random_medusa(model), SuffixDrafter(past_tokens=100)]),
         OracleDrafter(known, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
         OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
         BrokenDrafter(),

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.drafters.base import Drafter
+from engine.drafters.combined import CombinedDrafter
+from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
@@ -16,9 +18,10 @@ from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import load_deepseek_weights
 from engine.models.transformers_adapter import load_transformers_model
 from engine.rotary import rotary_tables
+from engine.tokenizer import Tokenizer
 from engine.weights import load_weights
 
-DRAFTERS = ("none", "ngram", "suffix", "medusa")
+DRAFTERS = ("none", "ngram", "suffix", "medusa", "draft_model")  # or several of them: "medusa+suffix"
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
@@ -47,8 +50,13 @@ def _refuse_int8(weights: str) -> None:
         raise ModelNotLoadable("int8 weights are for the dense models of Llama's family alone")
 
 
-def load_drafter(name: str, model: Decoder, speculator_dir: Path | None) -> Drafter:
-    """Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model."""
+def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
+    """`model_dir`: the model's own folder; with it, a draft model's tokens are compared with the model's.
+
+    Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model.
+    """
+    if "+" in name:
+        return CombinedDrafter([load_drafter(n, model, speculator_dir, model_dir=model_dir) for n in name.split("+")])
     if name not in DRAFTERS:
         raise SpeculatorNotLoadable(f"drafter must be one of {', '.join(DRAFTERS)}, got {name!r}")
     if name == "none":
@@ -59,7 +67,21 @@ def load_drafter(name: str, model: Decoder, speculator_dir: Path | None) -> Draf
         return SuffixDrafter()
     if speculator_dir is None:
         raise SpeculatorNotLoadable(f"drafter {name} needs a speculator folder")
+    if name == "draft_model":
+        return _load_draft_model(speculator_dir, model, model_dir)
     return MedusaDrafter.load(speculator_dir, model)
+
+
+def _load_draft_model(folder: Path, target: Model, target_dir: Path | None) -> Drafter:
+    try:
+        draft = load_model(folder, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
+    except ModelNotLoadable as error:
+        raise SpeculatorNotLoadable(f"the draft model can't be loaded: {error}") from error
+    drafter = DraftModelDrafter(draft, target)
+    if target_dir is not None:
+        size = min(draft.config.vocab_size, target.config.vocab_size)
+        check_vocabularies(Tokenizer.load(folder), Tokenizer.load(target_dir), size)
+    return drafter
 
 
 def load_engine(
@@ -72,4 +94,4 @@ def load_engine(
     """Raises: ModelNotLoadable, SpeculatorNotLoadable."""
     config = config or EngineConfig()
     model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
-    return Engine(model, load_drafter(drafter, model, speculator_dir), config)
+    return Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)

@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.draft import EMPTY_DRAFT, Draft, chain, grow_tree
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
 from engine.verify import verify
 
-GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+def greedy_sequence() -> Sequence:
+    request = Request("a", (1, 2, 3), SamplingParams(max_tokens=10, temperature=0.0))
+    return Sequence(request, [1, 2, 3], None, SpeculationStats())
 
 
 @given(
@@ -71,16 +75,16 @@ def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
 def test_verification_walks_the_branch_that_agrees() -> None:
     draft = Draft((1, 2, 3, 4), (-1, -1, 1, 2), (0.9, 0.8, 0.7, 0.6))
     # After the root comes 2; after node 1 (token 2) comes 3; after node 2 (token 3) comes 9, which nobody guessed.
-    verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, GREEDY, position=5)
+    verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, greedy_sequence(), frozenset())
     assert verdict.path == (1, 2)
     assert verdict.tokens == (2, 3, 9)
 
 
 def test_verification_of_nothing_gives_the_plain_token() -> None:
-    verdict = verify(logits_for([7]), EMPTY_DRAFT, GREEDY, position=5)
+    verdict = verify(logits_for([7]), EMPTY_DRAFT, greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((), (7,))
 
 
 def test_a_chain_that_is_right_is_kept_whole() -> None:
-    verdict = verify(logits_for([4, 5, 6]), chain([4, 5], [0.9, 0.8]), GREEDY, position=0)
+    verdict = verify(logits_for([4, 5, 6]), chain([4, 5], [0.9, 0.8]), greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((0, 1), (4, 5, 6))

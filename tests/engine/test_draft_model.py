@@ -4,22 +4,22 @@ import shutil
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.draft import Draft
-from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
+from engine.drafters.draft_model import DraftModelDrafter
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
 from engine.kv_cache import KVCache
-from engine.load import load_model
+from engine.load import load_drafter, load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence
-from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
 
 DEPTH = 3
@@ -52,9 +52,7 @@ def make_requests(temperature: float) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_draft_model_equal_to_the_target_is_accepted_whole(
-    model: Model, temperature: float, batch_size: int
-) -> None:
+def test_a_draft_model_equal_to_the_target_is_accepted_whole(model: Model, temperature: float, batch_size: int) -> None:
     requests = make_requests(temperature)
     config = EngineConfig(max_batch_size=batch_size, prefill_chunk=32, draft_budget=16)
     plain = generate(Engine(model, NoDrafter(), config), requests)
@@ -96,13 +94,16 @@ def test_it_stays_right_when_requests_give_way_and_come_back(model: Model) -> No
 
 
 def test_another_vocabulary_is_refused(model: Model, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "other", "llama")
-    tokenizer = Tokenizer.load(folder)
-    check_vocabularies(tokenizer, tokenizer, model.config.vocab_size)
+    folder = make_tiny_model(tmp_path / "same", "llama", seed=1, num_layers=1)
+    assert load_drafter("draft_model", model, folder, model_dir=folder).name == "draft_model"
 
     changed = shutil.copytree(folder, tmp_path / "changed")
     vocabulary = (changed / "tokenizer.json").read_text()
     swapped = vocabulary.replace('"a"', '"..."').replace('"b"', '"a"').replace('"..."', '"b"')
     (changed / "tokenizer.json").write_text(swapped)
     with pytest.raises(SpeculatorNotLoadable, match="must be b'a' as in the target, got b'b'"):
-        check_vocabularies(Tokenizer.load(changed), tokenizer, model.config.vocab_size)
+        load_drafter("draft_model", model, changed, model_dir=folder)
+
+    larger = SimpleNamespace(config=replace(model.config, vocab_size=5000))
+    with pytest.raises(SpeculatorNotLoadable, match="must have the target's vocabulary of 5000, got"):
+        DraftModelDrafter(model, larger)

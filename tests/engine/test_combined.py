@@ -1,0 +1,124 @@
+"""Drafters combined: no path is lost, nobody sees the other's taps, and trust follows what came true."""
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.draft import Draft, chain
+from engine.drafters.base import Drafter, Kept, Pass
+from engine.drafters.combined import CombinedDrafter
+from engine.errors import DrafterError, SpeculatorNotLoadable
+from engine.load import load_drafter, load_model
+from engine.sequence import Sequence
+from tests.engine.test_suffix import make_sequence
+from tests.tiny_model import make_tiny_model
+
+
+class Scripted(Drafter):
+    """Proposes what it is told to."""
+
+    max_depth = 4
+
+    def __init__(self, draft: Draft | None, tap_layers: tuple[int, ...] = ()) -> None:
+        self.name = "scripted"
+        self.draft = draft
+        self.tap_layers = tap_layers
+        self.seen: list[Pass] = []
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        if self.draft is None:
+            raise DrafterError("on purpose")
+        return [self.draft] * len(sequences)
+
+    def observe(self, done: Pass) -> None:
+        self.seen.append(done)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Draft:
+    nodes: dict[tuple[int, int], float] = {}  # (parent, token) -> survival
+    survivals = [1.0]
+    for _ in range(draw(st.integers(0, 8))):
+        node = (draw(st.integers(-1, len(nodes) - 1)), draw(st.integers(0, 3)))
+        if node not in nodes:
+            nodes[node] = survivals[node[0] + 1] * draw(st.floats(0.1, 1.0))
+            survivals.append(nodes[node])
+    return Draft(tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes), tuple(nodes.values()))
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    return {tuple(draft.tokens[node] for node in draft.path(node)) for node in range(len(draft))}
+
+
+@settings(deadline=None)
+@given(trees(), trees())
+def test_every_path_of_each_is_there_once(one: Draft, other: Draft) -> None:
+    combined = CombinedDrafter([Scripted(one), Scripted(other)])
+    (merged,) = combined.propose([make_sequence("a", [1], [2])], 100)
+    assert paths(merged) == paths(one) | paths(other)
+    assert len(merged) == len(paths(merged))
+    (cut,) = combined.propose([make_sequence("b", [1], [2])], 3)
+    assert sorted(cut.survival) == pytest.approx(sorted(merged.survival, reverse=True)[:3][::-1])
+
+
+def test_each_sees_its_own_taps() -> None:
+    one, none, two = Scripted(chain([], []), (1, 5)), Scripted(chain([], [])), Scripted(chain([], []), (3,))
+    combined = CombinedDrafter([one, none, two])
+    assert combined.tap_layers == (1, 5, 3)
+    taps = torch.arange(4 * 3 * 2.0).view(4, 3, 2)
+    kept = (Kept(make_sequence("a", [1], [2]), 0, (0,)),)
+
+    combined.observe(Pass(torch.zeros(4, 2), taps, kept))
+
+    seen = [drafter.seen[0].taps for drafter in (one, none, two)]
+    assert [None if part is None else part.tolist() for part in seen] == [
+        taps[:, :2].tolist(),
+        None,
+        taps[:, 2:].tolist(),
+    ]
+
+
+def test_one_that_fails_does_not_silence_the_other() -> None:
+    combined = CombinedDrafter([Scripted(None), Scripted(chain([7, 8], [0.9, 0.8]))])
+    (draft,) = combined.propose([make_sequence("a", [1], [2])], 8)
+    assert draft.tokens == (7, 8)
+
+
+def test_trust_follows_what_came_true() -> None:
+    """The one is sure and wrong three times of four, the other modest and right whenever the first is wrong."""
+    combined = CombinedDrafter([Scripted(chain([5], [0.95])), Scripted(chain([6], [0.3]))])
+    sequence = make_sequence("a", [1], [2])
+    for step in range(200):
+        (draft,) = combined.propose([sequence], 8)
+        sequence.tokens.append(5 if step % 4 == 0 else 6)
+    survival = dict(zip(draft.tokens, draft.survival, strict=True))
+    assert survival[5] == pytest.approx(0.25, abs=0.05)
+    assert survival[6] == pytest.approx(0.75, abs=0.05)
+    (best,) = combined.propose([sequence], 1)
+    assert best.tokens == (6,)
+
+
+def test_agreement_means_more_than_either_alone() -> None:
+    """Two witnesses who are right half the time when they disagree, and always when they agree."""
+    one, other = Scripted(None), Scripted(None)
+    combined = CombinedDrafter([one, other])
+    sequence = make_sequence("a", [1], [2])
+    for step in range(200):
+        one.draft, other.draft = chain([5], [0.5]), chain([5 + step % 2], [0.5])
+        (draft,) = combined.propose([sequence], 8)
+        sequence.tokens.append(5 if step % 2 == 0 or step % 4 == 1 else 6)
+        if step >= 100:
+            expected = {5: 1.0} if step % 2 == 0 else {5: 0.5, 6: 0.5}
+            assert dict(zip(draft.tokens, draft.survival, strict=True)) == pytest.approx(expected, abs=0.1)
+
+
+def test_names_are_joined_by_a_plus(tmp_path: Path) -> None:
+    model = load_model(make_tiny_model(tmp_path))
+    drafter = load_drafter("ngram+suffix", model, None)
+    assert (drafter.name, drafter.max_depth) == ("ngram+suffix", 16)
+    with pytest.raises(SpeculatorNotLoadable, match="got 'sufix'"):
+        load_drafter("ngram+sufix", model, None)

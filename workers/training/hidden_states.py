@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.model import Decoder
+from engine.models.base import Model
 from workers.training.data import Conversation
 
 
@@ -40,7 +40,7 @@ def rows_bytes(conversations: Sequence[Conversation], *, hidden_size: int, dtype
 
 
 def compute_hidden_rows(
-    decoder: Decoder,
+    decoder: Model,
     conversations: Sequence[Conversation],
     *,
     file: Path | None,
@@ -97,7 +97,7 @@ class TapRows:
 
 
 def compute_tap_rows(
-    decoder: Decoder,
+    decoder: Model,
     conversations: Sequence[Conversation],
     *,
     tap_layers: Sequence[int],
@@ -132,7 +132,7 @@ def compute_tap_rows(
     )
 
 
-def _empty_rows(shape: tuple[int, ...], decoder: Decoder, file: Path | None) -> Tensor:
+def _empty_rows(shape: tuple[int, ...], decoder: Model, file: Path | None) -> Tensor:
     if file is None:
         return torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,95 +10,76 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from engine.load import load_model
-from engine.model import Decoder
-from workers.contracts import Finished, Progress, TrainingSpec
+from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
 from workers.failures import UserConfigError
 from workers.jobs.loading import loading_failures
 from workers.training.checkpoint import sync
-from workers.training.data import Conversation, Corpus, most_frequent_tokens, read_corpus, token_counts
-from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
+from workers.training.data import Corpus, read_corpus
+from workers.training.eagle3.config import Eagle3Hyperparameters
+from workers.training.eagle3.method import Eagle3Method
 from workers.training.loop import LoopConfig, Outcome, train
 from workers.training.medusa.config import MedusaHyperparameters
 from workers.training.medusa.method import MedusaMethod
+from workers.training.preparation import Preparation
 from workers.training.provenance import provenance
 
-METHODS = ("medusa",)
-_CACHE_FILE = "hidden_states.bin"
+METHODS = ("medusa", "eagle3")
+
+_Parameters = MedusaHyperparameters | Eagle3Hyperparameters
+_Method = MedusaMethod | Eagle3Method
 
 
 def run_training(spec: TrainingSpec, emit: Emit) -> Finished:
     if spec.method not in METHODS:
         raise UserConfigError("unknown_method", f"method must be one of {', '.join(METHODS)}, got {spec.method!r}")
-    parameters = MedusaHyperparameters.from_values(spec.hyperparameters)
+    parameters = _read_parameters(spec)
     corpus = read_corpus([Path(p) for p in spec.tokens_paths], validation_fraction=parameters.validation_fraction)
     with loading_failures():
-        decoder = load_model(Path(spec.model_dir), device=spec.device)
+        target = load_model(Path(spec.model_dir), device=spec.device)
     output_dir = Path(spec.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    cache = _cache_folder(output_dir, corpus, decoder, parameters)
+    preparation = Preparation(
+        model_dir=Path(spec.model_dir),
+        target=target,
+        corpus=corpus,
+        cache=output_dir.with_name(f"{output_dir.name}.cache"),  # beside the output, not in it
+        seed=spec.seed,
+        emit=emit,
+    )
     try:
-        return _train_medusa(spec, parameters, corpus, decoder, cache, emit)
+        return _train(spec, parameters, preparation)
     finally:
-        if cache is not None:
-            shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(preparation.cache, ignore_errors=True)
 
 
-def _cache_folder(output_dir: Path, corpus: Corpus, decoder: Decoder, parameters: MedusaHyperparameters) -> Path | None:
-    """Beside the output, not in it; None where the hidden states fit into memory."""
-    conversations = (*corpus.train, *corpus.validation)
-    needed = rows_bytes(conversations, hidden_size=decoder.config.hidden_size, dtype=decoder.dtype)
-    if needed <= parameters.cache_memory_bytes or decoder.device.type != "cpu":
-        return None
-    return output_dir.with_name(f"{output_dir.name}.cache")
+def _read_parameters(spec: TrainingSpec) -> _Parameters:
+    if spec.method == "eagle3":
+        return Eagle3Hyperparameters.from_values(spec.hyperparameters)
+    return MedusaHyperparameters.from_values(spec.hyperparameters)
 
 
-def _train_medusa(
-    spec: TrainingSpec,
-    parameters: MedusaHyperparameters,
-    corpus: Corpus,
-    decoder: Decoder,
-    cache: Path | None,
-    emit: Emit,
-) -> Finished:
-    draft_vocab = _draft_vocab(corpus, decoder, parameters.draft_vocab_size)
-    train_rows, validation_rows = _hidden_rows(corpus, decoder, cache, emit)
-    method = MedusaMethod(decoder, parameters, draft_vocab=draft_vocab, train=train_rows, validation=validation_rows)
-    outcome = train(method, _loop_config(parameters, spec.seed), checkpoint_dir=Path(spec.checkpoint_dir), emit=emit)
-    report = _report(spec, outcome, corpus, draft_vocab, train_rows.num_bytes + validation_rows.num_bytes, cache)
+def _make_method(parameters: _Parameters, preparation: Preparation) -> _Method:
+    if isinstance(parameters, Eagle3Hyperparameters):
+        return Eagle3Method.prepare(preparation, parameters)
+    return MedusaMethod.prepare(preparation, parameters)
+
+
+def _train(spec: TrainingSpec, parameters: _Parameters, preparation: Preparation) -> Finished:
+    method = _make_method(parameters, preparation)
+    config = _loop_config(parameters, spec.seed)
+    outcome = train(method, config, checkpoint_dir=Path(spec.checkpoint_dir), emit=preparation.emit)
+    report = _report(spec, outcome, preparation, method)
     folder = Path(spec.output_dir) / "speculator"
-    _write_artifact(folder, method, spec, parameters, corpus, report)
+    _write_artifact(folder, method, spec, parameters, preparation.corpus, report)
     return Finished(
         result={key: value for key, value in report.items() if key != "history"},
         artifacts={"speculator": str(folder)},
     )
 
 
-def _draft_vocab(corpus: Corpus, decoder: Decoder, size: int) -> Tensor:
-    """Counted on training answers alone: validation must judge an unseen vocabulary too."""
-    vocab_size = decoder.config.vocab_size
-    counts = token_counts(corpus.train, vocab_size=vocab_size)
-    return most_frequent_tokens(counts, size=min(size, vocab_size), always=sorted(decoder.config.eos_token_ids))
-
-
-def _hidden_rows(corpus: Corpus, decoder: Decoder, cache: Path | None, emit: Emit) -> tuple[HiddenRows, HiddenRows]:
-    total = len(corpus.train) + len(corpus.validation)
-
-    def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
-        return compute_hidden_rows(
-            decoder,
-            conversations,
-            file=cache / f"{name}_{_CACHE_FILE}" if cache is not None else None,
-            on_done=lambda done: emit(Progress(done=before + done, total=total, unit="hidden states")),
-        )
-
-    return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
-
-
-def _loop_config(parameters: MedusaHyperparameters, seed: int) -> LoopConfig:
+def _loop_config(parameters: _Parameters, seed: int) -> LoopConfig:
     return LoopConfig(
         epochs=parameters.epochs,
         batch_rows=parameters.batch_rows,
@@ -114,9 +95,8 @@ def _loop_config(parameters: MedusaHyperparameters, seed: int) -> LoopConfig:
     )
 
 
-def _report(
-    spec: TrainingSpec, outcome: Outcome, corpus: Corpus, draft_vocab: Tensor, cache_bytes: int, cache: Path | None
-) -> dict[str, Any]:
+def _report(spec: TrainingSpec, outcome: Outcome, preparation: Preparation, method: _Method) -> dict[str, Any]:
+    corpus = preparation.corpus
     progression, validation = outcome.progression, outcome.validation
     return {
         "method": spec.method,
@@ -132,17 +112,17 @@ def _report(
         "conversations_validation": len(corpus.validation),
         "conversations_skipped": corpus.num_skipped,
         "answers_cut_by_length": corpus.num_cut_by_length,
-        "draft_vocab_size": draft_vocab.shape[0],
-        "hidden_states": {"kept_in": "memory" if cache is None else "file", "bytes": cache_bytes},
+        "draft_vocab_size": method.draft_vocab_size,
+        "hidden_states": {"kept_in": "file" if preparation.cache.is_dir() else "memory", "bytes": method.cached_bytes},
         "history": list(progression.history),
     }
 
 
 def _write_artifact(
     folder: Path,
-    method: MedusaMethod,
+    method: _Method,
     spec: TrainingSpec,
-    parameters: MedusaHyperparameters,
+    parameters: _Parameters,
     corpus: Corpus,
     report: dict[str, Any],
 ) -> None:
@@ -151,7 +131,7 @@ def _write_artifact(
     for old in (partial, folder):
         shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(parents=True)
-    method.heads.save(partial, base_model=spec.target_revision)
+    method.save(partial, base_model=spec.target_revision)
     command = {"method": spec.method, "seed": spec.seed, "hyperparameters": asdict(parameters)}
     made_from = provenance(target_revision=spec.target_revision, data_sha256=corpus.sha256, command=command)
     (partial / "provenance.json").write_text(json.dumps(made_from, indent=2) + "\n")

@@ -1,22 +1,26 @@
 """EAGLE-3 under training: ties rows, unroll and loss together, and validates with the drafter that serves."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import AutoConfig
 
 from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.eagle3_config import Eagle3Config
+from engine.drafters.eagle3_config import Eagle3Config, default_taps
 from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
 from engine.rotary import tables_of
-from workers.training.data import IGNORED
+from workers.training.data import IGNORED, Conversation
 from workers.training.eagle3.config import Eagle3Hyperparameters
 from workers.training.eagle3.data import Eagle3Batch, make_batch
 from workers.training.eagle3.loss import Sums, step_loss
 from workers.training.eagle3.simulate import simulate
 from workers.training.eagle3.unroll import Unroll
-from workers.training.hidden_states import TapRows
+from workers.training.hidden_states import TapRows, compute_tap_rows
 from workers.training.loop import BatchLoss, Validation
+from workers.training.preparation import Preparation
 from workers.training.simulate import Acceptance
 
 _INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to offer for
@@ -46,6 +50,42 @@ class Eagle3Method:
         self._train, self._validation = train, validation
         wants_bfloat16 = {"auto": device.type == "cuda", "float32": False, "bfloat16": True}
         self._bfloat16 = wants_bfloat16[parameters.precision]
+
+    @classmethod
+    def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
+        """Runs the target over all conversations."""
+        target, corpus = preparation.target, preparation.corpus
+        vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+        config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
+        taps = config.taps_of(target.config.num_layers)
+        row_bytes = len(taps) * target.config.hidden_size * target.dtype.itemsize
+        needed = sum(c.num_tokens for c in preparation.conversations) * row_bytes
+
+        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
+            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
+            report = preparation.reporter(before=before)
+            return compute_tap_rows(target, conversations, tap_layers=taps, file=file, on_done=report)
+
+        return cls(
+            target,
+            parameters,
+            config,
+            draft_vocab=vocab,
+            train=rows(corpus.train, "train", 0),
+            validation=rows(corpus.validation, "validation", len(corpus.train)),
+            seed=preparation.seed,
+        )
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.eagle3.config.draft_vocab_size
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._train.num_bytes + self._validation.num_bytes
+
+    def save(self, folder: Path, *, base_model: str) -> None:
+        self.eagle3.save(folder, base_model=base_model)
 
     @property
     def module(self) -> nn.Module:
@@ -106,6 +146,29 @@ class Eagle3Method:
     def _target_probabilities(self, batch: Eagle3Batch) -> Tensor:
         """[A + B, Vd]: the target's own, cut to the draft vocabulary."""
         return functional.linear(batch.hidden, self._lm_head).softmax(-1)
+
+
+def _config(
+    preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int
+) -> Eagle3Config:
+    """The layer is one of the target's own shape."""
+    target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
+    return Eagle3Config(
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        intermediate_size=parameters.intermediate_size or target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        norm_eps=target.norm_eps,
+        max_positions=preparation.target.max_positions,
+        rope_parameters=dict(own.rope_parameters),
+        tap_layers=default_taps(target.num_layers),
+        fc_norm=parameters.fc_norm,
+        norm_output=parameters.norm_output,
+    )
 
 
 def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:

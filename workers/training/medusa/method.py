@@ -1,5 +1,7 @@
 """Medusa heads under training: ties rows, heads and loss together, and validates with the drafter that serves."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -7,13 +9,14 @@ from torch.nn import functional
 from engine.draft import grow_tree
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads, token_features
-from engine.model import Decoder
-from workers.training.data import IGNORED
-from workers.training.hidden_states import HiddenRows
+from engine.models.base import Model
+from workers.training.data import IGNORED, Conversation
+from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
 from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.config import MedusaHyperparameters
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import DepthSums, medusa_loss
+from workers.training.preparation import Preparation
 from workers.training.simulate import Acceptance, replay
 
 _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
@@ -22,7 +25,7 @@ _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
 class MedusaMethod:
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Model,
         parameters: MedusaHyperparameters,
         *,
         draft_vocab: Tensor,
@@ -48,6 +51,36 @@ class MedusaMethod:
         self._validation_rows = self._labelled(validation, vocab)
         wants_bfloat16 = {"auto": decoder.device.type == "cuda", "float32": False, "bfloat16": True}
         self._bfloat16 = wants_bfloat16[parameters.precision]
+
+    @classmethod
+    def prepare(cls, preparation: Preparation, parameters: MedusaHyperparameters) -> "MedusaMethod":
+        """Runs the target over all conversations."""
+        target, corpus = preparation.target, preparation.corpus
+        size = target.config.hidden_size
+        needed = rows_bytes(preparation.conversations, hidden_size=size, dtype=target.dtype)
+
+        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
+            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
+            return compute_hidden_rows(target, conversations, file=file, on_done=preparation.reporter(before=before))
+
+        return cls(
+            target,
+            parameters,
+            draft_vocab=preparation.draft_vocab(parameters.draft_vocab_size),
+            train=rows(corpus.train, "train", 0),
+            validation=rows(corpus.validation, "validation", len(corpus.train)),
+        )
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.heads.config.draft_vocab_size
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._train.num_bytes + self._validation.num_bytes
+
+    def save(self, folder: Path, *, base_model: str) -> None:
+        self.heads.save(folder, base_model=base_model)
 
     @property
     def module(self) -> nn.Module:

@@ -1,0 +1,44 @@
+"""What a training method is made from, and where it may keep what it computes once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from engine.models.base import Model
+from workers.contracts import Progress
+from workers.emitter import Emit
+from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """cache: folder for what does not fit into memory, made when it is needed."""
+
+    model_dir: Path
+    target: Model
+    corpus: Corpus
+    cache: Path
+    seed: int
+    emit: Emit
+
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        return (*self.corpus.train, *self.corpus.validation)
+
+    def draft_vocab(self, size: int) -> Tensor:
+        """[Vd] int64. Counted on training answers alone: validation must judge an unseen vocabulary too."""
+        config = self.target.config
+        counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
+        return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
+
+    def file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
+        """None where `needed_bytes` for all conversations may stay in memory, or there is a device that holds them."""
+        in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
+        return None if in_memory else self.cache / f"{name}.bin"
+
+    def reporter(self, *, before: int) -> Callable[[int], None]:
+        """Of progress over all conversations, `before` of them done already."""
+        total = len(self.conversations)
+        return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))

@@ -7,6 +7,7 @@ from torch import nn
 
 from engine.drafters.block_config import BlockConfig
 from engine.drafters.block_model import BlockModel
+from engine.drafters.mtp_model import Mtp, MtpConfig
 from engine.model import Decoder
 
 
@@ -47,6 +48,29 @@ def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
     block = BlockModel(config, vocab)
     randomize(block, seed)
     return block
+
+
+def mtp_values(**changes: Any) -> dict[str, Any]:
+    """config.json of an MTP module in the speculators layout. `changes`: to its layer."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "speculators_model_type": "mtp",
+        "transformer_layer_config": transformer_values(**changes),
+        "num_nextn_predict_layers": 1,
+        "speculators_config": {
+            "algorithm": "mtp",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": "a/model", "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+
+
+def make_mtp(*, seed: int = 0, **changes: Any) -> Mtp:
+    """As `make_block`. `changes`: to its layer."""
+    module = Mtp(MtpConfig.from_values(mtp_values(**changes)))
+    randomize(module, seed)
+    return module
 
 
 def randomize(module: nn.Module, seed: int) -> None:

@@ -1,0 +1,220 @@
+"""Drafts with a multi-token prediction module, run again and again on its own output, a tree under way.
+
+    observe   the module over every position the target kept, by the target's own slots; the last one's output is kept
+    propose   candidates of that output; the likeliest are run as the next level, with keys and values in scratch slots
+              beyond the cache's; and so on while a further level may still be worth its time
+
+The module reads position t with token t + 1 and guesses token t + 2: the keys a draft starts from end one position
+before the pending token. All levels of all sequences run together.
+"""
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.draft import EMPTY_DRAFT, Draft
+from engine.drafters.base import Drafter, Kept, Pass
+from engine.drafters.choice import choose
+from engine.drafters.growing_tree import GrowingTree
+from engine.drafters.mtp_layer import DensePrediction, PredictionModule
+from engine.drafters.mtp_model import Mtp
+from engine.errors import SpeculatorNotLoadable
+from engine.kv_cache import KVCache
+from engine.models.base import Model
+from engine.models.deepseek import Deepseek
+from engine.models.deepseek_mtp import MtpModule
+from engine.sequence import Sequence
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderRows
+
+_DEEPSEEK_STEPS = 4  # its module was trained for one; the guesses of further ones fade
+_WIDTH = 4  # nodes of a sequence run per level
+_CANDIDATES = 6  # per node
+_WORTH = 0.15  # tokens a level must promise per sequence that it is run for
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The module's output where a sequence's last token was chosen."""
+
+    num_tokens: int  # of the sequence then
+    output: Tensor  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A place where the module runs: a kept position, or a node of a draft.
+
+    The slots it attends to: `prefix` positions by the table, then those of `path`, its own the last.
+    """
+
+    sequence: Sequence
+    position: int
+    next_token: int
+    prefix: int
+    path: tuple[int, ...]
+    tree: int = -1  # of a node: its sequence's place in the batch
+    node: int = -1
+    parent: int = -1  # of a node: its parent's row in the level before
+
+    @property
+    def slot(self) -> int:
+        return self.path[-1] if self.path else self.sequence.slots[self.position]
+
+
+class MtpDrafter(Drafter):
+    name = "mtp"
+
+    def __init__(self, module: PredictionModule, model: Model, *, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.slot_bytes = module.slot_bytes
+        self._module = module
+        self._device = model.device
+        self._last_position = model.max_positions - 1
+        self._anchors: dict[str, _Anchor] = {}
+
+    @classmethod
+    def load(cls, folder: Path | None, model: Model) -> "MtpDrafter":
+        """`folder`: a module in the layout of speculators, or DeepSeek's own; None: DeepSeek's in the model's folder.
+
+        Raises: SpeculatorNotLoadable.
+        """
+        if folder is not None and "speculators_model_type" in _config(folder):
+            module = Mtp.load(folder)
+            return cls(DensePrediction(module, model), model, max_depth=module.config.num_steps)
+        if not isinstance(model, Deepseek):
+            raise SpeculatorNotLoadable("drafter mtp needs a speculator folder for this model")
+        return cls(MtpModule.load(model, folder), model, max_depth=_DEEPSEEK_STEPS)
+
+    def prepare(self, cache: KVCache) -> None:
+        self._tables = cache.slot_tables
+        self._scratch = cache.num_slots
+        num_scratch = cache.slot_tables.shape[0] * _WIDTH * self.max_depth
+        self._keys = self._module.make_keys(cache.num_slots + num_scratch)
+
+    def forget(self, request_id: str) -> None:
+        self._anchors.pop(request_id, None)
+
+    @torch.inference_mode()
+    def observe(self, done: Pass) -> None:
+        rows: list[_Row] = []
+        places: list[int] = []  # of the rows in the pass
+        last: list[int] = []  # rows that the next drafts start from
+        for kept in done.kept:
+            if kept.position + len(kept.rows) > len(kept.sequence.slots):
+                continue  # the sequence gave way and came back with fewer
+            rows += _kept_rows(kept)
+            places += kept.rows
+            if rows[-1].position == len(kept.sequence.tokens) - 2:
+                last.append(len(rows) - 1)
+        if not rows:
+            return
+        output = self._run(rows, done.hidden[torch.tensor(places).to(self._device)])
+        for row in last:
+            sequence = rows[row].sequence
+            self._anchors[sequence.request.request_id] = _Anchor(len(sequence.tokens), output[row])
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        drafts = [EMPTY_DRAFT] * len(sequences)
+        trees: dict[int, GrowingTree] = {}
+        outputs: list[Tensor] = []
+        for index, sequence in enumerate(sequences):
+            anchor = self._anchors.get(sequence.request.request_id)
+            if anchor is not None and anchor.num_tokens == len(sequence.tokens):
+                trees[index] = GrowingTree(budget)
+                outputs.append(anchor.output)
+        if not trees or budget < 1:
+            return drafts
+        self._grow(sequences, trees, torch.stack(outputs))
+        for index, tree in trees.items():
+            drafts[index] = tree.draft()
+        return drafts
+
+    def _grow(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], output: Tensor) -> None:
+        """Level after level; output [M, H]: of the anchors, in the order of `trees`."""
+        level = [_anchor_row(sequences[index], index) for index in trees]
+        free = self._scratch
+        for depth in range(1, self.max_depth + 1):
+            self._offer(trees, level, output)
+            if depth == self.max_depth:
+                return
+            row_of = {(row.tree, row.node): place for place, row in enumerate(level)}
+            below: list[_Row] = []
+            for index, tree in trees.items():
+                for node in tree.frontier(_WIDTH):
+                    place = row_of[index, tree.parent(node)]
+                    below.append(_node_row(level[place], place, node, tree.token(node), free))
+                    free += 1
+            if sum(trees[row.tree].survival(row.node) for row in below) < _WORTH * len(trees):
+                return
+            output = self._run(below, output[[row.parent for row in below]])
+            level = below
+
+    def _offer(self, trees: dict[int, GrowingTree], level: list[_Row], output: Tensor) -> None:
+        """Candidates of every row into its tree."""
+        found = choose(
+            self._module.logits(output),
+            [row.sequence.request.sampling for row in level],
+            [row.position + 2 for row in level],
+            count=_CANDIDATES,
+        )
+        for tree in trees.values():
+            tree.start_level()
+        for row, tokens, survival in zip(level, found.tokens.tolist(), found.survival.tolist(), strict=True):
+            trees[row.tree].offer(row.node, tokens, survival)
+
+    def _run(self, rows: Many[_Row], hidden: Tensor) -> Tensor:
+        """hidden [M, H], of the target or of the rows' parents -> [M, H]."""
+        integers = torch.tensor(
+            (
+                [min(row.position, self._last_position) for row in rows],
+                [row.slot for row in rows],
+                [row.next_token for row in rows],
+                [row.sequence.table_row for row in rows],
+                [row.prefix for row in rows],
+                [len(row.path) for row in rows],
+            )
+        ).to(self._device)
+        positions, slots, tokens, seqs, prefix_lens, path_lens = integers.unbind()
+        width = max(1, *(len(row.path) for row in rows))
+        paths = torch.tensor([row.path + (0,) * (width - len(row.path)) for row in rows], dtype=torch.int32)
+        attention = AttentionRows(self._tables, seqs, prefix_lens, paths.to(self._device), path_lens)
+        return self._module.forward(hidden, tokens, DecoderRows(positions, slots, attention), self._keys)
+
+
+def _kept_rows(kept: Kept) -> list[_Row]:
+    """Slots that the last pass accepted come into the table with the next one only: until then they are a path."""
+    sequence = kept.sequence
+    rows = []
+    for position in range(kept.position, kept.position + len(kept.rows)):
+        prefix = min(sequence.num_tabled, position + 1)
+        path = tuple(sequence.slots[prefix : position + 1])
+        rows.append(_Row(sequence, position, sequence.tokens[position + 1], prefix, path))
+    return rows
+
+
+def _anchor_row(sequence: Sequence, tree: int) -> _Row:
+    """Where the module ran last: the position before the pending token."""
+    position = len(sequence.tokens) - 2
+    prefix = min(sequence.num_tabled, position + 1)
+    return _Row(sequence, position, sequence.tokens[-1], prefix, tuple(sequence.slots[prefix : position + 1]), tree)
+
+
+def _node_row(parent: _Row, place: int, node: int, token: int, slot: int) -> _Row:
+    """`place`: of the parent in its level."""
+    path = (*parent.path, slot)
+    return _Row(parent.sequence, parent.position + 1, token, parent.prefix, path, parent.tree, node, place)
+
+
+def _config(folder: Path) -> dict[str, object]:
+    """Raises: SpeculatorNotLoadable."""
+    try:
+        values: dict[str, object] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SpeculatorNotLoadable(f"{folder} has no readable config.json: {error}") from error
+    return values

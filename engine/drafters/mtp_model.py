@@ -1,0 +1,212 @@
+"""A dense multi-token prediction module, shared by trainer and server, in the `mtp` layout of speculators.
+
+    x_t = input_proj([RMSNorm(e(token t + 1)) | RMSNorm(h_t)])
+    o_t = RMSNorm(layer(x_0 .. x_t))            guesses token t + 2 = the target's lm_head o_t
+    beyond what the target has computed, o_t stands in for h_{t + 1}
+
+h_t is the target's hidden state after its final norm; the layer is one of Llama's, Qwen2's or Qwen3's. DeepSeek's own
+module (engine/models/deepseek_mtp.py) is the same but for its layer.
+
+Source: DeepSeek-V3, arXiv:2412.19437; FastMTP, arXiv:2509.18362, which trains one module for several steps.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, PretrainedConfig
+
+from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.rotary import tables_of
+
+WEIGHTS_FILE = "model.safetensors"
+_LAYER_TYPES = ("llama", "qwen2", "qwen3")
+_IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's, or derived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig:
+    """transformer: the layer's configuration as published. num_steps: how often the module was trained to run."""
+
+    transformer: dict[str, Any]
+    num_steps: int
+    dtype: torch.dtype = torch.bfloat16  # of the weights as stored
+    verifier: dict[str, Any]  # as speculators: name_or_path, architectures
+
+    @property
+    def layer(self) -> PretrainedConfig:
+        rest = {key: value for key, value in self.transformer.items() if key != "model_type"}
+        return AutoConfig.for_model(self.transformer["model_type"], **rest)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> "MtpConfig":
+        """`values`: config.json as published. Raises: SpeculatorNotLoadable."""
+        try:
+            if values["speculators_model_type"] != "mtp" or values.get("num_nextn_predict_layers", 1) != 1:
+                raise ValueError("speculators_model_type must be mtp, with one layer")
+            transformer, speculators = values["transformer_layer_config"], values["speculators_config"]
+            if (kind := transformer["model_type"]) not in _LAYER_TYPES:
+                raise ValueError(f"model_type must be one of {', '.join(_LAYER_TYPES)}, got {kind!r}")
+            num_steps = speculators["proposal_methods"][0]["speculative_tokens"]
+            config = cls(transformer=transformer, num_steps=num_steps, verifier=speculators.get("verifier", {}))
+            if config.layer.hidden_act != "silu" or num_steps < 1:
+                raise ValueError(f"needs silu and a step, got {config.layer.hidden_act} and {num_steps}")
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise SpeculatorNotLoadable(f"config.json describes no MTP module: {error!r}") from error
+        return config
+
+    def to_values(self) -> dict[str, Any]:
+        proposal = {"proposal_type": "greedy", "speculative_tokens": self.num_steps}
+        return {
+            "speculators_model_type": "mtp",
+            "architectures": ["MTPDraftModel"],
+            "transformer_layer_config": self.transformer,
+            "num_nextn_predict_layers": 1,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "speculators_config": {
+                "algorithm": "mtp",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
+                "verifier": self.verifier,
+            },
+        }
+
+
+class MtpAttention(nn.Module):
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
+
+    def __init__(self, layer: PretrainedConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = layer.num_attention_heads, layer.num_key_value_heads
+        self.head_dim: int = getattr(layer, "head_dim", None) or layer.hidden_size // self.num_heads
+        H, queries, keys = layer.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        bias = getattr(layer, "attention_bias", False)
+        self.q_proj = nn.Linear(H, queries, bias=bias or layer.model_type == "qwen2")
+        self.k_proj = nn.Linear(H, keys, bias=bias or layer.model_type == "qwen2")
+        self.v_proj = nn.Linear(H, keys, bias=bias or layer.model_type == "qwen2")
+        self.o_proj = nn.Linear(queries, H, bias=bias)
+        normed = layer.model_type == "qwen3"
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, visible: Tensor) -> Tensor:
+        """x [T, H]; cosines, sines [T, D / 2]; visible [T, T] bool -> [T, H]."""
+        query, keys, values = (
+            part.unflatten(-1, (-1, self.head_dim)) for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, keys = self.q_norm(query), self.k_norm(keys)
+        query, keys = _rotate(query, cosines, sines), _rotate(keys, cosines, sines)
+        group = self.num_heads // self.num_kv_heads
+        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=visible
+        )  # [heads, T, D]
+        out: Tensor = self.o_proj(mixed.transpose(0, 1).flatten(1))
+        return out
+
+
+class MtpMlp(nn.Module):
+    def __init__(self, layer: PretrainedConfig) -> None:
+        super().__init__()
+        H, intermediate = layer.hidden_size, layer.intermediate_size
+        bias = getattr(layer, "mlp_bias", False)
+        self.gate_proj = nn.Linear(H, intermediate, bias=bias)
+        self.up_proj = nn.Linear(H, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, H, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class MtpLayer(nn.Module):
+    def __init__(self, layer: PretrainedConfig) -> None:
+        super().__init__()
+        H, eps = layer.hidden_size, layer.rms_norm_eps
+        self.token_layernorm, self.hidden_layernorm = nn.RMSNorm(H, eps=eps), nn.RMSNorm(H, eps=eps)
+        self.input_proj = nn.Linear(2 * H, H, bias=False)
+        self.input_layernorm = nn.RMSNorm(H, eps=eps)
+        self.self_attn = MtpAttention(layer)
+        self.post_attention_layernorm = nn.RMSNorm(H, eps=eps)
+        self.mlp = MtpMlp(layer)
+        self.final_layernorm = nn.RMSNorm(H, eps=eps)
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, cosines: Tensor, sines: Tensor, visible: Tensor) -> Tensor:
+        x = self.input_proj(torch.cat([self.token_layernorm(embeddings), self.hidden_layernorm(hidden)], dim=-1))
+        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, visible)
+        out: Tensor = self.final_layernorm(x + self.mlp(self.post_attention_layernorm(x)))
+        return out
+
+
+class Mtp(nn.Module):
+    """Parameters bear the names of the layout, so `state_dict()` is the file."""
+
+    def __init__(self, config: MtpConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.mtp_layers = nn.ModuleList([MtpLayer(config.layer)])
+
+    @property
+    def layer(self) -> MtpLayer:
+        (layer,) = self.mtp_layers
+        assert isinstance(layer, MtpLayer)
+        return layer
+
+    def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
+        """As engine.rotary. Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length."""
+        return tables_of(self.config.layer, self.layer.self_attn.head_dim, max_positions)
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """One step over T positions: o_t of all of them.
+
+        Args:
+            hidden: [T, H]. The target's hidden states, or the step before's output.
+            embeddings: [T, H]. Of the token after each position; a step further on, of the one after that.
+            positions: [T] int64.
+            visible: [T, T] bool. Of one text, positions up to the row's own.
+
+        Returns: [T, H] after the final norm.
+        """
+        cosines, sines = self.rotary_tables(int(positions.max()) + 1)
+        angles = cosines.to(hidden.device)[positions], sines.to(hidden.device)[positions]
+        out: Tensor = self.layer(hidden, embeddings, *angles, visible)
+        return out
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json and weights into an existing folder."""
+        tensors = {k: v.detach().to(self.config.dtype).contiguous() for k, v in self.state_dict().items()}
+        save_file(tensors, folder / WEIGHTS_FILE)
+        (folder / "config.json").write_text(json.dumps(self.config.to_values(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Mtp":
+        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged, of other shapes or of another drafter."""
+        try:
+            config = MtpConfig.from_values(json.loads((folder / "config.json").read_text()))
+            tensors = {
+                name: tensor
+                for path in sorted(folder.glob("*.safetensors"))
+                for name, tensor in load_file(path).items()
+                if not name.startswith(_IGNORED)
+            }
+            module = cls(replace(config, dtype=tensors["mtp_layers.0.input_proj.weight"].dtype))
+            module.rotary_tables(1)
+            module.load_state_dict(tensors)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ModelNotLoadable) as error:
+            raise SpeculatorNotLoadable(f"{folder} holds no MTP module: {error}") from error
+        return module
+
+
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """x [T, heads, D]; cosines, sines [T, D / 2]."""
+    a, b = x.chunk(2, dim=-1)
+    cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)

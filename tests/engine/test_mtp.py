@@ -1,0 +1,224 @@
+"""Multi-token prediction: its numerics along every path of a tree, its files, and that what it learned is accepted."""
+
+import json
+import math
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import EngineConfig
+from engine.draft import Draft
+from engine.drafters.base import Drafter
+from engine.drafters.mtp import MtpDrafter
+from engine.drafters.mtp_layer import DensePrediction
+from engine.drafters.mtp_model import Mtp, MtpConfig
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Completion, Request, SamplingParams
+from engine.sequence import Sequence
+from tests.engine.tiny_speculators import make_mtp, mtp_values
+from tests.tiny_model import make_tiny_model
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2", "head_dim": None},
+}
+GREEDY = {"temperature": 0.0}
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one is two chunks long
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"), dtype="float32")
+
+
+def mtp_drafter(module: Mtp, model: Model) -> MtpDrafter:
+    return MtpDrafter(DensePrediction(module, model), model, max_depth=module.config.num_steps)
+
+
+def answers(
+    model: Model, drafter: Drafter, sampling: dict[str, Any], *, budget: int, max_tokens: int = 40
+) -> list[Completion]:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+    requests = [Request(f"r{i}", prompt, params) for i, prompt in enumerate(PROMPTS)]
+    return generate(Engine(model, drafter, EngineConfig(draft_budget=budget, prefill_chunk=16)), requests)
+
+
+def acceptance_length(completions: list[Completion]) -> float:
+    accepted = sum(sum(n * c for n, c in enumerate(a.speculation.acceptance_histogram)) for a in completions)
+    return 1.0 + accepted / sum(a.speculation.num_spec_steps for a in completions)
+
+
+def transcription(module: Mtp, model: Model, text: Many[int], path: Many[int]) -> Tensor:
+    """[V]: probabilities of the token after `text` and the drafted `path`, all rows anew for each drafted token."""
+    hidden = model.hidden_states(torch.tensor(text[:-1])).final
+    for length in range(len(path) + 1):
+        tokens = torch.tensor([*text[1:], *path[:length]])
+        outputs = all_rows(module, hidden, model.weights.embedding[tokens])
+        hidden = torch.cat([hidden, outputs[-1:]])
+    return model.logits(outputs[-1:])[0].softmax(-1)
+
+
+def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
+    """[T, H], as the paper writes it: one matrix of attention weights per head."""
+    weights: dict[str, Tensor] = module.layer.state_dict()
+    layer, T = module.config.layer, len(hidden)
+    D, group = module.layer.self_attn.head_dim, layer.num_attention_heads // layer.num_key_value_heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        scaled = x / (x.pow(2).mean(-1, keepdim=True) + layer.rms_norm_eps).sqrt()
+        return scaled * weights[f"{name}.weight"] if f"{name}.weight" in weights else x
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return torch.as_tensor(x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.tensor(0.0)))
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = torch.complex(x[:, : D // 2], x[:, D // 2 :])
+        angles = torch.arange(T).unsqueeze(1) * 500.0 ** (-torch.arange(D // 2) * 2.0 / D)
+        found = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([found.real, found.imag], dim=1)
+
+    both = torch.cat([norm(embeddings, "token_layernorm"), norm(hidden, "hidden_layernorm")], dim=1)
+    x = linear(both, "input_proj")
+    normed = norm(x, "input_layernorm")
+    mixed = []
+    for head in range(layer.num_attention_heads):
+        own, kept = slice(head * D, (head + 1) * D), slice(head // group * D, (head // group + 1) * D)
+        query = turned(norm(linear(normed, "self_attn.q_proj")[:, own], "self_attn.q_norm"))
+        keys = turned(norm(linear(normed, "self_attn.k_proj")[:, kept], "self_attn.k_norm"))
+        scores = (query @ keys.T / D**0.5).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        mixed.append(scores.softmax(-1) @ linear(normed, "self_attn.v_proj")[:, kept])
+    x = x + linear(torch.cat(mixed, dim=1), "self_attn.o_proj")
+    normed = norm(x, "post_attention_layernorm")
+    gate = linear(normed, "mlp.gate_proj")
+    x = x + linear(gate * gate.sigmoid() * linear(normed, "mlp.up_proj"), "mlp.down_proj")
+    return norm(x, "final_layernorm")
+
+
+class Watched(MtpDrafter):
+    """Compares what every node is said to survive with the product of probabilities along its path."""
+
+    def __init__(self, module: Mtp, model: Model) -> None:
+        super().__init__(DensePrediction(module, model), model, max_depth=module.config.num_steps)
+        self.module, self.model = module, model
+        self.num_compared = 0
+        self.depths: list[int] = []
+
+    @torch.no_grad()
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        drafts = super().propose(sequences, budget)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            chances = {-1: 1.0}
+            for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+                path = [draft.tokens[above] for above in draft.path(node)[:-1]]
+                chances[node] = chances[parent] * float(
+                    transcription(self.module, self.model, sequence.tokens, path)[token]
+                )
+                assert math.isclose(draft.survival[node], chances[node], rel_tol=1e-3)
+            self.depths += draft.depths()
+            self.num_compared += 1
+        return drafts
+
+
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
+@torch.no_grad()
+def test_training_computes_what_the_papers_say(changes: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    module = make_mtp(**changes)
+    hidden, embeddings = torch.randn(2, 9, 64)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    trained = module(hidden, embeddings, torch.arange(9), causal)
+    torch.testing.assert_close(trained, all_rows(module, hidden, embeddings), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
+def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, changes: dict[str, Any]) -> None:
+    module = make_mtp(**changes)
+    learn(module, model, greedy := answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=16), num_steps=20)
+    drafter = Watched(module, model)
+
+    drafted = answers(model, drafter, GREEDY, budget=9, max_tokens=16)
+
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in greedy]
+    assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
+    assert drafter.depths.count(3) >= 5
+    assert acceptance_length(drafted) > 1.3  # paths through accepted nodes were compared, too
+
+
+def test_what_was_learned_by_heart_is_accepted(model: Model) -> None:
+    """Of sampled answers: greedy ones of a random model repeat themselves, which hides a shift."""
+    sampling = {"temperature": 1.0, "seed": 1}
+    plain = answers(model, NoDrafter(), sampling, budget=12)
+    module = make_mtp()
+    learn(module, model, plain, num_steps=60)
+
+    drafted = answers(model, mtp_drafter(module, model), sampling, budget=12)
+
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert acceptance_length(drafted) >= 0.8 * (module.config.num_steps + 1)  # the last draft is cut short
+
+
+def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps: int) -> None:
+    """At step k the row of position t reads token t + k + 1 and is to guess token t + k + 2."""
+    depth = module.config.num_steps
+    optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
+    texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
+    states = [model.hidden_states(text).final.clone() for text in texts]  # made in inference mode
+    for _ in range(num_steps):
+        losses = []
+        for text, state, prompt in zip(texts, states, PROMPTS, strict=True):
+            T = len(text) - depth - 1
+            positions, hidden = torch.arange(T), state[:T]
+            visible = positions <= positions.unsqueeze(1)
+            for step in range(depth):
+                hidden = module(hidden, model.weights.embedding[text[step + 1 : step + 1 + T]], positions, visible)
+                logits = hidden[len(prompt) - 2 :] @ model.lm_head.T
+                losses.append(functional.cross_entropy(logits, text[len(prompt) + step : step + 2 + T]))
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
+def test_files_keep_every_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    values = mtp_values(**changes)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in make_mtp(**changes).state_dict().items()}
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    save_file(tensors, first / "model.safetensors")
+    (first / "config.json").write_text(json.dumps(values))
+
+    loaded = Mtp.load(first)
+    loaded.save(second)
+
+    saved = load_file(second / "model.safetensors")
+    assert saved.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert saved[name].dtype == tensor.dtype, name
+        assert torch.equal(saved[name], tensor), name
+    written = json.loads((second / "config.json").read_text())
+    assert {key: written[key] for key in values} == values
+
+
+def test_what_fits_no_model_is_refused(model: Model, tmp_path: Path) -> None:
+    for values in ({}, mtp_values() | {"num_nextn_predict_layers": 2}, mtp_values(model_type="mistral")):
+        with pytest.raises(SpeculatorNotLoadable):
+            MtpConfig.from_values(values)
+    with pytest.raises(SpeculatorNotLoadable):
+        DensePrediction(make_mtp(hidden_size=32), model)
+    with pytest.raises(SpeculatorNotLoadable):
+        MtpDrafter.load(None, model)
+    with pytest.raises(SpeculatorNotLoadable):
+        MtpDrafter.load(tmp_path, model)

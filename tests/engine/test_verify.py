@@ -1,0 +1,182 @@
+"""Verification keeps what plain decoding would have chosen, with every adjustment made where it belongs."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from engine.adjust import Adjuster
+from engine.config import EngineConfig
+from engine.draft import EMPTY_DRAFT, Draft
+from engine.drafters.base import Drafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.none import NoDrafter
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Completion, Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
+from engine.verify import verify
+from tests.engine.drafters import OracleDrafter
+from tests.tiny_model import make_tiny_model
+
+EOS = frozenset({2})
+ADJUSTMENTS: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.4},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.7},
+    "bias": {"logit_bias": ((2, 4.0), (100, 8.0), (101, 7.9), (7, -50.0))},
+    "least length": {"min_tokens": 25, "logit_bias": ((2, 30.0),)},
+    "all": {
+        **{"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.4, "min_tokens": 9},
+        **{"logit_bias": ((2, 6.0), (100, 3.0)), "top_p": 0.95, "min_p": 0.001, "top_k": 100},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def make_requests(model: Model, options: dict[str, Any]) -> list[Request]:
+    generator = random.Random(1)
+    prompts = [[generator.randrange(model.config.vocab_size) for _ in range(12)] for _ in range(6)]
+    params = SamplingParams(**{"max_tokens": 40, "seed": 5, "num_logprobs": 1, **options})
+    return [Request(f"r{index}", tuple(prompt), params) for index, prompt in enumerate(prompts)]
+
+
+def answers(model: Model, drafter: Drafter, requests: list[Request]) -> list[tuple[object, ...]]:
+    engine = Engine(model, drafter, EngineConfig(max_batch_size=4, draft_budget=12))
+    return [seen(completion) for completion in generate(engine, requests)]
+
+
+def seen(completion: Completion) -> tuple[object, ...]:
+    return completion.request_id, completion.token_ids, completion.logprobs, completion.finish_reason
+
+
+@pytest.mark.parametrize("options", ADJUSTMENTS.values(), ids=ADJUSTMENTS.keys())
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_adjusted_answers_are_the_plain_ones(model: Model, options: dict[str, Any], temperature: float) -> None:
+    requests = make_requests(model, {"temperature": temperature, **options})
+    plain = answers(model, NoDrafter(), requests)
+    assert plain != answers(model, NoDrafter(), make_requests(model, {"temperature": temperature})), "without effect"
+    known: Any = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    vocab_size = model.config.vocab_size
+    for drafter in (
+        OracleDrafter(known, max_depth=6, error=0.2, tree=False, vocab_size=vocab_size),
+        OracleDrafter(known, max_depth=4, error=0.1, tree=True, vocab_size=vocab_size),
+        NgramDrafter(),
+    ):
+        assert answers(model, drafter, requests) == plain, drafter.name
+
+
+def make_sequence(prompt: list[int], answer: list[int], **options: Any) -> Sequence:
+    request = Request("r", tuple(prompt), SamplingParams(**{"max_tokens": 50, **options}))
+    return Sequence(request, prompt + answer, root=None, stats=SpeculationStats())
+
+
+@given(
+    draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),
+    logits=st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=11, max_size=11),
+    answer=st.lists(st.integers(0, 5), max_size=5),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_a_walk_down_a_tree_is_a_row_of_single_steps(
+    draft: list[tuple[int, int]], logits: list[list[int]], answer: list[int], temperature: float
+) -> None:
+    parents = [min(parent, node - 1) for node, (_, parent) in enumerate(draft)]
+    tree = Draft(tuple(token for token, _ in draft), tuple(parents), (0.5,) * len(draft))
+    rows = torch.tensor(logits[: 1 + len(tree)]) / 2.0
+    options = {"temperature": temperature, "repetition_penalty": 1.5, "frequency_penalty": 0.6, "min_tokens": 4}
+    verdict = verify(rows, tree, make_sequence([0, 3], answer, **options), EOS)
+
+    tokens: list[int] = []
+    for row in (0, *(node + 1 for node in verdict.path)):
+        sequence = make_sequence([0, 3], answer + tokens, **options)
+        tokens += verify(rows[row : row + 1], EMPTY_DRAFT, sequence, EOS).tokens
+    assert verdict.tokens == tuple(tokens)
+    assert [tree.tokens[node] for node in verdict.path] == tokens[:-1]
+    children = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == node_of(verdict)]
+    assert tokens[-1] not in children
+
+
+def node_of(verdict: Any) -> int:
+    return int(verdict.path[-1]) if verdict.path else -1
+
+
+def random_logits(size: int = 40) -> Tensor:
+    return 3 * torch.randn(size, generator=torch.Generator().manual_seed(3))
+
+
+def adjusted(logits: Tensor, sequence: Sequence) -> Tensor:
+    return Adjuster(sequence, EOS).adjust(logits)
+
+
+def test_repetition_bias_and_least_length_are_those_of_transformers() -> None:
+    prompt, answer, logits = [1, 5, 5, 30], [7, 5, 9], random_logits()
+    bias = {8: 1.5, 9: -4.0, 2: 3.0}
+    options = {"repetition_penalty": 1.7, "min_tokens": 4, "logit_bias": tuple(bias.items())}
+    ids, scores = torch.tensor([prompt + answer]), logits[None].clone()
+    for processor in (
+        SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
+        RepetitionPenaltyLogitsProcessor(1.7),
+        MinNewTokensLengthLogitsProcessor(len(prompt), 4, [2]),
+    ):
+        scores = processor(ids, scores)
+    assert torch.equal(adjusted(logits, make_sequence(prompt, answer, **options)), scores[0])
+    assert scores[0, 2] == -math.inf
+
+
+def test_presence_and_frequency_count_the_answer_alone() -> None:
+    logits = random_logits()
+    ours = adjusted(logits, make_sequence([1, 1, 7], [7, 5, 7], presence_penalty=0.5, frequency_penalty=0.25))
+    expected = logits.clone()
+    expected[7] -= 0.5 + 2 * 0.25
+    expected[5] -= 0.5 + 0.25
+    torch.testing.assert_close(ours, expected)
+
+
+def test_an_answer_may_end_once_it_is_long_enough() -> None:
+    logits = random_logits()
+    for length, ends in ((3, False), (4, True)):
+        sequence = make_sequence([1], [5] * length, min_tokens=4, stop_token_ids=frozenset({9}))
+        assert bool(adjusted(logits, sequence)[[2, 9]].isfinite().all()) is ends
+    heedless = make_sequence([1], [5], min_tokens=4, ignore_eos=True)
+    assert torch.equal(adjusted(logits, heedless), logits)
+
+
+def test_the_models_own_logits_stay_as_they_are() -> None:
+    logits = torch.stack([random_logits(), random_logits()])
+    before = logits.clone()
+    options = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "min_tokens": 3, "logit_bias": ((4, 100.0),)}
+    verdict = verify(logits, Draft((4,), (-1,), (0.9,)), make_sequence([4], [], temperature=0.0, **options), EOS)
+    assert verdict.tokens == (4, 4)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 0.0}, r"repetition_penalty must be in \(0, 10\], got 0.0"),
+        ({"presence_penalty": 2.1}, r"presence_penalty must be in -2..2, got 2.1"),
+        ({"frequency_penalty": math.nan}, r"frequency_penalty must be in -2..2, got nan"),
+        ({"logit_bias": ((1, 101.0),)}, r"in -100..100, got 101.0 for 1"),
+        ({"logit_bias": ((1, 1.0), (1, 2.0))}, r"must name each token once"),
+        ({"min_tokens": 9}, r"min_tokens must be in 0..max_tokens = 8, got 9"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_both_sides(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(max_tokens=8, **options)

@@ -27,6 +27,13 @@ WEIGHTS_FILE = "model.safetensors"
 _OWN_PREFIX, _SPECFORGE_PREFIX = "layers.0.", "midlayer."
 
 
+class Norm(nn.RMSNorm):
+    """In float32 also where products are made in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 class Eagle3Attention(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -52,9 +59,9 @@ class Eagle3Mlp(nn.Module):
 class Eagle3Layer(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
+        self.hidden_norm = Norm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
         self.self_attn = Eagle3Attention(config)
         self.mlp = Eagle3Mlp(config)
 
@@ -74,11 +81,11 @@ class Eagle3(nn.Module):
         H, Ht, eps = config.hidden_size, config.target_hidden_size, config.norm_eps
         self.fc = nn.Linear(config.num_taps * Ht, H, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(config)])
-        self.norm = nn.RMSNorm(H, eps=eps)
+        self.norm = Norm(H, eps=eps)
         self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
         self.embed_tokens = nn.Embedding(config.vocab_size, H) if own_embedding else None
-        self.input_norm = nn.RMSNorm(config.num_taps * Ht, eps=eps) if config.norm_before_fc else None
-        norms = [nn.RMSNorm(Ht, eps=eps) for _ in range(config.num_taps)]
+        self.input_norm = Norm(config.num_taps * Ht, eps=eps) if config.norm_before_fc else None
+        norms = [Norm(Ht, eps=eps) for _ in range(config.num_taps)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.register_buffer("d2t", draft_vocab - torch.arange(config.draft_vocab_size))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool).scatter_(0, draft_vocab, True))
@@ -100,7 +107,7 @@ class Eagle3(nn.Module):
             taps = torch.stack([norm(tap) for norm, tap in zip(self.fc_norm, taps.unbind(1), strict=True)], dim=1)
         flat = taps.flatten(1)
         out: Tensor = self.fc(flat if self.input_norm is None else self.input_norm(flat))
-        return out
+        return out.float()
 
     def read(self, g: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """g, embeddings [R, H] float32 -> where the residual starts [R, H], and what attention reads [R, 2 H]."""

@@ -4,9 +4,12 @@ from pathlib import Path
 
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.drafters.base import Drafter
+from engine.drafters.block import BlockDrafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
+from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.mtp import MtpDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
@@ -21,7 +24,8 @@ from engine.rotary import rotary_tables
 from engine.tokenizer import Tokenizer
 from engine.weights import load_weights
 
-DRAFTERS = ("none", "ngram", "suffix", "medusa", "draft_model")  # or several of them: "medusa+suffix"
+# or several of them: "eagle3+suffix"
+DRAFTERS = ("none", "ngram", "suffix", "medusa", "eagle3", "mtp", "block", "draft_model")
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
@@ -65,10 +69,16 @@ def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_
         return NgramDrafter()
     if name == "suffix":
         return SuffixDrafter()
+    if name == "mtp":
+        return MtpDrafter.load(speculator_dir, model)
     if speculator_dir is None:
         raise SpeculatorNotLoadable(f"drafter {name} needs a speculator folder")
     if name == "draft_model":
         return _load_draft_model(speculator_dir, model, model_dir)
+    if name == "eagle3":
+        return Eagle3Drafter.load(speculator_dir, model)
+    if name == "block":
+        return BlockDrafter.load(speculator_dir, model)
     return MedusaDrafter.load(speculator_dir, model)
 
 

@@ -8,10 +8,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter, Pass
+from engine.drafters.block import BlockDrafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.drafters.mtp import MtpDrafter
+from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
@@ -22,6 +25,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, Request, SamplingParams
 from tests.engine.drafters import BrokenDrafter, OracleDrafter
+from tests.engine.tiny_speculators import make_block, make_mtp
 from tests.tiny_model import make_tiny_model
 
 Sampling = dict[str, float | int]
@@ -90,6 +94,9 @@ def test_every_drafter_gives_the_plain_answers(
         random_medusa(model),
         DraftModelDrafter(draft_model, model),
         CombinedDrafter([random_medusa(model), SuffixDrafter(past_tokens=100)]),
+        BlockDrafter(make_block(), model),
+        BlockDrafter(make_block(speculators_model_type="dspark", markov_rank=8), model),
+        MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4),
         OracleDrafter(known, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
         OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
         BrokenDrafter(),

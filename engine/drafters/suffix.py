@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from operator import itemgetter
 
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Pass
@@ -30,13 +31,14 @@ _MAX_DEPTH = 16
 _DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # a path is at most 1 * agreeing tokens + 4 long
 _PAST_TOKENS = 200_000
 _OWN_ANSWER = 4096  # room in a request's index for its answer; a longer one drives the prompt's start out
-_WEIGHTS = (1.0, 4.0, 16.0, 64.0, 256.0)  # of a vote, by the level of agreement
+_WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # of a vote, by agreeing tokens
 _PAST_WEIGHT = 0.5  # of a past answer's vote
 _ASSUMED = 0.8  # rate of a claim per share, while none of its kind was seen
-_LEAST_SURVIVAL = 0.01
+_LEVELS = 6  # of agreement, by bit length: 1, 2, 4, 8, 16, 32 tokens or more
+_LEAST_SURVIVAL = 0.02
 
 _Kind = tuple[int, int, int, bool]
-_Vote = tuple[int, Many[int], int]  # agreeing tokens, continuation, source: 1 the request itself, 2 a past answer
+_Vote = tuple[int, Many[int], int, float]  # agreeing tokens, continuation, source (1: this request, 2: past), weight
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
@@ -88,17 +90,19 @@ class SuffixDrafter(Drafter):
         request = self._read(sequence, len(tokens))
         self._record.settle(sequence.request.request_id, tokens)
         context = tokens[-LONGEST:]
-        votes = [(*match, 1) for match in request.index.matches(context, _MAX_DEPTH)]
-        votes += [(*match, 2) for match in self._past.matches(context, _MAX_DEPTH)]
+        votes = [(*match, 1, _WEIGHTS[match[0]]) for match in request.index.matches(context, _MAX_DEPTH)]
+        past = self._past.matches(context, _MAX_DEPTH)
+        votes += [(*match, 2, _WEIGHTS[match[0]] * _PAST_WEIGHT) for match in past]
         if not votes:
             return EMPTY_DRAFT
+        votes.sort(key=itemgetter(0), reverse=True)
         draft, kinds = self._grow(votes, sequence.request.sampling.temperature > 0.0, budget)
         self._record.claim(sequence.request.request_id, len(tokens), draft, kinds)
         return draft
 
     def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
         """The likeliest nodes. After a node come its children, so the heap holds all that can be next."""
-        deepest = min(_MAX_DEPTH, _DEPTH_FACTOR * max(vote[0] for vote in votes) + _DEPTH_OFFSET)
+        deepest = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
@@ -121,30 +125,24 @@ class SuffixDrafter(Drafter):
             above, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """What the votes say of the token `depth` places on."""
-        groups: dict[int, tuple[list[_Vote], list[float]]] = {}
+        """What the votes, most agreement first, say of the token `depth` places on."""
+        groups: dict[int, list[_Vote]] = {}
         total = 1.0
         for vote in votes:
-            agreement, continuation, source = vote
-            if depth >= len(continuation):
-                continue
-            token = continuation[depth]
-            weight = _WEIGHTS[min((agreement + depth).bit_length(), len(_WEIGHTS)) - 1]
-            if source == 2:
-                weight *= _PAST_WEIGHT
-            total += weight
-            group = groups.get(token)
-            if group is None:
-                groups[token] = ([vote], [weight])
-            else:
-                group[0].append(vote)
-                group[1].append(weight)
+            continuation = vote[1]
+            if depth < len(continuation):
+                total += vote[3]
+                token = continuation[depth]
+                if token in groups:
+                    groups[token].append(vote)
+                else:
+                    groups[token] = [vote]
         groups.pop(BREAK, None)
-        for token, (own, weights) in groups.items():
-            share = sum(weights) / total
-            level = min((max(vote[0] for vote in own) + depth).bit_length(), 6)
-            sources = 0
+        for token, own in groups.items():
+            weight, sources = 0.0, 0
             for vote in own:
+                weight += vote[3]
                 sources |= vote[2]
-            kind = (level, int(share * 10), sources, sampled)
+            share = weight / total
+            kind = (min((own[0][0] + depth).bit_length(), _LEVELS), int(share * 10), sources, sampled)
             yield token, self._record.rate(kind, share * _ASSUMED), kind, own

@@ -1,46 +1,21 @@
-"""The dense decoder of the Llama family (Llama, Qwen2, Qwen3) over rows.
+"""The dense decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) over rows.
 
-A row is one token at one position with one slot to write its key and value to. Prefill, plain decoding, chains and
-trees are all rows of one pass: what differs is which keys a row attends to. Nothing in a pass (kernels/decoder.py)
-mixes rows except attention, and attention reads only a row's own keys: so a row's bits depend on its own past alone.
+Nothing in a pass (kernels/decoder.py) mixes rows except attention, and attention reads only a row's own keys: so a
+row's bits depend on its own past alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.kv_cache import KVCache
+from engine.models.base import Hidden, Rows
+from engine.models.reading import read_text
 from engine.weights import DecoderWeights
-from kernels.attention import AttentionRows
-from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, decoder
+from kernels.decoder import DecoderLayers, DecoderShape, decoder
 from kernels.linear import linear
-from kernels.lora import LoraRun
-
-_HIDDEN_STATES_CHUNK = 256  # rows per pass in `hidden_states`; any number gives the same bits
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """M rows of one pass; token_ids [M] int64."""
-
-    token_ids: Tensor
-    rows: DecoderRows
-    lora_runs: tuple[LoraRun, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What a pass computed, in the model's dtype.
-
-    final: [M, H] after the final norm.
-    taps: [M, T, H], the residual streams where they enter the layers asked for, in their order; None where none are.
-    """
-
-    final: Tensor
-    taps: Tensor | None
 
 
 class Decoder:
@@ -83,23 +58,6 @@ class Decoder:
         """hidden [M, H] in the model's dtype -> [M, V] float32."""
         return linear(hidden.contiguous(), self.weights.lm_head_packed)
 
-    @torch.inference_mode()
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
         """token_ids [T] int64 of one sequence from position 0 -> rows in their order; the bits are those of serving."""
-        T = token_ids.shape[0]
-        cache = KVCache(self.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=self.dtype, device=self.device)
-        cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
-        pieces = []
-        for start in range(0, T, _HIDDEN_STATES_CHUNK):
-            positions = torch.arange(start, min(T, start + _HIDDEN_STATES_CHUNK), device=self.device)
-            attention = AttentionRows(
-                slot_tables=cache.slot_tables,
-                seqs=torch.zeros_like(positions),
-                prefix_lens=positions + 1,
-                paths=torch.zeros(positions.shape[0], 1, dtype=torch.int32, device=self.device),
-                path_lens=torch.zeros_like(positions),
-            )
-            rows = DecoderRows(positions, positions, attention)
-            pieces.append(self.forward(Rows(token_ids[positions], rows), cache, tap_layers))
-        taps = [piece.taps for piece in pieces if piece.taps is not None]
-        return Hidden(torch.cat([piece.final for piece in pieces]), torch.cat(taps) if taps else None)
+        return read_text(self, token_ids, tap_layers)

@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.adapters import lora_runs
 from engine.draft import Draft
 from engine.kv_cache import KVCache
-from engine.model import Rows
+from engine.models.base import Rows
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows

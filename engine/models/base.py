@@ -1,6 +1,11 @@
-"""What a model is to the engine, to drafters and to training."""
+"""What a model is to the engine, to drafters and to training.
+
+A row is one token at one position with one slot to write its key and value to. Prefill, plain decoding, chains and
+trees are all rows of one pass: what differs is which keys a row attends to.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,7 +13,29 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.kv_cache import KVCache
-from engine.model import Hidden, Rows
+from kernels.decoder import DecoderRows
+from kernels.lora import LoraRun
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """M rows of one pass; token_ids [M] int64."""
+
+    token_ids: Tensor
+    rows: DecoderRows
+    lora_runs: tuple[LoraRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What a pass computed, in the model's dtype.
+
+    final: [M, H] after the final norm.
+    taps: [M, T, H], the residual streams where they enter the layers asked for, in their order; None where none are.
+    """
+
+    final: Tensor
+    taps: Tensor | None
 
 
 class SharedWeights(Protocol):

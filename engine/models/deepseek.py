@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.kv_cache import KVCache
-from engine.model import Hidden, Rows
+from engine.models.base import Hidden, Rows
 from engine.models.deepseek_weights import DeepseekLayer, DeepseekWeights, ExpertsWeights, LatentWeights
 from engine.models.reading import read_text
 from kernels.decoder import DecoderRows

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache import KVCache
-from engine.model import Hidden, Rows
-from engine.models.base import Model
+from engine.models.base import Hidden, Model, Rows
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
 from engine.kv_cache import KVCache
-from engine.model import Hidden, Rows
+from engine.models.base import Hidden, Rows
 from engine.models.reading import read_text
 from engine.models.transformers_rows import CURRENT, RowPass, RowProducts, padded_rows
 

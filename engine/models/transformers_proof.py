@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import ModelNotLoadable
 from engine.kv_cache import KVCache
-from engine.model import Rows
+from engine.models.base import Rows
 from engine.models.transformers_model import TransformersModel
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows

@@ -11,7 +11,7 @@ from engine.generate import generate
 from engine.kv_cache import KVCache
 from engine.load import load_engine
 from engine.loop import Engine
-from engine.model import Hidden, Rows
+from engine.models.base import Hidden, Rows
 from engine.request import FinishReason, Request, SamplingParams
 from engine.server.errors import GenerationFailed
 from tests.engine.server.test_worker import Reader

@@ -17,7 +17,6 @@ from kernels.cpu.library import library
 
 _BLOCK = 16
 _MAX_HEAD_DIM = 256  # cpu/attention.c keeps a head in registers and on the stack
-_MAX_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class AttentionRows:
 
 def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
     """Whether cpu/attention.c serves this shape."""
-    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM and num_heads // num_kv_heads <= _MAX_GROUP
+    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

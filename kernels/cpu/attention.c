@@ -2,8 +2,8 @@
  *
  * A row at position p attends to p + 1 keys in position order: the first `prefix_lens[m]` through its sequence's slot
  * table, the others through its own path of draft nodes. Softmax runs online over blocks of 16 positions counted from
- * position 0. So the additions are the same whether a key was committed, belongs to a chain or to a tree, and
- * whatever else is in the batch.
+ * position 0, and a key's place in its block says in which lane its weight is added. So the additions are the same
+ * whether a key was committed, belongs to a chain or to a tree, and whatever else is in the batch.
  */
 #include <math.h>
 
@@ -11,92 +11,119 @@
 #include "ops.h"
 #include "pool.h"
 
-#define BLOCK 16
-#define MAX_GROUP 16
+#define BLOCK LANES
 #define MAX_D 256
+#define MAX_HEADS 4 /* of a group, worked on at once: their queries, then their sums, stay in registers */
 
-struct softmax {
-    float max, sum;
+struct keys {
+    const void *k_cache, *v_cache;
+    const int32_t *prefix, *path;
+    int64_t prefix_len, total, Hkv, head;
 };
 
-/* One block: scores of `count` keys against one query, running softmax, weights into `p`; returns the factor for what
- * was accumulated before. */
-static inline float fold(struct softmax *state, float *scores, int count, float *p) {
-    for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
-    float top = state->max;
-    for (int j = 0; j < count; j++) top = scores[j] > top ? scores[j] : top;
-    vf weights = vf_exp(vf_load(scores) - top);
-    vf_store(p, weights);
-    float factor[LANES];
-    vf_store(factor, vf_exp(vf_set(state->max - top)));
-    float sum = 0.0f;
-    for (int j = 0; j < count; j++) sum += p[j];
-    state->sum = state->sum * factor[0] + sum;
-    state->max = top;
-    return factor[0];
-}
-
-static inline vf load_lanes(const void *p, int64_t i, int dtype) {
+ALWAYS vf load_lanes(const void *p, int64_t i, int dtype) {
     return dtype == BF16 ? vf_load_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
 }
 
-ALWAYS void attend(
-    const float *q, const void *k_cache, const void *v_cache, const int32_t *prefix, int64_t prefix_len,
-    const int32_t *path, int64_t path_len, void *out, int64_t head, int64_t group, int64_t Hkv, const int64_t D,
-    float scale, const int dtype) {
+/* Offsets of the keys of a block; returns how many there are. */
+ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int64_t offsets[BLOCK]) {
+    int count = keys->total - start < BLOCK ? (int)(keys->total - start) : BLOCK;
+    for (int j = 0; j < count; j++) {
+        int64_t at = start + j;
+        int64_t slot = at < keys->prefix_len ? keys->prefix[at] : keys->path[at - keys->prefix_len];
+        offsets[j] = (slot * keys->Hkv + keys->head) * D;
+    }
+    return count;
+}
+
+/* `heads` queries of one group (heads, D and dtype are constants after inlining: the common shapes). */
+ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int heads, const int64_t D,
+                   const int dtype) {
     const int64_t lanes = D / LANES;
-    vf acc[MAX_GROUP][MAX_D / LANES], query[MAX_GROUP][MAX_D / LANES];
-    struct softmax state[MAX_GROUP];
-    for (int64_t g = 0; g < group; g++) {
-        state[g] = (struct softmax){-INFINITY, 0.0f};
+    const float scale = 1.0f / sqrtf((float)D);
+    vf acc[MAX_HEADS][MAX_D / LANES], query[MAX_HEADS][MAX_D / LANES], sum[MAX_HEADS], lane = lane_numbers();
+    float max[MAX_HEADS];
+    for (int g = 0; g < heads; g++) {
+        max[g] = -INFINITY, sum[g] = vf_set(0.0f);
         for (int64_t i = 0; i < lanes; i++) {
             acc[g][i] = vf_set(0.0f);
             query[g][i] = vf_load(q + g * D + i * LANES) * scale;
         }
     }
-    int64_t total = prefix_len + path_len;
-    for (int64_t start = 0; start < total; start += BLOCK) {
-        int count = total - start < BLOCK ? (int)(total - start) : BLOCK;
+    for (int64_t start = 0; start < keys->total; start += BLOCK) {
         int64_t offsets[BLOCK];
-        float scores[MAX_GROUP][BLOCK], p[MAX_GROUP][BLOCK];
-        for (int j = 0; j < count; j++) {
-            int64_t at = start + j;
-            int64_t slot = at < prefix_len ? prefix[at] : path[at - prefix_len];
-            offsets[j] = (slot * Hkv + head) * D;
-            for (int64_t g = 0; g < group; g++) {
-                vf dot = vf_set(0.0f);
-                for (int64_t i = 0; i < lanes; i++)
-                    dot += query[g][i] * load_lanes(k_cache, offsets[j] + i * LANES, dtype);
-                scores[g][j] = vf_sum(dot);
+        int count = locate(keys, start, D, offsets);
+        vf dots[MAX_HEADS][BLOCK];
+        for (int j = 0; j < count; j++)
+            for (int g = 0; g < heads; g++) {
+                vf dot = query[g][0] * load_lanes(keys->k_cache, offsets[j], dtype);
+                for (int64_t i = 1; i < lanes; i++)
+                    dot += query[g][i] * load_lanes(keys->k_cache, offsets[j] + i * LANES, dtype);
+                dots[g][j] = dot;
             }
+        float p[MAX_HEADS][BLOCK], factors[LANES] = {0};
+        for (int j = count; j < BLOCK; j++)
+            for (int g = 0; g < heads; g++) dots[g][j] = vf_set(0.0f);
+        for (int g = 0; g < heads; g++) {
+            vf scores = vf_select(lane < (float)count, vf_sums(dots[g]), vf_set(-INFINITY));
+            float top = vf_max(scores);
+            top = top > max[g] ? top : max[g];
+            factors[g] = max[g] - top, max[g] = top;
+            vf_store(p[g], vf_exp(scores - top));
         }
-        for (int64_t g = 0; g < group; g++) {
-            float factor = fold(&state[g], scores[g], count, p[g]);
-            for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factor;
+        vf_store(factors, vf_exp(vf_load(factors)));
+        for (int g = 0; g < heads; g++) {
+            sum[g] = sum[g] * factors[g] + vf_load(p[g]);
+            for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factors[g];
         }
         for (int j = 0; j < count; j++)
             for (int64_t i = 0; i < lanes; i++) {
-                vf v = load_lanes(v_cache, offsets[j] + i * LANES, dtype);
-                for (int64_t g = 0; g < group; g++) acc[g][i] += p[g][j] * v;
+                vf v = load_lanes(keys->v_cache, offsets[j] + i * LANES, dtype);
+                for (int g = 0; g < heads; g++) acc[g][i] += p[g][j] * v;
             }
     }
-    for (int64_t g = 0; g < group; g++)
-        for (int64_t i = 0; i < lanes; i++) vf_store_any(out, g * D + i * LANES, dtype, acc[g][i] / state[g].sum);
+    for (int g = 0; g < heads; g++) {
+        float total = vf_sum(sum[g]);
+        for (int64_t i = 0; i < lanes; i++) vf_store_any(out, g * D + i * LANES, dtype, acc[g][i] / total);
+    }
 }
+
+#define HEADS(NAME, DIM, TYPE)                                                                        \
+    static void attend_##NAME(const struct keys *keys, const float *q, void *out, int heads, int64_t D) { \
+        (void)D;                                                                                          \
+        switch (heads) {                                                                                  \
+        case 1: attend(keys, q, out, 1, DIM, TYPE); break;                                                \
+        case 2: attend(keys, q, out, 2, DIM, TYPE); break;                                                \
+        case 3: attend(keys, q, out, 3, DIM, TYPE); break;                                                \
+        default: attend(keys, q, out, 4, DIM, TYPE); break;                                               \
+        }                                                                                                 \
+    }
+HEADS(bf16_64, 64, BF16)
+HEADS(bf16_128, 128, BF16)
+HEADS(bf16, D, BF16)
+HEADS(f32, D, F32)
 
 void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task) {
     int64_t Hkv = a->Hkv, D = a->D, group = a->Hq / Hkv, m = task / Hkv, head = task % Hkv;
-    const float *query = a->q + m * a->q_stride + head * group * D;
-    const int32_t *prefix = rows->slot_tables + rows->seqs[m] * rows->table_stride;
-    const int32_t *path = rows->paths + m * rows->path_stride;
-    void *out = (char *)a->out + (m * a->Hq + head * group) * D * (a->dtype == BF16 ? 2 : 4);
-    float scale = 1.0f / sqrtf((float)D);
-#define CALL(dim, type)                                                                                            \
-    attend(query, a->k_cache, a->v_cache, prefix, rows->prefix_lens[m], path, rows->path_lens[m], out, head, group, \
-           Hkv, dim, scale, type)
-    if (a->dtype == BF16 && D == 64) CALL(64, BF16); /* constants after inlining: the common shapes */
-    else if (a->dtype == BF16 && D == 128) CALL(128, BF16);
-    else CALL(D, a->dtype);
+    int64_t prefix_len = rows->prefix_lens[m];
+    struct keys keys = {a->k_cache,
+                        a->v_cache,
+                        rows->slot_tables + rows->seqs[m] * rows->table_stride,
+                        rows->paths + m * rows->path_stride,
+                        prefix_len,
+                        prefix_len + rows->path_lens[m],
+                        Hkv,
+                        head};
+    int64_t most = D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
+    for (int64_t g = 0; g < group; g += most) {
+        int heads = (int)(group - g < most ? group - g : most);
+        const float *q = a->q + m * a->q_stride + (head * group + g) * D;
+        void *out = (char *)a->out + (m * a->Hq + head * group + g) * D * (a->dtype == BF16 ? 2 : 4);
+        if (a->dtype == BF16 && D == 64) attend_bf16_64(&keys, q, out, heads, D);
+        else if (a->dtype == BF16 && D == 128) attend_bf16_128(&keys, q, out, heads, D);
+        else if (a->dtype == BF16) attend_bf16(&keys, q, out, heads, D);
+        else attend_f32(&keys, q, out, heads, D);
+    }
 }
 
 struct attention_call {
@@ -115,7 +142,7 @@ static void attention_team(void *context) {
 
 /* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]
  * int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
- * D is a multiple of 16 up to 256, Hq / Hkv at most 16. */
+ * D is a multiple of 16 up to 256. */
 void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
                           const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
                           const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,

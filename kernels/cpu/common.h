@@ -49,6 +49,8 @@ static inline vf vf_load_bf16(const uint16_t *p) {
     return f;
 }
 
+static inline vf lane_numbers(void) { return (vf){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
 /* Per lane: mask (all ones or zero) ? a : b. C has no ?: on vectors. */
 static inline vf vf_select(vi mask, vf a, vf b) {
     vi x, y;
@@ -69,6 +71,38 @@ static inline float vf_sum(vf v) {
     vf_store(x, v);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) x[i] += x[i + width];
+    return x[0];
+}
+
+/* out[j] = the sum of v[j]'s lanes, in an order that is the same for every j. */
+ALWAYS vf vf_sums(const vf v[LANES]) {
+#if defined(__AVX512F__)
+    __m512 quads[4]; /* per quarter, sums of 4 vectors beside each other */
+    for (int i = 0; i < 4; i++) {
+        __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
+        __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+        __m512d cd = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+        quads[i] = (__m512)_mm512_unpacklo_pd(ab, cd) + (__m512)_mm512_unpackhi_pd(ab, cd);
+    }
+    __m512 halves[2];
+    for (int i = 0; i < 2; i++) {
+        __m512 a = quads[2 * i], b = quads[2 * i + 1];
+        halves[i] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+    }
+    return (vf)(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88) + _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+#endif
+    float sums[LANES];
+    for (int j = 0; j < LANES; j++) sums[j] = vf_sum(v[j]);
+    return vf_load(sums);
+}
+
+static inline float vf_max(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#endif
+    float x[LANES];
+    vf_store(x, v);
+    for (int i = 1; i < LANES; i++) x[0] = x[i] > x[0] ? x[i] : x[0];
     return x[0];
 }
 

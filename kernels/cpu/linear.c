@@ -26,6 +26,9 @@
 #define HAS_DP_INT8 1
 #endif
 
+/* Between a product and a sum that the compiler might else fuse into one rounding here and not there. */
+#define KEEP_APART(value) __asm__("" : "+m"(value))
+
 /* One tile: `rows` rows of x [*, K] by one block; row r goes to out + r * stride. */
 struct tile {
     const void *x, *w;
@@ -45,24 +48,35 @@ ALWAYS void fetch(struct ahead *ahead) {
 #endif
 }
 
-static void finish(const struct tile *t, vf a, vf b, int64_t row) {
-    float values[NB], *o = t->out + row * t->stride;
-    if (t->scales) {
-        float scales[NB] = {0};
-        memcpy(scales, t->scales, t->width * sizeof(float));
-        a *= vf_load(scales), b *= vf_load(scales + LANES);
-    }
+/* The last block of an N that 32 does not divide. */
+static void finish_part(const struct tile *t, vf a, vf b, float *o) {
+    float values[NB];
     vf_store(values, a);
     vf_store(values + LANES, b);
-    __asm__ volatile("" : "+m"(values)); /* or the compiler might fuse this product with one sum below, and not another */
-    if (t->bias)
-        for (int64_t i = 0; i < t->width; i++) values[i] += t->bias[i];
-    if (t->width == NB && t->output == ADD)
-        for (int64_t i = 0; i < NB; i++) o[i] += values[i];
-    else if (t->width == NB)
-        memcpy(o, values, sizeof values);
-    else
-        for (int64_t i = 0; i < t->width; i++) o[i] = t->output == ADD ? o[i] + values[i] : values[i];
+    for (int64_t i = 0; i < t->width; i++) {
+        float value = values[i];
+        if (t->scales) value *= t->scales[i];
+        KEEP_APART(value);
+        if (t->bias) value += t->bias[i];
+        o[i] = t->output == ADD ? o[i] + value : value;
+    }
+}
+
+ALWAYS void finish(const struct tile *t, vf a, vf b, int64_t row) {
+    float *o = t->out + row * t->stride;
+    if (t->width < NB) {
+        finish_part(t, a, b, o);
+        return;
+    }
+    if (t->scales) {
+        a *= vf_load(t->scales), b *= vf_load(t->scales + LANES);
+        KEEP_APART(a);
+        KEEP_APART(b);
+    }
+    if (t->bias) a += vf_load(t->bias), b += vf_load(t->bias + LANES);
+    if (t->output == ADD) a += vf_load(o), b += vf_load(o + LANES);
+    vf_store(o, a);
+    vf_store(o + LANES, b);
 }
 
 ALWAYS void tile_f32(const int rows, const struct tile *t) {

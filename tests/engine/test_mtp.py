@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
+from transformers import DeepseekV3ForCausalLM
 
 from engine.config import EngineConfig
 from engine.draft import Draft
 from engine.drafters.base import Drafter
 from engine.drafters.mtp import MtpDrafter
-from engine.drafters.mtp_layer import DensePrediction
+from engine.drafters.mtp_layer import DensePrediction, PredictionModule
 from engine.drafters.mtp_model import Mtp, MtpConfig
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
@@ -24,8 +26,13 @@ from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
+from engine.models.deepseek import Deepseek
+from engine.models.deepseek_mtp import MtpModule
+from engine.models.reading import prefix_rows
 from engine.request import Completion, Request, SamplingParams
 from engine.sequence import Sequence
+from kernels.decoder import DecoderRows
+from tests.engine.test_deepseek import add_mtp_module
 from tests.engine.tiny_speculators import make_mtp, mtp_values
 from tests.tiny_model import make_tiny_model
 
@@ -60,12 +67,14 @@ def acceptance_length(completions: list[Completion]) -> float:
     return 1.0 + accepted / sum(a.speculation.num_spec_steps for a in completions)
 
 
-def transcription(module: Mtp, model: Model, text: Many[int], path: Many[int]) -> Tensor:
-    """[V]: probabilities of the token after `text` and the drafted `path`, all rows anew for each drafted token."""
+AllRows = Callable[[Tensor, Tensor], Tensor]  # hidden states and next tokens of positions 0 .. T - 1 -> outputs
+
+
+def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int]) -> Tensor:
+    """[V]: probabilities of the token after `text` and the drafted `path`; all rows anew for each drafted token."""
     hidden = model.hidden_states(torch.tensor(text[:-1])).final
     for length in range(len(path) + 1):
-        tokens = torch.tensor([*text[1:], *path[:length]])
-        outputs = all_rows(module, hidden, model.weights.embedding[tokens])
+        outputs = rows(hidden, torch.tensor([*text[1:], *path[:length]]))
         hidden = torch.cat([hidden, outputs[-1:]])
     return model.logits(outputs[-1:])[0].softmax(-1)
 
@@ -109,9 +118,9 @@ def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
 class Watched(MtpDrafter):
     """Compares what every node is said to survive with the product of probabilities along its path."""
 
-    def __init__(self, module: Mtp, model: Model) -> None:
-        super().__init__(DensePrediction(module, model), model, max_depth=module.config.num_steps)
-        self.module, self.model = module, model
+    def __init__(self, module: PredictionModule, model: Model, rows: AllRows) -> None:
+        super().__init__(module, model, max_depth=4)
+        self.model, self.rows = model, rows
         self.num_compared = 0
         self.depths: list[int] = []
 
@@ -122,9 +131,8 @@ class Watched(MtpDrafter):
             chances = {-1: 1.0}
             for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
                 path = [draft.tokens[above] for above in draft.path(node)[:-1]]
-                chances[node] = chances[parent] * float(
-                    transcription(self.module, self.model, sequence.tokens, path)[token]
-                )
+                after = chances_after(self.rows, self.model, sequence.tokens, path)
+                chances[node] = chances[parent] * float(after[token])
                 assert math.isclose(draft.survival[node], chances[node], rel_tol=1e-3)
             self.depths += draft.depths()
             self.num_compared += 1
@@ -146,7 +154,11 @@ def test_training_computes_what_the_papers_say(changes: dict[str, Any]) -> None:
 def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, changes: dict[str, Any]) -> None:
     module = make_mtp(**changes)
     learn(module, model, greedy := answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=16), num_steps=20)
-    drafter = Watched(module, model)
+
+    def rows(hidden: Tensor, tokens: Tensor) -> Tensor:
+        return all_rows(module, hidden, model.weights.embedding[tokens])
+
+    drafter = Watched(DensePrediction(module, model), model, rows)
 
     drafted = answers(model, drafter, GREEDY, budget=9, max_tokens=16)
 
@@ -154,6 +166,30 @@ def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, cha
     assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
     assert drafter.depths.count(3) >= 5
     assert acceptance_length(drafted) > 1.3  # paths through accepted nodes were compared, too
+
+
+def test_deepseeks_own_module_is_asked_the_same_way(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    model = load_model(folder, dtype="float32")
+    assert isinstance(model, Deepseek)
+    assert isinstance(MtpDrafter.load(None, model), MtpDrafter)
+    module = MtpModule.load(model)
+    module.weights.final_norm.mul_(8.0)  # surer guesses: deeper trees
+
+    def rows(hidden: Tensor, tokens: Tensor) -> Tensor:
+        places = torch.arange(len(tokens))
+        of_text = DecoderRows(places, places, prefix_rows(places.int().view(1, -1), places))
+        return module.forward(hidden, tokens, of_text, module.make_keys(len(tokens)))
+
+    drafter = Watched(module, model, rows)
+    plain = answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=12)
+
+    drafted = answers(model, drafter, GREEDY, budget=9, max_tokens=12)
+
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
+    assert drafter.depths.count(2) >= 5
 
 
 def test_what_was_learned_by_heart_is_accepted(model: Model) -> None:

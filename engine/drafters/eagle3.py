@@ -169,7 +169,7 @@ class Eagle3Drafter(Drafter):
                     below.append(_Node(index, node, depth, (*nodes[row].path, free)))
                     free += 1
             promised = sum(trees[node.tree].survival(node.node) for node in below)
-            if promised < _WORTH * len(trees):
+            if not below or promised < _WORTH * len(trees):
                 return
             features = self._run(sequences, trees, below, features.fed_back[parents])
             nodes = below

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.draft import Draft
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 
@@ -33,6 +34,16 @@ def needs_adjusting(sampling: SamplingParams) -> bool:
         or sampling.min_tokens > 0
         or sampling.grammar is not None
     )
+
+
+def without_excluded(draft: Draft, sequence: Sequence) -> Draft:
+    """Without the nodes that the sequence's grammar excludes: they would be verified in vain."""
+    constraint = sequence.constraint
+    if constraint is None or not draft:
+        return draft
+    constraint.follow(sequence.tokens[len(sequence.request.prompt_token_ids) :])
+    kept = constraint.fitting(draft.tokens, draft.parents)
+    return draft if len(kept) == len(draft) else draft.only(kept)
 
 
 class Adjuster:

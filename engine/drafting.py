@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 
 import torch
 
+from engine.adjust import without_excluded
 from engine.budget import DraftBudget
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
@@ -81,7 +82,7 @@ class Drafting:
             possible = depth <= deepest and 0 <= draft.tokens[node] < self._vocab_size
             if possible and parent_kept and len(kept) < most:
                 kept.append(node)
-        return draft if len(kept) == len(draft) else draft.only(kept)
+        return without_excluded(draft if len(kept) == len(draft) else draft.only(kept), sequence)
 
 
 def _merged(passes: Many[Pass]) -> Pass | None:

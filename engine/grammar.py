@@ -42,6 +42,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """The next token of the answer."""
 
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Which nodes of a draft under this place the grammar allows, ascending. `parents` as in engine.draft.Draft."""
+
 
 class CompiledGrammar(Protocol):
     def start(self) -> Constraint: ...

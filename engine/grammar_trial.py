@@ -18,7 +18,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ import xgrammar
 
 from engine.xgrammar_compile import compile_source, new_compiler
 
-CPU_SECONDS = 3  # to compile and to walk
 WALL_SECONDS = 20.0
 MEMORY_BYTES = 1 << 30  # beyond what the process has to begin with
 _START_SECONDS = 120.0
@@ -39,8 +40,10 @@ _SLOW_SECONDS = 0.1  # of CPU for one step; common grammars take a thousandth
 class GrammarTrial:
     """Starts the process with the first source and again when it is gone. One caller at a time."""
 
-    def __init__(self, vocabulary: list[bytes], stop_token_ids: list[int]) -> None:
-        hello = {"vocabulary": [token.hex() for token in vocabulary], "stop_token_ids": stop_token_ids}
+    def __init__(self, vocabulary: list[bytes], stop_token_ids: list[int], *, cpu_seconds: int) -> None:
+        """`cpu_seconds`: what a source may take to compile and to walk."""
+        texts = [token.hex() for token in vocabulary]
+        hello = {"vocabulary": texts, "stop_token_ids": stop_token_ids, "cpu_seconds": cpu_seconds}
         self._hello = json.dumps(hello).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -95,21 +98,21 @@ class GrammarTrial:
 def main() -> None:
     hello = json.loads(sys.stdin.readline())
     vocabulary = [bytes.fromhex(token) for token in hello["vocabulary"]]
-    compiler = new_compiler(vocabulary, hello["stop_token_ids"])
+    compiler, cpu_seconds = new_compiler(vocabulary, hello["stop_token_ids"]), hello["cpu_seconds"]
     signal.alarm(_IDLE_SECONDS)
     for line in sys.stdin:
         kind, source = json.loads(line)
-        print(json.dumps(_in_a_fork(compiler, len(vocabulary), kind, source)), flush=True)
+        print(json.dumps(_in_a_fork(partial(_fault, compiler, len(vocabulary), kind, source), cpu_seconds)), flush=True)
         signal.alarm(_IDLE_SECONDS)
 
 
-def _in_a_fork(compiler: xgrammar.GrammarCompiler, vocab_size: int, kind: str, source: str) -> str | None:
+def _in_a_fork(find_fault: Callable[[], str | None], cpu_seconds: int) -> str | None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _limit()
-            os.write(write, json.dumps(_fault(compiler, vocab_size, kind, source)).encode())
+            _limit(cpu_seconds)
+            os.write(write, json.dumps(find_fault()).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -122,12 +125,12 @@ def _in_a_fork(compiler: xgrammar.GrammarCompiler, vocab_size: int, kind: str, s
         fault: str | None = json.loads(answer)
         return fault
     timed_out = not finished or os.WTERMSIG(status) == signal.SIGXCPU
-    return f"takes more than {CPU_SECONDS} s to compile" if timed_out else "is too large or too deeply nested"
+    return f"takes more than {cpu_seconds} s to compile" if timed_out else "is too large or too deeply nested"
 
 
-def _limit() -> None:
+def _limit(cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))  # a fork starts from zero
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))  # a fork starts from zero
     with suppress(OSError, ValueError):  # no such file, no such limit: another system than Linux
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY_BYTES

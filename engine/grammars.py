@@ -21,6 +21,7 @@ from engine.tokenizer import Tokenizer
 from engine.xgrammar_compile import compile_source, new_compiler
 
 CACHE_BYTES = 256 << 20
+TRIAL_SECONDS = 3
 _ENTRY_BYTES = 4096  # counted for each, however small
 _SLOW_SECONDS = 1.0  # of CPU for one token; the trial refuses a tenth
 
@@ -28,15 +29,17 @@ _SLOW_SECONDS = 1.0  # of CPU for one token; the trial refuses a tenth
 class GrammarCompiler:
     """May be called from any thread; one compiles at a time, and known grammars do not wait for it."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trusted: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trial_seconds: int | None = TRIAL_SECONDS
+    ) -> None:
         """
         Args:
             eos_token_ids: those that end an answer of the engine.
-            trusted: sources are our own, so none is tried first.
+            trial_seconds: of CPU that a source may take where it is tried; None: sources are our own, none is tried.
         """
         self._tokenizer = tokenizer
         self._eos_token_ids = sorted(token for token in eos_token_ids if token < tokenizer.vocab_size)
-        self._trusted = trusted
+        self._trial_seconds = trial_seconds
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._trial: GrammarTrial | None = None
         self._known = _Cache()
@@ -70,7 +73,8 @@ class GrammarCompiler:
                 return "needs a model with an end-of-sequence token, and this one has none"
             vocabulary = self._tokenizer.vocabulary()
             self._compiler = new_compiler(vocabulary, self._eos_token_ids)
-            self._trial = None if self._trusted else GrammarTrial(vocabulary, self._eos_token_ids)
+            if self._trial_seconds is not None:
+                self._trial = GrammarTrial(vocabulary, self._eos_token_ids, cpu_seconds=self._trial_seconds)
         kind = grammar.kind.value
         found: _Compiled | str | None = self._trial.fault_of(kind, grammar.source) if self._trial else None
         if found is None:
@@ -131,6 +135,20 @@ class _Constraint:
         self._accepted.append(token)
         if not self._lost and not self._matcher.is_terminated():
             self._lost = not self._matcher.accept_token(token)
+
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        return [] if self._lost else sorted(self._fitting_under(-1, tokens, children))
+
+    def _fitting_under(self, parent: int, tokens: Sequence[int], children: dict[int, list[int]]) -> list[int]:
+        fitting: list[int] = []
+        for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
+            if self._matcher.accept_token(tokens[node]):  # a microsecond; a row of the pass costs a thousand
+                fitting += [node, *self._fitting_under(node, tokens, children)]
+                self._matcher.rollback(1)
+        return fitting
 
 
 class _Cache:

@@ -72,6 +72,8 @@ def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
         context = f"beside {sorted(present & allowed)}" if present & allowed else "without a type"
         raise ValueError(f"has {beyond} at {path} {context}, which is not supported")
     result = _with_length_as_pattern(schema)
+    if implied := _implied_type(present):
+        result["type"] = implied
     for name in _NAMED_CHILDREN & schema.keys():
         if isinstance(schema[name], dict):
             children = schema[name].items()
@@ -101,7 +103,7 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
         if not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1:
             raise ValueError(f"has an allOf at {path} of other than one schema, which is not supported")
         return frozenset({"allOf"})
-    types = schema.get("type", [])
+    types = schema.get("type") or _implied_type(present)
     names = [types] if isinstance(types, str) else types
     if not isinstance(names, list) or not all(isinstance(name, str) and name in _OF_TYPE for name in names):
         raise ValueError(f"must have a type at {path} out of {sorted(_OF_TYPE)}, got {str(types)[:80]!r}")
@@ -110,6 +112,12 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
     # What is said of other types than these has no effect.
     irrelevant = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
     return frozenset({"type"}).union(irrelevant)
+
+
+def _implied_type(present: set[str]) -> list[str]:
+    """Of a schema that names none, where all it says is of one type; answers of other types are given up."""
+    fitting = [name for name, words in _OF_TYPE.items() if present <= words]
+    return fitting[:1] if present else []
 
 
 def _check_string(schema: dict[str, Any], path: str) -> None:

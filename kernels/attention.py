@@ -16,7 +16,7 @@ from kernels.checks import check_tensor, dtype_code
 from kernels.cpu.library import library
 
 _BLOCK = 16
-_MAX_HEAD_DIM = 256  # cpu/attention.c keeps a head in registers and on the stack
+_MAX_HEAD_DIM = 576  # cpu/attention.c keeps a head in registers and on the stack
 
 
 @dataclass(frozen=True, slots=True)

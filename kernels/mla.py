@@ -19,8 +19,6 @@ from kernels.checks import check_tensor
 from kernels.linear import LinearWeight, linear
 from kernels.norm import rms_norm
 
-_HEADS_AT_A_TIME = 16  # heads that share a key and go through `attention` together
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
@@ -111,9 +109,8 @@ def latent_attention(
     query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
     query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the width
     out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
-    for first in range(0, Hq, _HEADS_AT_A_TIME):
-        # The key stands for the value: what it has beyond the latent is computed and dropped.
-        attended = attention(query[:, first : first + _HEADS_AT_A_TIME], cache, cache, rows)[..., :R]
-        for head in range(attended.shape[1]):
-            out[:, first + head] = linear(attended[:, head].contiguous(), value_up[first + head]).to(dtype)
+    # The key stands for the value: what it has beyond the latent is computed and dropped.
+    attended = attention(query, cache, cache, rows)[..., :R]  # [M, Hq, R]
+    for head, weight in enumerate(value_up):
+        out[:, head] = linear(attended[:, head].contiguous(), weight).to(dtype)
     return out

@@ -12,7 +12,7 @@
 #include "pool.h"
 
 #define BLOCK LANES
-#define MAX_D 256
+#define MAX_D 576 /* a latent of DeepSeek-V3 with its rotary part */
 #define MAX_HEADS 4 /* of a group, worked on at once: their queries, then their sums, stay in registers */
 
 struct keys {
@@ -142,7 +142,7 @@ static void attention_team(void *context) {
 
 /* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]
  * int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
- * D is a multiple of 16 up to 256. */
+ * D is a multiple of 16 up to 576. */
 void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
                           const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
                           const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,

@@ -118,12 +118,8 @@ class Eagle3Drafter(Drafter):
         query = self._layer.write(x, position, slot, self._cache)
         if not last:
             return
-        seqs, prefix_lens, places = self._integers(
-            [sequence.table_row for _, sequence in last],
-            [len(sequence.tokens) - 1 for _, sequence in last],
-            [index for index, _ in last],
-        )
-        found = self._finish(residual[places], query[places], seqs, prefix_lens, [()] * len(last))
+        (places,) = self._integers([index for index, _ in last])
+        found = self._finish(residual[places], query[places], [(sequence, ()) for _, sequence in last])
         for index, (_, sequence) in enumerate(last):
             anchor = _Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
             self._anchors[sequence.request.request_id] = anchor
@@ -196,26 +192,37 @@ class Eagle3Drafter(Drafter):
         """The layer on drafted nodes; g [M, H]: their parents' output."""
         assert self._cache is not None
         owners = [sequences[node.tree] for node in nodes]
-        prefixes = [len(owner.tokens) - 1 for owner in owners]
-        token, position, slot, seqs, prefix_lens = self._integers(
+        token, position, slot = self._integers(
             [trees[node.tree].token(node.node) for node in nodes],
-            [min(prefix + node.depth - 1, self._max_position) for prefix, node in zip(prefixes, nodes, strict=True)],
+            [
+                min(len(owner.tokens) + node.depth - 2, self._max_position)
+                for owner, node in zip(owners, nodes, strict=True)
+            ],
             [node.path[-1] for node in nodes],
-            [owner.table_row for owner in owners],
-            prefixes,
         )
         residual, x = self._layer.read(g, token)
         query = self._layer.write(x, position, slot, self._cache)
-        return self._finish(residual, query, seqs, prefix_lens, [node.path for node in nodes])
+        keys = [(owner, node.path) for owner, node in zip(owners, nodes, strict=True)]
+        return self._finish(residual, query, keys)
 
-    def _finish(
-        self, residual: Tensor, query: Tensor, seqs: Tensor, prefix_lens: Tensor, paths: Many[tuple[int, ...]]
-    ) -> Features:
+    def _finish(self, residual: Tensor, query: Tensor, keys: Many[tuple[Sequence, tuple[int, ...]]]) -> Features:
+        """keys: per row its sequence, all of whose positions but the pending one it reads, and scratch slots.
+
+        Slots of what the last pass accepted come into the table with the next pass; till then they lead the path.
+        """
         assert self._cache is not None
+        known = [len(sequence.tokens) - 1 for sequence, _ in keys]
+        tabled = [min(sequence.num_tabled, count) for (sequence, _), count in zip(keys, known, strict=True)]
+        paths = [
+            (*sequence.slots[first:count], *path)
+            for (sequence, path), first, count in zip(keys, tabled, known, strict=True)
+        ]
         width = max(1, *map(len, paths))
         padded = torch.tensor([path + (0,) * (width - len(path)) for path in paths], dtype=torch.int32)
-        (lengths,) = self._integers([len(path) for path in paths])
-        rows = AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), lengths)
+        seqs, prefix_lens, path_lens = self._integers(
+            [sequence.table_row for sequence, _ in keys], tabled, [len(path) for path in paths]
+        )
+        rows = AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), path_lens)
         return self._layer.finish(residual, query, rows, self._cache)
 
     def _integers(self, *columns: Many[int]) -> Tensor:

@@ -74,6 +74,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Replayed]:
         sampling = SamplingParams(max_tokens=length - prompt, temperature=0.0)
         request = Request(f"simulated-{index}", tuple(ids[:prompt]), sampling)
         sequence = Sequence(request, ids[:prompt], None, SpeculationStats(), table_row=index, slots=slots)
+        sequence.num_tabled = length
         running.append(_Replayed(sequence, ids, start))
     return running
 

@@ -52,7 +52,7 @@ LAYERS = (
     Layer(module="control", ours=(CONTRACTS,), banned=TENSORS),
     Layer(module="slipstream", others=frozenset({"httpx2"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
-    Layer(module="benchmarks", ours=("engine", "kernels"), banned=SERVICES),
+    Layer(module="benchmarks", ours=("engine", "kernels", "examples"), banned=SERVICES),
     Layer(module="manage", others=frozenset({"django"})),
     Layer(module="tests", ours=tuple(OURS)),
 )

@@ -1,6 +1,6 @@
 """How fast does the engine answer, how many drafted tokens does it keep, and where does the time go?
 
-    python -m benchmarks.decode --model DIR --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
+    python -m benchmarks.decode --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
 
 prints one line of JSON:
 
@@ -19,14 +19,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import WorkloadError, add_drafter, arguments, make_engine, read_prompts, requests
+from benchmarks.workload import WorkloadError, add_engine, arguments, read_prompts
+from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.generate import generate
+from engine.load import DRAFTERS, load_engine
 from engine.loop import Engine
-from engine.request import Completion, Request
+from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
+from examples.prepare_model import ModelNotFoundError, prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +74,14 @@ def measure(engine: Engine, work: Sequence[Request]) -> Measurement:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Raises: WorkloadError, EngineError: the prompts, the model or the speculator cannot be used."""
-    engine = make_engine(args, drafter=args.drafter, batch_size=args.batch_size)
+    """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or speculator cannot be used."""
+    model = args.model or prepare()
+    config = EngineConfig(max_batch_size=args.batch_size, weights=args.weights, dtype=args.dtype, device=args.device)
+    engine = load_engine(model, drafter=args.drafter, speculator_dir=args.speculator, config=config)
     room = engine.max_seq_len - args.max_tokens
-    prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=room, limit=args.limit)
-    work = requests(prompts, args)
+    prompts = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=room, limit=args.limit)
+    sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+    work = [Request(f"{number}", prompt.token_ids, sampling) for number, prompt in enumerate(prompts)]
     measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget learns
     runs = sorted((measure(engine, work) for _ in range(args.repeats)), key=lambda run: run.seconds)
     median = runs[len(runs) // 2]
@@ -101,11 +108,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Measures tokens per second, acceptance length and the time of each phase.")
-    add_drafter(parser)
+    drafters = f"one of {', '.join(DRAFTERS)}, or several joined by +"
+    parser.add_argument("--drafter", required=True, metavar="NAME", help=drafters)
+    parser.add_argument("--speculator", type=Path, metavar="DIR", help="folder of a trained speculator")
+    parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help="longest answer, in tokens")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of every answer; matters above T = 0")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers in flight (default 16)")
+    parser.add_argument("--limit", type=int, default=64, metavar="N", help="prompts to take (default 64)")
+    add_engine(parser)
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="the median run counts (default 1)")
     try:
         result = run(parser.parse_args(argv))
-    except (WorkloadError, EngineError, OSError) as error:
+    except (WorkloadError, EngineError, ModelNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(result))

@@ -1,31 +1,67 @@
-"""Are answers the same with a drafter as without? Compared token for token.
+"""Are answers the same with a drafter as without? Compared token for token, for every drafter at hand.
 
-    python -m benchmarks.equality --model DIR --prompts FILE.jsonl --drafter medusa --speculator DIR --max-tokens 128
+    python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-prints one line of JSON for each --drafter:
+The plain answers are made once for each sampling, in shuffled order and batches of another size than any compared
+with them. Then every drafter answers the same prompts, 16 and 1 at a time, drafting chains within a fixed budget and
+trees within an adaptive one. Prints one line of JSON for each such arm:
 
-    {"prompts": 32, "equal": 32, "first_divergence": [], "drafter": "medusa", ...}
+    {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
+     "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
-`first_divergence` lists {"custom_id", "position"} of every answer that differs; `position` is the first token, counted
-from 0, that is not the same. The exit code is 0 only if all are equal. `--plain-batch-size 1` answers the plain arm one
-at a time, so that the comparison covers batching as well.
+and a last one that sums them up. `first_divergence` lists {"custom_id", "position"} of every answer that differs;
+`position` is the first token, counted from 0, that is not the same. An arm in which nothing was ever accepted proves
+little: `accepted` tells. The exit code is 0 only if all answers of all arms are equal.
 """
 
 import argparse
 import json
+import random
 import sys
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product, zip_longest
+from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import Prompt, WorkloadError, add_drafter, arguments, make_engine, read_prompts, requests
+from benchmarks.shapes import SHAPES
+from benchmarks.workload import (
+    WITHOUT_WEIGHTS,
+    Prompt,
+    WorkloadError,
+    add_engine,
+    arguments,
+    read_prompts,
+    speculator_kind,
+)
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
 from engine.errors import EngineError
 from engine.generate import generate
+from engine.load import load_drafter, load_model
 from engine.loop import Engine
-from engine.request import Request
+from engine.models.base import Model
+from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
+from examples.prepare_model import ModelNotFoundError, prepare
 
-Tokens = tuple[int, ...]
+SAMPLINGS = {  # length and seed are each request's own
+    "greedy": SamplingParams(max_tokens=1, temperature=0.0),
+    "T=0.8": SamplingParams(max_tokens=1, temperature=0.8),
+    "top-p 0.9": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
+}
+_FIXED_BUDGET = 8
+_PLAIN_BATCH_SIZE = 11  # shares no batch with any arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    drafter: str
+    speculator: Path | None
+    sampling: str
+    batch_size: int
+    shape: str
+    budget: int | None  # None: adaptive
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -36,54 +72,123 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     return None
 
 
-def compare(prompts: Sequence[Prompt], plain: Sequence[Tokens], drafted: Sequence[Tokens]) -> dict[str, Any]:
+def compare(prompts: Sequence[Prompt], plain: Sequence[Completion], drafted: Sequence[Completion]) -> dict[str, Any]:
     divergences = [
         {"custom_id": prompt.custom_id, "position": position}
         for prompt, left, right in zip(prompts, plain, drafted, strict=True)
-        if (position := first_difference(left, right)) is not None
+        if (position := first_difference(left.token_ids, right.token_ids)) is not None
     ]
     return {
         "prompts": len(prompts),
         "equal": len(prompts) - len(divergences),
         "first_divergence": divergences,
-        "tokens": sum(len(answer) for answer in plain),
+        "tokens": sum(len(answer.token_ids) for answer in drafted),
+        "drafted": sum(answer.speculation.num_draft_tokens for answer in drafted),
+        "accepted": sum(answer.speculation.num_accepted_draft_tokens for answer in drafted),
     }
 
 
-def answers(engine: Engine, work: Sequence[Request]) -> list[Tokens]:
-    return [completion.token_ids for completion in generate(engine, work)]
+class Trial:
+    """One model, its prompts and its plain answers."""
+
+    def __init__(self, args: argparse.Namespace, model_dir: Path, model: Model) -> None:
+        self._args, self._model_dir, self._model = args, model_dir, model
+        room = min(args.max_seq_len, model.max_positions)
+        tokenizer = Tokenizer.load(model_dir)
+        self.prompts = read_prompts(
+            args.prompts, tokenizer, max_seq_len=room - args.max_tokens, limit=max(args.prompts_of.values())
+        )
+        self._plain = {sampling: self._plain_answers(sampling) for sampling in args.sampling}
+
+    def run(self, arm: Arm) -> dict[str, Any]:
+        """Raises: EngineError: the drafter cannot be loaded."""
+        drafter = load_drafter(arm.drafter, self._model, arm.speculator, model_dir=self._model_dir)
+        prompts = self.prompts[: self._args.prompts_of[arm.batch_size]]
+        engine = self._engine(SHAPES[arm.shape](drafter), arm.batch_size, arm.budget)
+        answers = generate(engine, self._requests(arm.sampling)[: len(prompts)])
+        settings = {
+            "drafter": arm.drafter,
+            "sampling": arm.sampling,
+            "batch_size": arm.batch_size,
+            "shape": arm.shape,
+            "budget": arm.budget,
+        }
+        return settings | compare(prompts, self._plain[arm.sampling][: len(prompts)], answers)
+
+    def _plain_answers(self, sampling: str) -> list[Completion]:
+        work = self._requests(sampling)
+        order = random.Random(sampling).sample(range(len(work)), len(work))
+        drafter = load_drafter("none", self._model, None)
+        answers = generate(self._engine(drafter, _PLAIN_BATCH_SIZE, None), [work[i] for i in order])
+        placed = dict(zip(order, answers, strict=True))
+        return [placed[i] for i in range(len(work))]
+
+    def _requests(self, sampling: str) -> list[Request]:
+        length, sampled = self._args.max_tokens, SAMPLINGS[sampling]
+        return [
+            Request(f"{number}", prompt.token_ids, replace(sampled, max_tokens=length, seed=number))
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+    def _engine(self, drafter: Drafter, batch_size: int, budget: int | None) -> Engine:
+        config = EngineConfig(
+            max_batch_size=batch_size,
+            max_seq_len=self._args.max_seq_len,
+            draft_budget=budget,
+            weights=self._args.weights,
+        )
+        return Engine(self._model, drafter, config)
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One result for each drafter asked for.
+def arms(args: argparse.Namespace) -> Iterator[Arm]:
+    """Raises: WorkloadError: a folder that holds no speculator."""
+    drafters: list[tuple[str, Path | None]] = [(name, None) for name in WITHOUT_WEIGHTS]
+    for folder in args.speculator:
+        kind = speculator_kind(folder)
+        drafters += [(kind, folder), (f"{kind}+suffix", folder)]
+    chosen = [(name, folder) for name, folder in drafters if not args.drafter or name in args.drafter]
+    if unknown := set(args.drafter) - {name for name, _ in chosen}:
+        raise WorkloadError(f"no such drafter at hand: {', '.join(sorted(unknown))}; speculators need --speculator")
+    forms = list(product(SHAPES, (_FIXED_BUDGET, None))) if args.cross else [("chain", _FIXED_BUDGET), ("tree", None)]
+    for (name, folder), sampling, size, (shape, budget) in product(chosen, args.sampling, args.prompts_of, forms):
+        yield Arm(drafter=name, speculator=folder, sampling=sampling, batch_size=size, shape=shape, budget=budget)
 
-    Raises: WorkloadError, EngineError: the prompts, the model or the speculator cannot be used.
-    """
-    engine = make_engine(args, drafter="none", batch_size=args.plain_batch_size or args.batch_size)
-    room = engine.max_seq_len - args.max_tokens
-    prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=room, limit=args.limit)
-    work = requests(prompts, args)
-    plain = answers(engine, work)
-    results = []
-    for drafter in args.drafter:
-        engine = make_engine(args, drafter=drafter, batch_size=args.batch_size)
-        settings = {"temperature": args.temperature, "seed": args.seed, "batch_size": args.batch_size}
-        results.append(compare(prompts, plain, answers(engine, work)) | {"drafter": drafter} | settings)
-    return results
+
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
+    chosen = list(arms(args))
+    model_dir = args.model or prepare()
+    model = load_model(model_dir, dtype=args.dtype, device=args.device, weights=args.weights)
+    trial = Trial(args, model_dir, model)
+    for arm in chosen:
+        yield trial.run(arm)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares answers with a drafter to answers without, token for token.")
-    add_drafter(parser, action="append")
-    parser.add_argument("--plain-batch-size", type=int, metavar="B", help="of the arm without (default: as the other)")
+    parser = arguments("Compares answers with drafters to answers without, token for token.")
+    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    parser.add_argument("--drafter", action="append", default=[], metavar="NAME", help="these only (default: all)")
+    parser.add_argument("--sampling", action="append", choices=SAMPLINGS, help="these only (default: all)")
+    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="longest answer (default 96)")
+    parser.add_argument("--max-seq-len", type=int, default=1024, metavar="N", help="prompt and answer (default 1024)")
+    parser.add_argument("--batched-prompts", type=int, default=200, metavar="N", help="16 at a time (default 200)")
+    parser.add_argument("--single-prompts", type=int, default=24, metavar="N", help="one at a time (default 24)")
+    parser.add_argument("--cross", action="store_true", help="chains and trees with both budgets")
+    add_engine(parser)
+    args = parser.parse_args(argv)
+    args.sampling = args.sampling or list(SAMPLINGS)
+    args.prompts_of = {16: args.batched_prompts, 1: args.single_prompts}
+    results = []
     try:
-        results = run(parser.parse_args(argv))
-    except (WorkloadError, EngineError, OSError) as error:
+        for result in run(args):
+            print(json.dumps(result), flush=True)
+            results.append(result)
+    except (WorkloadError, EngineError, ModelNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for result in results:
-        print(json.dumps(result))
-    return 0 if all(result["equal"] == result["prompts"] for result in results) else 1
+    different = sum(result["prompts"] - result["equal"] for result in results)
+    print(json.dumps({"arms": len(results), "answers": sum(r["prompts"] for r in results), "different": different}))
+    return int(different > 0)
 
 
 if __name__ == "__main__":

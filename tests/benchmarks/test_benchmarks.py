@@ -1,6 +1,8 @@
-"""The two measuring commands, on a tiny random model."""
+"""The commands that measure our engine alone, on a tiny random model."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,13 @@ import pytest
 from benchmarks import decode, equality
 from benchmarks.decode import acceptance
 from benchmarks.equality import compare, first_difference
-from benchmarks.workload import Prompt
-from engine.request import Completion, FinishReason, SpeculationStats
+from benchmarks.shapes import as_chain, as_tree
+from benchmarks.workload import Prompt, WorkloadError, read_prompts, speculator_kind
+from engine.draft import Draft
+from engine.generate import generate
+from engine.loop import Engine
+from engine.request import Completion, FinishReason, Request, SpeculationStats
+from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
 
 
@@ -42,32 +49,77 @@ def test_the_first_difference_is_found(left: tuple[int, ...], right: tuple[int, 
     assert first_difference(left, right) == position
 
 
+def completion(*token_ids: int) -> Completion:
+    return Completion("0", token_ids, None, FinishReason.STOP, SpeculationStats(num_accepted_draft_tokens=1))
+
+
 def test_a_divergence_is_named_with_its_position() -> None:
-    result = compare([Prompt("a", (1,)), Prompt("b", (1,))], [(1, 2, 3), (4,)], [(1, 2, 9), (4,)])
+    prompts = [Prompt("a", (1,)), Prompt("b", (1,))]
+
+    result = compare(prompts, [completion(1, 2, 3), completion(4)], [completion(1, 2, 9), completion(4)])
 
     assert result == {
         "prompts": 2,
         "equal": 1,
         "first_divergence": [{"custom_id": "a", "position": 2}],
         "tokens": 4,
+        "drafted": 0,
+        "accepted": 2,
     }
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_equality_prints_one_line_a_drafter(
-    model_dir: Path, prompts_path: Path, temperature: str, capsys: pytest.CaptureFixture[str]
+def test_every_drafter_shape_and_batch_is_compared_with_one_set_of_plain_answers(
+    model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "24", "--batch-size", "3"]
-    drafters = ["--drafter", "ngram", "--drafter", "none", "--plain-batch-size", "1"]
+    common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "24", "--max-seq-len", "256"]
+    sizes = ["--batched-prompts", "4", "--single-prompts", "2", "--sampling", "top-p 0.9"]
 
-    code = equality.main([*common, *drafters, "--temperature", temperature, "--seed", "7"])
+    code = equality.main([*common, *sizes])
 
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    *arms, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert code == 0
-    assert [(line["drafter"], line["prompts"], line["equal"], line["first_divergence"]) for line in lines] == [
-        ("ngram", 4, 4, []),
-        ("none", 4, 4, []),
-    ]
+    assert summary == {"arms": 8, "answers": 24, "different": 0}
+    assert {(arm["drafter"], arm["shape"], arm["batch_size"], arm["prompts"]) for arm in arms} == {
+        (drafter, shape, size, prompts)
+        for drafter in ("ngram", "suffix")
+        for shape in ("chain", "tree")
+        for size, prompts in ((16, 4), (1, 2))
+    }
+    assert sum(arm["drafted"] for arm in arms) > 0
+
+
+def test_one_answer_that_differs_fails_the_command(
+    model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equality, "generate", lying(generate))
+    common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "8", "--max-seq-len", "256"]
+    one = ["--batched-prompts", "2", "--single-prompts", "1", "--sampling", "greedy", "--drafter", "ngram"]
+
+    code = equality.main([*common, *one])
+
+    *arms, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == 1
+    assert summary["different"] == len(arms)
+    assert arms[0]["first_divergence"] == [{"custom_id": "row-0", "position": 0}]
+
+
+def lying(honest: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
+    """The first answer is changed wherever something was drafted."""
+
+    def lie(engine: Engine, work: list[Request]) -> list[Completion]:
+        first, *rest = honest(engine, work)
+        if engine.drafter.name != "none":
+            first = replace(first, token_ids=(first.token_ids[0] + 1, *first.token_ids[1:]))
+        return [first, *rest]
+
+    return lie
+
+
+def test_shapes_keep_the_likeliest_path_or_add_siblings() -> None:
+    draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))
+
+    assert as_chain(draft) == Draft((5, 7), (-1, 0), (0.9, 0.5))
+    assert as_tree(draft) == Draft((5, 6, 7, 6, 8), (-1, 0, 0, -1, 0), (0.9, 0.3, 0.5, 0.45, 0.25))
 
 
 def test_decode_prints_speed_acceptance_and_phases(
@@ -104,6 +156,38 @@ def test_bad_prompts_are_refused_with_their_line(
 
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_questions_and_generated_problems_are_prompts_too(model_dir: Path, tmp_path: Path) -> None:
+    tokenizer, path = Tokenizer.load(model_dir), tmp_path / "questions.jsonl"
+    path.write_text('{"question": "How many?", "answer": "3"}\n')
+
+    assert [prompt.custom_id for prompt in read_prompts(path, tokenizer, max_seq_len=4096, limit=5)] == ["line-1"]
+    assert len(read_prompts(None, tokenizer, max_seq_len=4096, limit=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"medusa_num_heads": 4}, "medusa"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"speculators_model_type": "dspark"}, "block"),
+        ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
+    ],
+)
+def test_a_speculators_folder_says_its_kind(
+    tmp_path: Path, values: dict[str, object], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.workload.DRAFTERS", ("medusa", "eagle3", "block", "draft_model"))
+    (tmp_path / "config.json").write_text(json.dumps(values))
+
+    assert speculator_kind(tmp_path) == kind
+
+
+def test_a_folder_without_a_speculator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="readable"):
+        speculator_kind(tmp_path)
 
 
 def test_acceptance_is_counted_over_all_passes() -> None:

@@ -1,0 +1,174 @@
+"""What is measured beside each other: an arm is an engine with a way of drafting, in a process of its own.
+
+slipstream   plain · ngram · suffix · each trained speculator, alone and with suffix · plain with int8 weights
+vllm         plain · ngram · suffix          bf16, as ours
+transformers plain · prompt lookup           bf16, one prompt at a time
+llama.cpp    plain · ngram                   Q4_1: a quarter of the bytes, compared with nothing else
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+from benchmarks.peers.install import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_SUFFIX, Environment, PeerMissing
+from benchmarks.peers.wire import Answers, Job
+from benchmarks.workload import WITHOUT_WEIGHTS, speculator_kind
+from examples.prepare_model import ModelNotFoundError, gguf_path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAIN = "plain"
+OURS = "slipstream"
+_RUNNERS = "benchmarks.peers"
+ENGINES = (OURS, "vllm", "transformers", "llama.cpp")
+
+_VLLM_NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arm:
+    engine: str
+    drafter: str = PLAIN
+    weights: str = "bf16"
+    runner: str  # module below _RUNNERS
+    environment: Environment | None = None  # None: ours
+    extra: str | None = None  # one more distribution it needs there
+    largest_batch: int = 1 << 30
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        label = "" if self.weights == "bf16" else f" {self.weights}"
+        return f"{self.engine} {self.drafter}{label}"
+
+    @property
+    def plain_name(self) -> str:
+        """Of the same engine on the same weights without speculation."""
+        return replace(self, drafter=PLAIN).name
+
+
+def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
+    """Budgets are adaptive, as served. Raises: WorkloadError: a folder that holds no speculator."""
+    int8 = replace(_ours(model, PLAIN, "none"), weights="int8")
+    arms = [_ours(model, PLAIN, "none"), int8, *(_ours(model, drafter, drafter) for drafter in WITHOUT_WEIGHTS)]
+    for folder in speculators:
+        kind = speculator_kind(folder)
+        arms += [_ours(model, name, name, folder) for name in (kind, f"{kind}+suffix")]
+    return arms
+
+
+def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None) -> Arm:
+    settings = {"model": str(model), "drafter": drafter, "speculator": str(speculator) if speculator else None}
+    return Arm(engine=OURS, drafter=label, runner="run_slipstream", settings=settings)
+
+
+def vllm_arms(model: Path) -> list[Arm]:
+    plain: dict[str, Any] = {"model": str(model)}
+    ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
+    return [
+        Arm(engine="vllm", runner="run_vllm", environment=VLLM, settings=plain),
+        Arm(engine="vllm", drafter="ngram", runner="run_vllm", environment=VLLM, settings=ngram),
+        Arm(engine="vllm", drafter="suffix", runner="run_vllm", environment=VLLM, extra=VLLM_SUFFIX, settings=suffix),
+    ]
+
+
+def transformers_arms(model: Path) -> list[Arm]:
+    plain: dict[str, Any] = {"model": str(model)}
+    return [
+        Arm(
+            engine="transformers",
+            drafter=drafter,
+            runner="run_transformers",
+            environment=TRANSFORMERS,
+            largest_batch=1,
+            settings=settings,
+        )
+        for drafter, settings in ((PLAIN, plain), ("prompt lookup", plain | {"prompt_lookup": 10}))
+    ]
+
+
+def llama_cpp_arms() -> list[Arm]:
+    """Raises: PeerMissing: the package with the GGUF file is not installed."""
+    try:
+        gguf = gguf_path()
+    except ModelNotFoundError as error:
+        raise PeerMissing(str(error)) from error
+    plain: dict[str, Any] = {"gguf": str(gguf)}
+    return [
+        Arm(
+            engine="llama.cpp",
+            drafter=drafter,
+            weights=gguf.stem.rpartition(".")[2],
+            runner="run_llama_cpp",
+            environment=LLAMA_CPP,
+            largest_batch=largest_batch,
+            settings=settings,
+        )
+        for drafter, settings, largest_batch in (
+            (PLAIN, plain, 1 << 30),
+            ("ngram", plain | {"speculation": "NGRAM_SIMPLE"}, 1),
+        )
+    ]
+
+
+class Process:
+    """An arm's runner at work. Processes wait without spinning while others have their turn."""
+
+    def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
+        """Starts it and waits until its model is loaded. Raises: PeerMissing: it can't be installed or started."""
+        python, environ = sys.executable, dict(os.environ)
+        if arm.environment is not None:
+            arm.environment.ensure()
+            if arm.extra is not None:
+                arm.environment.ensure_extra(arm.extra)
+            python, environ = str(arm.environment.python), environ | arm.environment.variables
+        self._log_path = log_path
+        settings = arm.settings | settings | {"weights": arm.weights}
+        with log_path.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", f"{_RUNNERS}.{arm.runner}", json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                env=environ,
+            )
+        try:
+            self.about: dict[str, str] = self._read()["ready"]
+        except PeerMissing:
+            self.close()
+            raise
+
+    def answer(self, job: Job) -> Answers:
+        """Raises: PeerMissing: the runner failed or died."""
+        print(json.dumps(asdict(job)), file=self._pipe(self._process.stdin), flush=True)
+        return Answers(**self._read())
+
+    def close(self) -> None:
+        self._pipe(self._process.stdin).close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._pipe(self._process.stdout).close()
+
+    def _read(self) -> dict[str, Any]:
+        line = self._pipe(self._process.stdout).readline()
+        reply: dict[str, Any] = json.loads(line) if line else {"error": f"died, see {self._log_path}: {self._tail()}"}
+        if "error" in reply:
+            raise PeerMissing(reply["error"])
+        return reply
+
+    def _tail(self) -> str:
+        lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return " / ".join(lines[-2:])
+
+    @staticmethod
+    def _pipe(stream: IO[str] | None) -> IO[str]:
+        return cast(IO[str], stream)  # both were asked for

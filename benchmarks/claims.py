@@ -1,0 +1,100 @@
+"""What we promise of the engine's speed, each with the figure that has to hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.arms import OURS, PLAIN
+from benchmarks.samples import Samples, Spread
+from benchmarks.workload import WITHOUT_WEIGHTS
+
+_CLOSE_ENOUGH = 0.01  # an uncertainty of a ratio that more rounds need not bring down
+OUR_PLAIN = f"{OURS} {PLAIN}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    text: str
+    batch_size: int
+    at_least: float
+    arms: tuple[str, ...]
+    over: str
+    each: bool = False  # every arm has to reach it, not only the fastest of them
+    aim: float | None = None  # what we would like; no condition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    claim: Claim
+    arm: str | None  # that decides: the fastest, or the slowest where each has to reach it
+    ratio: Spread | None  # None: an arm is missing
+
+    @property
+    def status(self) -> str:
+        if self.ratio is None:
+            return "NOT MEASURED"
+        return "PASS" if self.ratio.median >= self.claim.at_least else "FAIL"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more rounds would hardly change the status."""
+        if self.ratio is None:
+            return True
+        uncertainty = self.ratio.uncertainty
+        clear = abs(self.ratio.median - self.claim.at_least) > uncertainty
+        return clear or uncertainty < _CLOSE_ENOUGH * self.ratio.median
+
+
+def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
+    """Those that can be made at these batch sizes. `our_arms`: names of ours, trained speculators' among them."""
+    without_weights = tuple(f"{OURS} {drafter}" for drafter in WITHOUT_WEIGHTS)
+    speculative = tuple(arm for arm in our_arms if not arm.startswith(OUR_PLAIN))
+    trained = tuple(arm for arm in speculative if arm not in without_weights)
+    made = [
+        Claim(
+            text="plain decoding against vLLM's",
+            batch_size=batch_size,
+            at_least=at_least,
+            aim=aim,
+            arms=(OUR_PLAIN,),
+            over=f"vllm {PLAIN}",
+        )
+        for batch_size, at_least, aim in ((1, 1.0, 1.2), (8, 1.2, None), (16, 1.2, None))
+    ]
+    made += [
+        Claim(
+            text="ngram or suffix against vLLM's ngram",
+            batch_size=1,
+            at_least=1.3,
+            arms=without_weights,
+            over="vllm ngram",
+        ),
+        Claim(
+            text="a trained speculator on its own domain against our plain",
+            batch_size=1,
+            at_least=2.0,
+            arms=trained,
+            over=OUR_PLAIN,
+        ),
+    ]
+    made += [
+        Claim(
+            text="adaptive speculation against our plain, every drafter",
+            batch_size=batch_size,
+            at_least=0.98,
+            arms=speculative,
+            over=OUR_PLAIN,
+            each=True,
+        )
+        for batch_size in batch_sizes
+    ]
+    return [claim for claim in made if claim.batch_size in batch_sizes]
+
+
+def judge(claim: Claim, samples: Samples) -> Verdict:
+    found = [(arm, samples.ratio(arm, claim.over, claim.batch_size)) for arm in claim.arms]
+    measured = [(arm, ratio) for arm, ratio in found if ratio is not None]
+    if not measured or (claim.each and len(measured) < len(found)):
+        return Verdict(claim=claim, arm=None, ratio=None)
+    choose = min if claim.each else max
+    arm, ratio = choose(measured, key=lambda pair: pair[1].median)
+    return Verdict(claim=claim, arm=arm, ratio=ratio)

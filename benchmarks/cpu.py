@@ -1,0 +1,251 @@
+"""Our engine beside its peers: same prompts, same model, same machine, one run, taking turns.
+
+    python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
+
+writes table.md, results.json and plot.png and prints the table. The exit code is 1 if a claim fails, 0 if none does,
+2 if nothing could be measured. What each figure means: docs/benchmarks.md.
+
+At every batch size all arms answer the same prompts in turns, a round each, with new prompts in every round, so that no
+engine finds an answer it gave before. Rounds go on until every claim is clear of its threshold or the time is spent.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+from benchmarks.arms import (
+    ENGINES,
+    OURS,
+    PLAIN,
+    Arm,
+    Process,
+    llama_cpp_arms,
+    our_arms,
+    transformers_arms,
+    vllm_arms,
+)
+from benchmarks.claims import Claim, Verdict, claims, judge
+from benchmarks.peers.install import PeerMissing
+from benchmarks.peers.wire import Answers, Job
+from benchmarks.report import Machine, Report, write_report
+from benchmarks.samples import Sample, Samples
+from benchmarks.workload import WorkloadError, arguments, read_prompts
+from engine.errors import EngineError
+from engine.tokenizer import Tokenizer
+from examples.prepare_model import ModelNotFoundError, prepare
+
+_WARM_UP_TOKENS = 16
+_LONGEST_PROMPT = 512  # tokens; a longer one is refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    batch_sizes: tuple[int, ...]
+    max_tokens: int
+    min_rounds: int
+    max_rounds: int
+    deadline: float  # time.monotonic()
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What every runner is told."""
+        return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _LONGEST_PROMPT + self.max_tokens + 32}
+
+    def num_prompts(self, batch_size: int) -> int:
+        """Of a round: enough that the end, where fewer answers are in flight, is not all there is."""
+        return max(8, 2 * batch_size)
+
+    @property
+    def most_prompts(self) -> int:
+        return sum(self.max_rounds * self.num_prompts(size) + size for size in self.batch_sizes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Field:
+    """The arms that take part; one that fails leaves, and `missing` says why."""
+
+    processes: dict[Arm, Process]
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def answer(self, arm: Arm, job: Job) -> Answers | None:
+        try:
+            return self.processes[arm].answer(job)
+        except PeerMissing as error:
+            self.missing[arm.name] = str(error)
+            del self.processes[arm]
+            return None
+
+
+def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
+    samples = Samples()
+    for done, batch_size in enumerate(plan.batch_sizes):
+        own = [claim for claim in checks if claim.batch_size == batch_size]
+        deadline = time.monotonic() + (plan.deadline - time.monotonic()) / (len(plan.batch_sizes) - done)
+        _warm_up(batch_size, arms, prompts)
+        for number in range(plan.max_rounds):
+            arms_wanted = _wanted(own, samples) if number >= plan.min_rounds else None
+            if arms_wanted == set() or (number > 0 and time.monotonic() > deadline):
+                break
+            job = Job(list(islice(prompts, plan.num_prompts(batch_size))), plan.max_tokens, batch_size)
+            _round(number, job, arms, arms_wanted, samples)
+    return samples
+
+
+def _wanted(own: Sequence[Claim], samples: Samples) -> set[str]:
+    """Names of the arms that unsettled claims are about."""
+    unsettled = [claim for claim in own if not judge(claim, samples).is_settled]
+    return {name for claim in unsettled for name in (*claim.arms, claim.over)}
+
+
+def _warm_up(batch_size: int, arms: Field, prompts: Iterator[list[int]]) -> None:
+    """First passes allocate and compile, and draft budgets learn."""
+    job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
+    for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
+        arms.answer(arm, job)
+
+
+def _round(number: int, job: Job, arms: Field, wanted: set[str] | None, samples: Samples) -> None:
+    """Every other round goes backwards, so that a steady drift meets all alike."""
+    turns = [
+        arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
+    ]
+    answered: dict[Arm, tuple[Answers, float]] = {}
+    for arm in turns if number % 2 == 0 else turns[::-1]:
+        load = os.getloadavg()[0]
+        answers = arms.answer(arm, job)
+        if answers is not None:
+            answered[arm] = answers, load
+            speed = f"{answers.tokens_per_second:8.1f} tok/s"
+            print(f"batch {job.concurrency:2}, round {number}: {arm.name:32} {speed}", file=sys.stderr, flush=True)
+    plain = {arm.name: answers.outputs for arm, (answers, _) in answered.items() if arm.drafter == PLAIN}
+    for arm, (answers, load) in answered.items():
+        samples.add(_sample(arm, number, job, answers, plain.get(arm.plain_name), load))
+
+
+def _sample(
+    arm: Arm, number: int, job: Job, answers: Answers, plain: list[list[int]] | None, load_average: float
+) -> Sample:
+    equal = None if plain is None else sum(map(list.__eq__, answers.outputs, plain))
+    return Sample(
+        arm=arm.name,
+        own_plain=arm.plain_name,
+        weights=arm.weights,
+        batch_size=job.concurrency,
+        round=number,
+        tokens_per_second=answers.tokens_per_second,
+        tokens=answers.num_tokens,
+        seconds=answers.seconds,
+        ttft_seconds=statistics.median(answers.ttft_seconds),
+        prefill_seconds=answers.prefill_seconds,
+        acceptance_length=answers.acceptance_length,
+        prompts=len(job.prompts),
+        equal=equal,
+        load_average=load_average,
+    )
+
+
+def chosen_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
+    """Ours and those of the peers asked for. Raises: WorkloadError: a folder that holds no speculator."""
+    arms = our_arms(model, args.speculator)
+    if "vllm" in args.peers:
+        arms += vllm_arms(model)
+    if "transformers" in args.peers:
+        arms += transformers_arms(model)
+    if "llama.cpp" in args.peers:
+        try:
+            arms += llama_cpp_arms()
+        except PeerMissing as error:
+            missing["llama.cpp"] = str(error)
+    return [arm for arm in arms if min(args.batch_sizes) <= arm.largest_batch]
+
+
+def start(arms: Sequence[Arm], plan: Plan, log_folder: Path, stack: ExitStack, missing: dict[str, str]) -> Field:
+    processes = {}
+    for arm in arms:
+        log_path = log_folder / f"{arm.name.replace(' ', '-')}.log"
+        print(f"starting {arm.name}", file=sys.stderr)
+        try:
+            processes[arm] = Process(arm, plan.settings, log_path)
+            stack.callback(processes[arm].close)
+        except PeerMissing as error:
+            missing[arm.name] = str(error)
+            print(f"missing: {arm.name}: {error}", file=sys.stderr)
+    return Field(processes=processes, missing=missing)
+
+
+def run(args: argparse.Namespace) -> list[Verdict]:
+    """Raises: WorkloadError, EngineError, ModelNotFoundError, PeerMissing: nothing can be measured."""
+    model = args.model or prepare()
+    plan = Plan(
+        batch_sizes=args.batch_sizes,
+        max_tokens=args.max_tokens,
+        min_rounds=args.min_rounds,
+        max_rounds=args.max_rounds,
+        deadline=time.monotonic() + 60 * args.minutes,
+    )
+    found = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=_LONGEST_PROMPT, limit=plan.most_prompts)
+    args.out.mkdir(parents=True, exist_ok=True)
+    missing: dict[str, str] = {}
+    machine = Machine.now()
+    with ExitStack() as stack:
+        arms = start(chosen_arms(args, model, missing), plan, args.out, stack, missing)
+        if not any(arm.engine == OURS for arm in arms.processes):
+            raise PeerMissing("our own engine did not start: " + "; ".join(missing.values()))
+        ours = [arm.name for arm in arms.processes if arm.engine == OURS]
+        versions = {process.about["engine"]: process.about["version"] for process in arms.processes.values()}
+        checks = claims(ours, plan.batch_sizes)
+        samples = measure(plan, arms, checks, cycle([list(prompt.token_ids) for prompt in found]))
+    verdicts = [judge(claim, samples) for claim in checks]
+    report = Report(
+        machine=machine,
+        versions=versions,
+        model=model.name,
+        prompts=args.prompts.name if args.prompts else "generated word problems",
+        num_prompts=len(found),
+        max_tokens=args.max_tokens,
+        missing=missing,
+        samples=samples,
+        verdicts=verdicts,
+    )
+    print(write_report(report, args.out))
+    return verdicts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("Measures our engine beside its peers, in turns.")
+    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    parser.add_argument("--peers", type=_peers, default=ENGINES[1:], metavar="A,B", help="default: all; or 'none'")
+    parser.add_argument("--batch-sizes", type=_sizes, default=(1, 4, 8, 16, 32), metavar="1,4,8")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
+    parser.add_argument("--min-rounds", type=int, default=3, metavar="N", help="of every arm (default 3)")
+    parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help="of arms in unclear claims (default 9)")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="no new round after this (default 60)")
+    parser.add_argument("--out", type=Path, default=Path("build/bench-cpu"), metavar="DIR")
+    try:
+        verdicts = run(parser.parse_args(argv))
+    except (WorkloadError, EngineError, ModelNotFoundError, PeerMissing, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return int(any(verdict.status == "FAIL" for verdict in verdicts))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(size) for size in text.split(",")}))
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = () if text == "none" else tuple(text.split(","))
+    if unknown := set(names) - set(ENGINES[1:]):
+        raise argparse.ArgumentTypeError(f"peers are {', '.join(ENGINES[1:])}, got {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

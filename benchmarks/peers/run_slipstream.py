@@ -1,0 +1,58 @@
+"""Our own engine as a runner.
+
+Settings: model, max_batch_size, max_seq_len; drafter and speculator (a folder); weights, int8 or as published.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers.wire import Advance, Answers, Job, closed_loop, serve
+from engine.config import EngineConfig
+from engine.load import load_engine
+from engine.request import Request, SamplingParams
+
+
+class Slipstream:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        speculator = settings.get("speculator")
+        self._engine = load_engine(
+            Path(settings["model"]),
+            drafter=settings["drafter"],
+            speculator_dir=Path(speculator) if speculator else None,
+            config=EngineConfig(
+                max_batch_size=settings["max_batch_size"],
+                max_seq_len=settings["max_seq_len"],
+                weights="int8" if settings["weights"] == "int8" else "auto",
+            ),
+        )
+        self._job = count()
+        self.about = {"engine": "slipstream", "version": f"torch {torch.__version__}"}
+
+    def answer(self, job: Job) -> Answers:
+        engine, prefix = self._engine, next(self._job)
+        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0)
+
+        def add(number: int, prompt: list[int]) -> None:
+            engine.add(Request(f"{prefix}/{number}", tuple(prompt), sampling))
+
+        def step() -> Iterator[Advance]:
+            for output in engine.step():
+                number = int(output.request_id.partition("/")[2])
+                yield number, list(output.token_ids), output.finish_reason is not None
+
+        before = engine.phase_seconds["prefill"]
+        answers = closed_loop(job, add, step)
+        return replace(answers, prefill_seconds=engine.phase_seconds["prefill"] - before)
+
+
+if __name__ == "__main__":
+    serve(Slipstream)

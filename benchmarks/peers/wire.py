@@ -1,0 +1,101 @@
+"""What the measuring command and a runner say to each other: one JSON object a line.
+
+    runner ─▶ {"ready": {"engine": "vllm", "version": "0.32.0"}}
+    command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
+    runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
+
+Runners live in other environments than the command, so this module needs the standard library alone. What engines
+print goes to standard error; standard output carries replies and nothing else.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    prompts: list[list[int]]
+    max_tokens: int
+    concurrency: int  # answers in flight; the next one starts when one ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    outputs: list[list[int]]  # generated token ids, in the order of the prompts
+    seconds: float  # wall time of the whole job
+    ttft_seconds: list[float]  # of each prompt, from when it was handed over
+    acceptance_length: float | None  # tokens a pass adds to an answer, those of its first pass left out
+    prefill_seconds: float | None = None  # time of the passes that read prompts, where the engine tells
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Runner(Protocol):
+    about: dict[str, str]
+
+    def answer(self, job: Job) -> Answers: ...
+
+
+Advance = tuple[int, list[int], bool]  # number of the prompt, its new tokens, whether it has ended
+
+
+def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[[], Iterable[Advance]]) -> Answers:
+    """Answers the job with an engine that is stepped: `concurrency` prompts at a time, in order.
+
+    Args:
+        add: hands prompt `number` over.
+        step: makes one pass.
+    """
+    outputs: list[list[int]] = [[] for _ in job.prompts]
+    num_passes = [0] * len(outputs)
+    added, first = [0.0] * len(outputs), [0.0] * len(outputs)
+    num_added = num_finished = 0
+    started = time.perf_counter()
+    while num_finished < len(outputs):
+        while num_added < len(outputs) and num_added - num_finished < job.concurrency:
+            added[num_added] = time.perf_counter()
+            add(num_added, job.prompts[num_added])
+            num_added += 1
+        for number, tokens, ended in step():
+            if tokens and not outputs[number]:
+                first[number] = time.perf_counter()
+            outputs[number] += tokens
+            num_passes[number] += bool(tokens)
+            num_finished += ended
+    return Answers(
+        outputs=outputs,
+        seconds=time.perf_counter() - started,
+        ttft_seconds=[end - begin for begin, end in zip(added, first, strict=True)],
+        acceptance_length=acceptance_length(outputs, num_passes),
+    )
+
+
+def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
+    """Tokens per pass, without the pass that read the prompt and the token it brought; None with nothing left."""
+    tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
+    return tokens / passes if passes > 0 else None
+
+
+def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
+    """A runner's main loop: settings are its only argument, jobs come on standard input until it closes."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    runner = make(json.loads(sys.argv[1]))
+    print(json.dumps({"ready": runner.about}), file=replies)
+    for line in sys.stdin:
+        try:
+            reply = asdict(runner.answer(Job(**json.loads(line))))
+        except Exception as error:  # the command reports it as this peer's failure and goes on with the others
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies)

@@ -1,0 +1,107 @@
+"""One figure: speed over batch size, what speculation gains, and all arms at the smallest batch."""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.samples import Samples, Spread
+
+_COLOURS = {"slipstream": "#0b6e4f", "vllm": "#c1440e", "transformers": "#8d6a9f", "llama.cpp": "#6c757d"}
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw(samples: Samples, title: str, path: Path) -> None:
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(17, 6), layout="constrained")
+    speed, gain, bars = figure.subplots(1, 3)
+    sizes = sorted({sample.batch_size for sample in samples.all})
+    arms = list(dict.fromkeys(sample.arm for sample in samples.all))
+    _draw_speed(speed, samples, arms, sizes)
+    _draw_gain(gain, samples, arms, sizes)
+    _draw_bars(bars, samples, arms, sizes[0])
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def _style(arm: str, arms: list[str]) -> dict[str, str]:
+    """Colour by engine, line and marker by the arm's place among its engine's."""
+    engine = arm.partition(" ")[0]
+    place = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
+    return {
+        "color": _COLOURS.get(engine, "black"),
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "linestyle": _LINES[place % len(_LINES)],
+    }
+
+
+def _draw_speed(axes: Axes, samples: Samples, arms: list[str], sizes: list[int]) -> None:
+    for arm in arms:
+        points = [(size, speed) for size in sizes if (speed := samples.speed(arm, size)) is not None]
+        _line(axes, points, arm, arms)
+    axes.set_yscale("log")
+    axes.set_ylabel("generated tokens per second")
+    axes.set_title("Speed by answers in flight")
+    _over_sizes(axes, sizes)
+
+
+def _draw_gain(axes: Axes, samples: Samples, arms: list[str], sizes: list[int]) -> None:
+    for arm in arms:
+        plain = next(sample.own_plain for sample in samples.all if sample.arm == arm)
+        if arm != plain:
+            ratios = [(size, ratio) for size in sizes if (ratio := samples.ratio(arm, plain, size)) is not None]
+            if ratios:
+                _line(axes, ratios, arm, arms)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_ylabel("speed over the same engine without speculation")
+    axes.set_title("What speculation gains")
+    _over_sizes(axes, sizes)
+
+
+def _draw_bars(axes: Axes, samples: Samples, arms: list[str], size: int) -> None:
+    taken = [(arm, speed) for arm in arms if (speed := samples.speed(arm, size)) is not None]
+    taken.sort(key=lambda pair: pair[1].median)
+    weights = {sample.arm: sample.weights for sample in samples.all}
+    names = [arm if arm.endswith(weights[arm]) else f"{arm} {weights[arm]}" for arm, _ in taken]
+    axes.barh(
+        names,
+        [speed.median for _, speed in taken],
+        xerr=_errors([speed for _, speed in taken]),
+        color=[_style(arm, arms)["color"] for arm, _ in taken],
+        error_kw={"elinewidth": 1},
+    )
+    for row, (_, speed) in enumerate(taken):
+        axes.text(speed.high, row, f"  {speed.median:.0f}", va="center", fontsize=8)
+    axes.margins(x=0.12)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("generated tokens per second")
+    axes.set_title(f"{size} answer{'s' if size > 1 else ''} in flight (median, quartiles)")
+
+
+def _line(axes: Axes, points: list[tuple[int, Spread]], arm: str, arms: list[str]) -> None:
+    spreads = [spread for _, spread in points]
+    style = _style(arm, arms)
+    axes.errorbar(
+        [size for size, _ in points],
+        [spread.median for spread in spreads],
+        yerr=_errors(spreads),
+        label=arm,
+        markersize=5,
+        capsize=2,
+        linewidth=1.4,
+        **style,  # type: ignore[arg-type]  # one mapping for parameters of several types
+    )
+
+
+def _errors(spreads: list[Spread]) -> list[list[float]]:
+    return [[spread.median - spread.low for spread in spreads], [spread.high - spread.median for spread in spreads]]
+
+
+def _over_sizes(axes: Axes, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("answers in flight (batch size)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)

@@ -1,0 +1,90 @@
+"""Figures of one run, and how sure they are.
+
+Arms take turns on the same prompts, a round each, so a ratio is taken within a round and what disturbs the machine
+for longer than that meets both sides of it.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One arm, one round at one batch size."""
+
+    arm: str
+    own_plain: str  # the arm of the same engine and weights without speculation; its own name if it is that one
+    weights: str
+    batch_size: int
+    round: int
+    tokens_per_second: float  # generated tokens over wall time of the whole set
+    tokens: int
+    seconds: float
+    ttft_seconds: float  # median over the prompts
+    prefill_seconds: float | None
+    acceptance_length: float | None
+    prompts: int
+    equal: int | None  # answers like the same engine's plain ones; None: those were not made in this round
+    load_average: float  # of the machine, one minute, when the arm began
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    low: float  # first quartile
+    high: float  # third quartile
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread | None":
+        if not values:
+            return None
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high, len(values))
+
+    @property
+    def uncertainty(self) -> float:
+        """Half the width of the median's 95 % interval. Source: McGill, Tukey and Larsen 1978, notched box plots."""
+        return 1.57 * (self.high - self.low) / math.sqrt(self.count)
+
+
+class Samples:
+    def __init__(self, samples: Sequence[Sample] = ()) -> None:
+        self.all = list(samples)
+
+    def add(self, sample: Sample) -> None:
+        self.all.append(sample)
+
+    def of(self, arm: str, batch_size: int) -> list[Sample]:
+        return [sample for sample in self.all if sample.arm == arm and sample.batch_size == batch_size]
+
+    def speed(self, arm: str, batch_size: int) -> Spread | None:
+        return Spread.of([sample.tokens_per_second for sample in self.of(arm, batch_size)])
+
+    def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
+        """Of the speeds, round by round."""
+        below = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
+        return Spread.of(
+            [
+                sample.tokens_per_second / below[sample.round]
+                for sample in self.of(arm, batch_size)
+                if sample.round in below
+            ]
+        )
+
+    def fastest_plain(self, weights: str, batch_size: int) -> str | None:
+        """The arm without speculation that is fastest on weights of this format."""
+        plain = {
+            sample.arm
+            for sample in self.all
+            if sample.batch_size == batch_size and sample.weights == weights and sample.arm == sample.own_plain
+        }
+        return max(plain, key=lambda arm: self._median(arm, batch_size), default=None)
+
+    def _median(self, arm: str, batch_size: int) -> float:
+        speed = self.speed(arm, batch_size)
+        return speed.median if speed is not None else 0.0

@@ -1,0 +1,61 @@
+"""Makes any drafter draft chains, or trees: so that each proves both forms of verification.
+
+chain   the likeliest path of what it drafts
+tree    what it drafts, and beside every node of it a sibling that guesses something else
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from engine.draft import Draft
+from engine.drafters.base import Drafter, Pass
+from engine.kv_cache import KVCache
+from engine.sequence import Sequence
+
+
+def as_chain(draft: Draft) -> Draft:
+    """The path to the likeliest of the deepest nodes."""
+    if not len(draft):
+        return draft
+    depths = draft.depths()
+    return draft.only(draft.path(max(range(len(draft)), key=lambda node: (depths[node], draft.survival[node]))))
+
+
+def as_tree(draft: Draft) -> Draft:
+    """With a leaf beside every node that guesses the next token id; half as likely, so that some are verified."""
+    tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
+    taken = set(zip(parents, tokens, strict=True))
+    for node in range(len(draft)):
+        place = (draft.parents[node], draft.tokens[node] + 1)
+        if place not in taken:
+            taken.add(place)
+            parents.append(place[0])
+            tokens.append(place[1])
+            survival.append(draft.survival[node] / 2)
+    return Draft(tuple(tokens), tuple(parents), tuple(survival))
+
+
+class Shaped(Drafter):
+    def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], share: Callable[[int], int]) -> None:
+        """`share`: of the budget, how much the drafter itself is asked for."""
+        self.name, self.max_depth = drafter.name, drafter.max_depth
+        self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
+        self._drafter, self._shape, self._share = drafter, shape, share
+
+    def prepare(self, cache: KVCache) -> None:
+        self._drafter.prepare(cache)
+
+    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
+        return [self._shape(draft) for draft in self._drafter.propose(sequences, self._share(budget))]
+
+    def observe(self, done: Pass) -> None:
+        self._drafter.observe(done)
+
+    def forget(self, request_id: str) -> None:
+        self._drafter.forget(request_id)
+
+
+SHAPES: dict[str, Callable[[Drafter], Drafter]] = {
+    "chain": lambda drafter: Shaped(drafter, as_chain, lambda budget: budget),
+    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),
+}

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammar import Grammar
+from engine.grammars import GrammarCompiler
 from engine.openai import options, output_format, tools
 from engine.openai.messages import parse_messages, speak_of_tools
 from engine.openai.nesting import check_plain
@@ -49,7 +50,10 @@ _COMPLETION = _COMMON | {"prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A request that has been understood. A choice has index `prompt index * n + choice of the prompt`."""
+    """A request that has been understood; `compiled` makes it ready for the engine.
+
+    A choice has index `prompt index * n + choice of the prompt`.
+    """
 
     model: str  # as asked for; "" where the body names none
     prompts: tuple[tuple[int, ...], ...]  # chat has one; completions may have several
@@ -60,6 +64,7 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     continuous_usage: bool  # every chunk of the stream has it
+    grammar_param: str | None  # what asked for the choices' grammar
     calls: CallStyle | None = None  # None: answers are text
 
     @property
@@ -75,6 +80,17 @@ class ParsedRequest:
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
+
+    def compiled(self, grammars: GrammarCompiler) -> "ParsedRequest":
+        """Ready for the engine. Takes up to seconds where there is a grammar.
+
+        Raises: InvalidRequest: the grammar is refused.
+        """
+        if self.sampling.grammar is None:
+            return self
+        grammar = grammars.compile(self.sampling.grammar, param=self.grammar_param)
+        choices = tuple((place, replace(sampling, grammar=grammar)) for place, sampling in self.choices)
+        return replace(self, choices=choices)
 
     def engine_requests(self, request_id: str, *, adapter: str | None = None) -> list[Request]:
         """One for each choice, in order of index, with ids `<request_id>-<index>`."""
@@ -123,14 +139,12 @@ def parse_chat(
         prompts=(encode_messages(fields, tokenizer=tokenizer, use=use),),
         prompt_param="messages",
         max_tokens=max_tokens,
-        sampling=options.parse_sampling(
-            fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)
-        ),
+        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)),
         grammar=grammar,
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
-    return replace(parsed, calls=calls)
+    return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")
 
 
 def parse_completion(
@@ -224,6 +238,7 @@ def _parsed(
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
+        grammar_param=None if grammar is None else output_format.param_of(fields),
     )
 
 

@@ -28,6 +28,11 @@ def parse_output_format(fields: Fields) -> Grammar | None:
     return wanted or structured
 
 
+def param_of(fields: Fields) -> str:
+    """Which of the two says what the answer must look like."""
+    return "response_format" if fields.get("structured_outputs") is None else "structured_outputs"
+
+
 def make_grammar(kind: GrammarKind, source: str, *, param: str) -> Grammar:
     """Raises: InvalidRequest: too long."""
     try:

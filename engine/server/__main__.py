@@ -107,8 +107,9 @@ def _load(args: argparse.Namespace) -> ServerApp:
         _fail("model_not_loadable", str(error))
     except ValueError as error:
         _fail("invalid_argument", str(error))
+
     def load(kind: str, folder: Path | None) -> Drafter:
-        return load_drafter(kind, engine.model, folder)
+        return load_drafter(kind, engine.model, folder, model_dir=args.model_dir)
 
     try:
         return ServerApp(engine, tokenizer, _config(args), load_drafter=load)

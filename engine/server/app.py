@@ -142,6 +142,7 @@ class ServerApp:
             yield
         finally:
             await self.desk.stop()
+            self.generations.close()
 
     async def _health(self, _: Request) -> Response:
         problem = await self.health.problem()

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.answer import Piece
 from engine.fields import InvalidRequest
+from engine.grammars import GrammarCompiler
 from engine.openai.tool_calls import CallForm
 from engine.responses import Head, error_body, usage_block, usage_chunk
 from engine.server.body import parse_json, read_body
@@ -60,6 +61,8 @@ class Generations:
         self._max_body_bytes = max_body_bytes
         self._max_active = max_active
         self._call_form = call_form
+        self._grammars = GrammarCompiler(tokenizer, desk.worker.engine.eos_token_ids)
+        self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         # A long prompt takes a while to tokenise: not on the event loop. Two, so that one does not hold up all others.
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
@@ -77,6 +80,9 @@ class Generations:
         if not isinstance(response, _EventStream):
             self.num_active -= 1
         return response
+
+    def close(self) -> None:
+        self._grammars.close()
 
     async def read(self, request: Request, read: Callable[[Mapping[str, Any]], _Result]) -> _Result:
         """What `read` makes of the body, off the event loop. Raises: InvalidRequest, Overloaded."""
@@ -96,10 +102,11 @@ class Generations:
         return await asyncio.get_running_loop().run_in_executor(self._parsers, lambda: read(parse_json(raw)))
 
     async def _respond(self, request: Request, form: Format) -> Response:
-        parse = partial(
-            form.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form
-        )
+        parse = partial(form.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form)
         parsed = await self._read(request, parse)
+        if parsed.sampling.grammar is not None:
+            loop = asyncio.get_running_loop()
+            parsed = await loop.run_in_executor(self._compiling, parsed.compiled, self._grammars)
         adapter = self._catalog.adapter_of(parsed.model)
         head = Head(
             response_id=f"{form.id_prefix}{uuid4().hex}",

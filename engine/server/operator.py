@@ -114,9 +114,7 @@ class Operator:
         if not _ADAPTER_NAME.fullmatch(name):
             message = f"lora_name must be 1 to 128 letters, digits or . _ / : -, got {name[:80]!r}"
             raise InvalidRequest(message, param="lora_name")
-        folder = _below(
-            self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root"
-        )
+        folder = _below(self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root")
         async with self._one_at_a_time:
             adapters = self._desk.worker.engine.adapters
             if name == self._catalog.model_name or name in adapters.names:
@@ -143,13 +141,15 @@ class Operator:
         logger.info("adapter %s is unloaded", name)
         return f"Success: LoRA adapter '{name}' removed successfully."
 
+
 def _below(root: Path | None, path: str, *, param: str, option: str) -> Path:
     """The folder, links followed. Raises: InvalidRequest: it does not lie below `root`."""
     if root is None:
         raise InvalidRequest(f"{param} can't be given: the server was started without {option}", param=param)
-    if not path or "\0" in path:
-        raise InvalidRequest(f"{param} must name a folder below {option}", param=param)
-    folder = (root / path).resolve()
-    if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
-        raise InvalidRequest(f"{param} must name a folder below {option}, got {path[:200]!r}", param=param)
-    return folder
+    try:
+        folder = (root / path).resolve()
+        if path and folder.is_relative_to(root.resolve()) and folder.is_dir():
+            return folder
+    except (OSError, ValueError) as error:  # too long, a NUL in it, a loop of links
+        raise InvalidRequest(f"{param} is no path: {type(error).__name__}", param=param) from error
+    raise InvalidRequest(f"{param} must name a folder below {option}, got {path[:200]!r}", param=param)

@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 
 from engine.server.app import ServerApp
+from engine.server.connection import KEEP_ALIVE_SECONDS, Connection
 
 _FLUSH_SECONDS = 5  # for connections to take their last bytes
-_KEEP_ALIVE_SECONDS = 75  # longer than a gateway keeps idle connections, so that none is closed as it is reused
 
 
 class Process(uvicorn.Server):
@@ -25,12 +25,13 @@ class Process(uvicorn.Server):
         """`announce` is called once connections are accepted, with why no token can be generated, None if one can."""
         config = uvicorn.Config(
             app.asgi,
+            http=Connection,
             log_level="warning",
             access_log=False,
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
         self._app = app

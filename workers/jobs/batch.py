@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.grammars import GrammarCompiler
 from engine.load import load_engine
 from engine.tokenizer import Tokenizer
 from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange
@@ -59,7 +60,7 @@ def answer_shards(
     total = sum(shard.num_rows for shard in shards)
     done, tokens = 0, 0
     started = time.monotonic()
-    rows = _prepared(spec, shards, tokenizer, max_seq_len)
+    rows = _prepared(spec, shards, tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_token_ids), max_seq_len)
     emit(Progress(done=done, total=total, unit="rows"))  # loaded: what breaks from here on is a row's fault
     for ended in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
         if ended is None:
@@ -78,13 +79,15 @@ def answer_shards(
 
 
 def _prepared(
-    spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, max_seq_len: int
+    spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, grammars: GrammarCompiler, max_seq_len: int
 ) -> Iterator[RowRequest | RowError]:
     wanted = [shard.range for shard in shards]
     last = max((r.row_to for r in wanted), default=0)
     for row in read_rows(Path(spec.input_path), row_to=last):
         if any(r.row_from <= row.number < r.row_to for r in wanted):
-            yield prepare_row(row, tokenizer=tokenizer, max_seq_len=max_seq_len, seed_key=spec.job_id)
+            yield prepare_row(
+                row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
+            )
 
 
 def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str, Any]:

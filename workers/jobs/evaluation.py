@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
+from engine.grammars import GrammarCompiler
 from engine.load import load_drafter, load_model
 from engine.loop import Engine
 from engine.tokenizer import Tokenizer
@@ -66,9 +67,15 @@ def _load_arms(spec: EvaluationSpec) -> Arms:
 
 def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:
     rows, refused = [], 0
+    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
     for row in read_rows(Path(spec.prompts_path)):
         prepared = prepare_row(
-            row, tokenizer=tokenizer, max_seq_len=max_seq_len, seed_key=spec.job_id, max_tokens=spec.max_tokens
+            row,
+            tokenizer=tokenizer,
+            grammars=grammars,
+            max_seq_len=max_seq_len,
+            seed_key=spec.job_id,
+            max_tokens=spec.max_tokens,
         )
         if isinstance(prepared, RowError):
             refused += 1

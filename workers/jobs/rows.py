@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.answer import AnswerStream
+from engine.grammars import GrammarCompiler
 from engine.protocol import InvalidRequest, ParsedRequest, parse_chat, parse_completion
 from engine.request import Request, SpeculationStats, StepOutput
 from engine.responses import Head, chat_completion, error_body, text_completion
@@ -72,11 +73,18 @@ def _input_row(number: int, line: str) -> InputRow:
 
 
 def prepare_row(
-    row: InputRow, *, tokenizer: Tokenizer, max_seq_len: int, seed_key: str, max_tokens: int | None = None
+    row: InputRow,
+    *,
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler,
+    max_seq_len: int,
+    seed_key: str,
+    max_tokens: int | None = None,
 ) -> RowRequest | RowError:
     """Parses a row's body.
 
     Args:
+        grammars: of the engine that will answer.
         seed_key: names the job; a body without `seed` draws from this and the row's number, so that a second attempt
             gives the same answer.
         max_tokens: caps the row's own.
@@ -95,6 +103,7 @@ def prepare_row(
             )
         if parsed.stream:
             raise InvalidRequest("a row's answer can't be streamed: stream must be false or absent", param="stream")
+        parsed = parsed.compiled(grammars)
     except InvalidRequest as error:
         return RowError(row, error)
     sampling = parsed.sampling

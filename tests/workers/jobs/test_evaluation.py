@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.grammars import GrammarCompiler
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
@@ -86,7 +87,8 @@ class Factory:
 
     def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
         row = InputRow(number, f"row-{number}", "/v1/chat/completions", chat_row("x", "hello")["body"])
-        request = prepare_row(row, tokenizer=self._tokenizer, max_seq_len=1024, seed_key="job")
+        grammars = GrammarCompiler(self._tokenizer, self._tokenizer.eos_token_ids)
+        request = prepare_row(row, tokenizer=self._tokenizer, grammars=grammars, max_seq_len=1024, seed_key="job")
         assert isinstance(request, RowRequest)
         answer = RowAnswer(request, self._tokenizer)
         stats = SpeculationStats(

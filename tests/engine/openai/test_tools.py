@@ -1,0 +1,181 @@
+"""Tools: what a body may say of them, what the template is shown, and what the model is held to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.fields import InvalidRequest
+from engine.grammar import GrammarKind
+from engine.openai.tool_calls import CallForm
+from engine.protocol import ParsedRequest, parse_chat
+from engine.tokenizer import Tokenizer
+from tests.engine.openai.tool_model import CITY, make_tool_model, tool
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("model")))
+
+
+def chat(tokenizer: Tokenizer, *, call_form: CallForm | None = None, **body: Any) -> ParsedRequest:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | body
+    return parse_chat(body, tokenizer=tokenizer, max_seq_len=2000, call_form=call_form)
+
+
+def prompt(tokenizer: Tokenizer, parsed: ParsedRequest) -> str:
+    return tokenizer.decode(parsed.prompt_token_ids)
+
+
+def structure(parsed: ParsedRequest) -> dict[str, Any]:
+    grammar = parsed.sampling.grammar
+    assert grammar is not None
+    assert grammar.kind is GrammarKind.STRUCTURAL_TAG
+    wanted = json.loads(grammar.source)["format"]
+    assert isinstance(wanted, dict)
+    return wanted
+
+
+def test_the_template_is_shown_the_tools(tokenizer: Tokenizer) -> None:
+    parsed = chat(tokenizer, tools=[tool("get_weather", strict=True)])
+
+    shown = json.loads(prompt(tokenizer, parsed).splitlines()[0])
+    assert shown == [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+    assert parsed.calls is not None
+    assert (parsed.calls.form, parsed.calls.names) == (CallForm.HERMES, frozenset({"get_weather"}))
+
+
+def test_without_a_promise_to_keep_the_answer_is_free(tokenizer: Tokenizer) -> None:
+    for choice in (None, "auto"):
+        parsed = chat(tokenizer, tools=[tool("f")], tool_choice=choice)
+        assert parsed.sampling.grammar is None
+        assert parsed.calls is not None
+
+
+def test_with_choice_none_there_are_no_tools(tokenizer: Tokenizer) -> None:
+    parsed = chat(tokenizer, tools=[tool("f")], tool_choice="none")
+
+    assert parsed.calls is None
+    assert parsed.prompts == chat(tokenizer).prompts
+
+
+def test_a_required_call_follows_the_schema_of_any_tool(tokenizer: Tokenizer) -> None:
+    wanted = structure(chat(tokenizer, tools=[tool("f"), tool("g")], tool_choice="required"))
+
+    assert (wanted["type"], wanted["at_least_one"], wanted["separator"]) == ("tags_with_separator", True, "\n")
+    assert [tag["begin"] for tag in wanted["tags"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in ("f", "g")
+    ]
+    assert {tag["end"] for tag in wanted["tags"]} == {"}\n</tool_call>"}
+    assert all(tag["content"] == {"type": "json_schema", "json_schema": CITY} for tag in wanted["tags"])
+
+
+def test_a_named_function_is_called_once_and_no_other(tokenizer: Tokenizer) -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+
+    parsed = chat(tokenizer, tools=[tool("f"), tool("g")], tool_choice=choice)
+
+    wanted = structure(parsed)
+    assert ['"g"' in tag["begin"] for tag in wanted["tags"]] == [True]
+    assert (wanted["at_least_one"], wanted["stop_after_first"]) == (True, True)
+    assert '"name": "f"' in prompt(tokenizer, parsed)  # the model sees the others still
+
+
+def test_one_call_at_a_time_is_held_to(tokenizer: Tokenizer) -> None:
+    free = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False))
+    required = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False, tool_choice="required"))
+
+    assert (free["type"], free["at_least_one"], free["stop_after_first"]) == ("triggered_tags", False, True)
+    assert free["tags"][0]["content"]["json_schema"] == {"type": "object"}  # not strict
+    assert (required["at_least_one"], required["stop_after_first"]) == (True, True)
+
+
+def test_strict_tools_are_called_by_their_schema_if_at_all(tokenizer: Tokenizer) -> None:
+    wanted = structure(chat(tokenizer, tools=[tool("f", strict=True), tool("g")]))
+
+    assert (wanted["triggers"], wanted["at_least_one"], wanted["stop_after_first"]) == (["<tool_call>"], False, False)
+    assert [tag["content"]["json_schema"] for tag in wanted["tags"]] == [CITY, {"type": "object"}]
+
+
+def test_a_server_may_know_the_form_better_than_the_template(tokenizer: Tokenizer) -> None:
+    parsed = chat(tokenizer, tools=[tool("f")], tool_choice="required", call_form=CallForm.LLAMA3_JSON)
+
+    wanted = structure(parsed)
+    assert (wanted["triggers"], wanted["stop_after_first"]) == (['{"name": "'], True)  # Llama makes one call
+    assert wanted["tags"][0]["begin"] == '{"name": "f", "parameters": '
+
+
+def test_calls_and_their_answers_reach_the_template(tokenizer: Tokenizer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
+    parsed = chat(
+        tokenizer,
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "mild"}]},
+        ],
+    )
+
+    assert prompt(tokenizer, parsed).splitlines()[1:] == ['assistant:f({"city": "Paris"})', "tool:mild", "assistant:"]
+
+
+def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
+    plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
+
+    with pytest.raises(InvalidRequest, match="has no place for tools") as tools:
+        chat(plain, tools=[tool("f")])
+    with pytest.raises(InvalidRequest, match="has no place for tools") as messages:
+        chat(plain, messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}])
+
+    assert (tools.value.param, tools.value.code) == ("tools", "unsupported_parameter")
+    assert messages.value.param == "messages"
+
+
+DEEP: Any = {}
+for _ in range(120):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": "f"}, "tools"),
+        ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [tool("")]}, "tools[0].function.name"),
+        ({"tools": [tool('a"b')]}, "tools[0].function.name"),
+        ({"tools": [tool("a" * 65)]}, "tools[0].function.name"),
+        ({"tools": [tool("f", parameters=5)]}, "tools[0].function.parameters"),
+        ({"tools": [tool("f", parameters=DEEP)]}, "tools[0]"),
+        ({"tools": [tool("f", parameters={"title": "\ud800"})]}, "tools[0]"),
+        ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict"),
+        ({"tools": [tool("f", extra=1)]}, "tools[0].function.extra"),
+        ({"tools": [tool("f", parameters={"title": "x" * 70_000})], "tool_choice": "required"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [tool("f")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"tools": [tool("f")], "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_bad_tools_are_named_by_their_place(tokenizer: Tokenizer, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, **body)
+    assert caught.value.param == param
+
+
+TOO_DEEP = '{"a":' * 200 + "1" + "}" * 200
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "{" * 2000, '{"a": "\\ud800"}', TOO_DEEP])
+def test_arguments_that_are_no_json_object_are_refused(tokenizer: Tokenizer, arguments: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"

@@ -1,0 +1,317 @@
+"""Hostile requests, each a function of a seed: what a client may send by mistake or on purpose.
+
+An attack is bytes on a connection and when to hang up. What a server may answer is anything but a fault of its own.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.openai import options, output_format, tools
+from tests.engine.openai.tool_model import tool
+from tests.engine.server.child import OPERATOR_TOKEN, TOKEN
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_PATHS: tuple[str, ...] = (CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/speculator", "/v1/load_lora_adapter")
+_PATHS += ("/v1/unload_lora_adapter", "/v1/models", "/health", "/metrics", "/version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    name: str
+    sent: tuple[bytes, ...]  # in pieces, with a moment between them
+    read_bytes: int | None = None  # hang up after so many; None: read the answer to its end
+    whole: bool = True  # an answer must come; False: the server may rightly wait for more
+    canary: bool = False  # a good request, to be answered with 200
+
+
+Body = dict[str, Any]
+Choose = random.Random
+
+
+def attack(seed: int) -> Attack:
+    choose = random.Random(seed)
+    make = choose.choice(_KINDS)
+    return make(choose)
+
+
+def request(
+    body: bytes,
+    *,
+    path: str = CHAT,
+    method: str = "POST",
+    token: str | None = None,
+    headers: str = "",
+    close: bool = True,
+) -> bytes:
+    """With a right length and the token that the path wants, unless `headers` says otherwise."""
+    token = token or (OPERATOR_TOKEN if "adapter" in path or "speculator" in path else TOKEN)
+    lines = [f"{method} {path} HTTP/1.1", "host: x", f"authorization: Bearer {token}"]
+    lines += ["content-type: application/json"] if "content-type" not in headers else []
+    lines += [f"content-length: {len(body)}"] if "content-length" not in headers and "chunked" not in headers else []
+    lines += ["connection: close"] if close else []
+    head = "\r\n".join(lines) + "\r\n" + headers + "\r\n"
+    return head.encode("latin-1", "replace") + body
+
+
+def good_chat(choose: Choose) -> Body:
+    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": choose.randint(1, 8), "temperature": 0}
+
+
+def good_body(choose: Choose, path: str) -> Body:
+    if path == COMPLETIONS:
+        return {"prompt": "hello", "max_tokens": choose.randint(1, 8), "temperature": 0}
+    if path == "/tokenize":
+        return {"prompt": "hello"} if choose.random() < 0.5 else {"messages": good_chat(choose)["messages"]}
+    if path == "/detokenize":
+        return {"tokens": [70, 71]}
+    if path == "/v1/speculator":
+        return {"drafter": choose.choice(["none", "ngram"])}
+    if path.endswith("adapter"):
+        return {"lora_name": "a", "lora_path": "a"}
+    return good_chat(choose)
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _junk(choose: Choose, depth: int = 0) -> Any:
+    """A value of any type and size."""
+    simple: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: choose.random() < 0.5,
+        lambda: choose.choice([0, -1, 1, 2**31, 2**53 + 1, 2**64, -(2**63), 10**30]),
+        lambda: choose.choice([0.0, -0.5, 1e308, 1e-320, 2.5]),
+        lambda: choose.choice(["", "auto", "\x00", "\ud800", "💥" * 9, "../../etc/passwd", "a" * 5000, "-1", "NaN"]),
+        lambda: "".join(chr(choose.randint(1, 0xD7FF)) for _ in range(choose.randint(0, 40))),
+    ]
+    if depth < 3 and choose.random() < 0.4:
+        inner = [_junk(choose, depth + 1) for _ in range(choose.randint(0, 4))]
+        return inner if choose.random() < 0.5 else {str(_junk(choose, 3))[:20]: value for value in inner}
+    return choose.choice(simple)()
+
+
+_NAMES = sorted(
+    options.SAMPLING
+    | output_format.NAMES
+    | tools.NAMES
+    | {"messages", "prompt", "model", "chat_template_kwargs", "top_logprobs", "max_completion_tokens", "metadata"}
+    | {"echo", "best_of", "suffix", "functions", "tokens", "add_special_tokens", "return_token_strs"}
+    | {"add_generation_prompt", "drafter", "path", "lora_name", "lora_path", "whatever"}
+)
+
+
+def _wrong_types(choose: Choose) -> Attack:
+    path = choose.choice(_PATHS[:7])
+    body = good_body(choose, path)
+    for _ in range(choose.randint(1, 3)):
+        body[choose.choice(_NAMES)] = _junk(choose)
+    return Attack(name="wrong types", sent=(request(_json(body), path=path),))
+
+
+def _huge_numbers(choose: Choose) -> Attack:
+    name = choose.choice(["n", "max_tokens", "min_tokens", "best_of", "top_k", "logprobs", "top_logprobs", "seed"])
+    body = good_chat(choose) | {name: choose.choice([16, 17, 1000, 10**9, 2**63, 10**400, -1, 1e300])}
+    if name.endswith("logprobs"):
+        body |= {"logprobs": True, "n": 16, "max_tokens": None}
+    return Attack(name="huge numbers", sent=(request(_json(body)),), read_bytes=choose.choice([None, 50]))
+
+
+def _endless_stops(choose: Choose) -> Attack:
+    stop = choose.choice([["x"] * 10_000, ["y" * 257], [""] * 3, "z" * 100_000, ["ab" * 128] * 16, [["a"]], ["\ud800"]])
+    ids = choose.choice([None, list(range(5000)), [-1], [2**70], ["a"]])
+    return Attack(
+        name="endless stops", sent=(request(_json(good_chat(choose) | {"stop": stop, "stop_token_ids": ids})),)
+    )
+
+
+def _broken_json(choose: Choose) -> Attack:
+    whole = bytearray(_json(good_chat(choose) | {"tools": [tool("f")]}))
+    if choose.random() < 0.5:
+        whole = whole[: choose.randrange(len(whole))]
+    else:
+        for _ in range(choose.randint(1, 5)):
+            whole[choose.randrange(len(whole))] = choose.randrange(256)
+    return Attack(name="broken JSON", sent=(request(bytes(whole)),))
+
+
+def _deep_nesting(choose: Choose) -> Attack:
+    depth = choose.choice([50, 90, 110, 500, 990, 5000, 100_000])
+    bracket = choose.choice(['{"a":', "[", '{"items":', '{"properties":{"a":'])
+    deep = bracket * depth + "1" + ("]" if bracket == "[" else "}" * bracket.count("{")) * depth
+    place = choose.choice(['"tools":[{"function":{"name":"f","parameters":%s}}]', '"stop":%s', '"metadata":%s'])
+    place = choose.choice(
+        [place, '"chat_template_kwargs":%s', '"response_format":{"type":"json_schema","json_schema":%s}']
+    )
+    body = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,' + place % deep + "}"
+    return Attack(name="deep nesting", sent=(request(body.encode()),))
+
+
+def _giant_bodies(choose: Choose) -> Attack:
+    size = choose.choice([100_000, 262_144, 1_000_000])
+    content = choose.choice(["x", "é", " ", "\n", "<|end|>"]) * size
+    body = _json(good_chat(choose) | {"messages": [{"role": "user", "content": content}]})
+    if choose.random() < 0.3:
+        chunks = b"".join(
+            b"%x\r\n%s\r\n" % (len(body[i : i + 50_000]), body[i : i + 50_000]) for i in range(0, size, 50_000)
+        )
+        return Attack(
+            name="giant bodies", sent=(request(chunks + b"0\r\n\r\n", headers="transfer-encoding: chunked\r\n"),)
+        )
+    if choose.random() < 0.3:
+        return Attack(
+            name="giant bodies", sent=(request(b"{}", headers=f"content-length: {10 ** choose.randint(6, 30)}\r\n"),)
+        )
+    return Attack(name="giant bodies", sent=(request(body),))
+
+
+def _bad_unicode(choose: Choose) -> Attack:
+    body = choose.choice(
+        [
+            b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
+            b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+            b'{"prompt":"\xc0\x80","max_tokens":1}',
+            b'{"\\udfff":1}',
+            _json(good_chat(choose)).decode().encode("utf-16"),
+            b"\xef\xbb\xbf" + _json(good_chat(choose)),
+            _json(good_chat(choose) | {"messages": [{"role": "user", "content": "\x00\u202e\ufeff\U0010ffff" * 50}]}),
+            _json(good_chat(choose) | {"tools": [tool("f", description="\x00")], "tool_choice": "auto"}),
+        ]
+    )
+    return Attack(name="bad unicode", sent=(request(body, path=choose.choice([CHAT, COMPLETIONS])),))
+
+
+def _wrong_headers(choose: Choose) -> Attack:
+    headers = choose.choice(
+        [
+            "content-type: text/plain\r\n",
+            "content-type: multipart/form-data; boundary=x\r\n",
+            "content-encoding: gzip\r\n",
+            "content-length: -5\r\n",
+            "content-length: 5\r\ncontent-length: 7\r\n",
+            "content-length: 5\r\ntransfer-encoding: chunked\r\n",
+            "transfer-encoding: gzip\r\n",
+            "expect: 100-continue\r\n",
+            "upgrade: websocket\r\nconnection: upgrade\r\n",
+            "x-request-id: \x7f\xe9\r\n",
+            f"x-long: {'a' * choose.choice([1000, 70_000])}\r\n",
+            "a: b\r\n" * 2000,
+            " folded: line\r\n",
+            "no colon\r\n",
+            "x: \x00\r\n",
+        ]
+    )
+    return Attack(name="wrong headers", sent=(request(_json(good_chat(choose)), headers=headers),), whole=False)
+
+
+def _hang_up(choose: Choose) -> Attack:
+    body = good_chat(choose) | {"max_tokens": 500, "ignore_eos": True, "n": choose.randint(1, 4)}
+    body |= {"stream": choose.random() < 0.7}
+    body |= {"logprobs": True, "top_logprobs": 20} if choose.random() < 0.3 else {}
+    read = choose.choice([0, 1, 200, 3000])
+    return Attack(name="hang up", sent=(request(_json(body)),), read_bytes=read)
+
+
+def _half_sent(choose: Choose) -> Attack:
+    whole = request(_json(good_chat(choose)))
+    cut = choose.randrange(len(whole))
+    return Attack(name="half sent", sent=(whole[: cut // 2], whole[cut // 2 : cut]), read_bytes=0)
+
+
+def _slow(choose: Choose) -> Attack:
+    whole = request(_json(good_chat(choose) | {"stream": True}))
+    cuts = sorted(choose.randrange(len(whole)) for _ in range(3))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    return Attack(name="slow", sent=tuple(piece for piece in pieces if piece))
+
+
+def _garbage(choose: Choose) -> Attack:
+    first = request(_json(good_chat(choose)), close=False)
+    noise = choose.randbytes(choose.randint(1, 5000))
+    pipelined = choose.choice(
+        [first + noise, first * 5 + noise, noise, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" + noise]
+    )
+    return Attack(name="garbage", sent=(pipelined,), read_bytes=choose.choice([0, 4000]), whole=False)
+
+
+def _wrong_ways(choose: Choose) -> Attack:
+    method = choose.choice(
+        ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "FOO", "post", "G" * 900]
+    )
+    path = choose.choice(
+        [*_PATHS, "/", "//", "/v1/../v1/models", "/%ff%00", "/v1/models/" + "%F0" * 200, "*", "/" + "a" * 9000]
+    )
+    token = choose.choice([None, "wrong", "", "é" * 20, TOKEN[:-1], OPERATOR_TOKEN])
+    return Attack(name="wrong ways", sent=(request(b"", path=path, method=method, token=token),))
+
+
+def _hostile_grammars(choose: Choose) -> Attack:
+    wanted = choose.choice(
+        [
+            {"regex": "(a{1,999}){1,999}"},
+            {"regex": "(" * 500},
+            {"regex": "(\\w+\\s?)+$"},
+            {"regex": "[z-a]"},
+            {"grammar": "root ::= root"},
+            {"grammar": "root ::= missing"},
+            {"grammar": "x"},
+            {"json": {"$ref": "#"}},
+            {"json": {"type": "unheard"}},
+            {"json": {"enum": []}},
+            {"json": {"type": "string", "minLength": 10**9}},
+            {"json": {"pattern": "(?=a)b", "type": "string"}},
+            {"json": _junk(choose)},
+            {"choice": ["a"] * 5000},
+            {"choice": ["\x00", "💥"]},
+        ]
+    )
+    return Attack(name="hostile grammars", sent=(request(_json(good_chat(choose) | {"structured_outputs": wanted})),))
+
+
+def _hostile_tools(choose: Choose) -> Attack:
+    definitions = [
+        tool(choose.choice(["f", "a" * 64, '"}{', ""]), parameters=_junk(choose))
+        for _ in range(choose.choice([1, 3, 200]))
+    ]
+    body = good_chat(choose) | {
+        "tools": definitions,
+        "tool_choice": choose.choice(["auto", "required", "none", {"type": "function"}]),
+    }
+    call = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "f", "arguments": choose.choice(["{}", "{", "[]", '{"a":' * 999])},
+    }
+    body["messages"] = [
+        *body["messages"],
+        {"role": "assistant", "tool_calls": [call, _junk(choose)][: choose.randint(1, 2)]},
+    ]
+    return Attack(name="hostile tools", sent=(request(_json(body)),))
+
+
+def _hostile_folders(choose: Choose) -> Attack:
+    folder = choose.choice(["/", "..", "../..", "a\x00b", "", "x" * 5000, "~", "/proc/self", ".", "missing", 5, None])
+    if choose.random() < 0.5:
+        body, path = {"drafter": choose.choice(["medusa", "none", "", "../x", 5]), "path": folder}, "/v1/speculator"
+    else:
+        body, path = (
+            {"lora_name": choose.choice(["a", "tiny", "", "x" * 500]), "lora_path": folder},
+            "/v1/load_lora_adapter",
+        )
+    return Attack(name="hostile folders", sent=(request(_json(body), path=path),))
+
+
+def _canary(choose: Choose) -> Attack:
+    body = good_chat(choose) | {"stream": choose.random() < 0.5}
+    return Attack(name="canary", sent=(request(_json(body)),), canary=True)
+
+
+_KINDS: tuple[Callable[[Choose], Attack], ...] = (
+    *(_wrong_types,) * 4,
+    *(_hang_up, _half_sent, _broken_json, _canary) * 2,
+    *(_huge_numbers, _endless_stops, _deep_nesting, _giant_bodies, _bad_unicode, _wrong_headers, _slow, _garbage),
+    *(_wrong_ways, _hostile_grammars, _hostile_tools, _hostile_folders),
+)

@@ -1,0 +1,63 @@
+"""A server in a process of its own, for tests and commands."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+TOKEN = "secret-of-the-test"
+OPERATOR_TOKEN = "secret-of-the-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]  # its first line
+
+    @property
+    def port(self) -> int:
+        return int(self.ready["port"])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def get(self, path: str, *, token: str = TOKEN) -> httpx2.Response:
+        return httpx2.get(self.url + path, headers={"authorization": f"Bearer {token}"}, timeout=60)
+
+    def metric(self, name: str) -> float:
+        """The sum over its labels."""
+        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
+        assert lines, f"no metric {name}"
+        return sum(float(line.split()[-1]) for line in lines)
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment |= {"SLIPSTREAM_ENGINE_TOKEN": TOKEN, "SLIPSTREAM_ENGINE_OPERATOR_TOKEN": OPERATOR_TOKEN}
+    command = [sys.executable, "-m", "engine.server", "--model-name", "tiny", "--port", "0", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
+    """Ends the process, however the block ends."""
+    process = launch("--model-dir", str(model_dir), *arguments)
+    try:
+        assert process.stdout is not None
+        yield Child(process, json.loads(process.stdout.readline()))
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,129 @@
+"""`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
+
+It passes if no answer is a fault of the server's own, good requests sent between the others get theirs, and afterwards
+the server is healthy, holds nothing, and is as large as it was after the first tenth.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.engine.openai.tool_model import make_tool_model
+from tests.engine.server.attacks import Attack, attack
+from tests.engine.server.child import Child, running
+
+CONCURRENCY = 16
+ANSWER_SECONDS = 60.0
+GROWTH_BYTES = 64 << 20  # what allocators keep for themselves once all sizes of request have been seen
+_FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
+_OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")
+
+
+@dataclass(slots=True)
+class Outcome:
+    statuses: Counter[str] = field(default_factory=Counter)  # by kind of attack and first line's status
+    faults: list[str] = field(default_factory=list)  # with the seed that shows each again
+    resident_bytes: list[int] = field(default_factory=list)  # after each tenth
+
+
+def start(folder: Path) -> AbstractContextManager[Child]:
+    model_dir = make_tool_model(folder / "tiny")
+    roots = ("--speculator-root", str(folder), "--adapter-root", str(folder))
+    return running(model_dir, *_OPTIONS, *roots)
+
+
+async def assail(server: Child, *, first_seed: int, num_requests: int) -> Outcome:
+    outcome = Outcome()
+    for tenth in range(10):
+        first, last = num_requests * tenth // 10, num_requests * (tenth + 1) // 10
+        seeds = iter(range(first_seed + first, first_seed + last))
+        await asyncio.gather(*(_try_each(server, seeds, outcome) for _ in range(CONCURRENCY)))
+        outcome.resident_bytes.append(server.resident_bytes)
+    return outcome
+
+
+async def _try_each(server: Child, seeds: Iterator[int], outcome: Outcome) -> None:
+    for seed in seeds:
+        await _try(server, seed, outcome)
+
+
+async def _try(server: Child, seed: int, outcome: Outcome) -> None:
+    wanted = attack(seed)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS if wanted.whole else 1.0):
+            answer = await _exchange(server.port, wanted)
+    except TimeoutError:
+        outcome.statuses[f"{wanted.name}: hung up after a while"] += 1
+        if wanted.whole:
+            outcome.faults.append(f"seed {seed} ({wanted.name}): no answer within {ANSWER_SECONDS:.0f} s")
+        return
+    status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "none"
+    outcome.statuses[f"{wanted.name}: {status}"] += 1
+    broken = status.startswith("5") or any(fault in answer for fault in _FAULTS)
+    if broken or (wanted.canary and status not in ("200", "429")):
+        outcome.faults.append(f"seed {seed} ({wanted.name}): {answer[:300]!r}")
+
+
+async def _exchange(port: int, wanted: Attack) -> bytes:
+    """What came back until either side hung up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    try:
+        with suppress(ConnectionError):
+            for piece in wanted.sent:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.002)
+            while wanted.read_bytes is None or len(answer) < wanted.read_bytes:
+                piece = await reader.read(65536)
+                if not piece:
+                    break
+                answer += piece
+    finally:
+        writer.transport.abort()
+    return answer
+
+
+def problems_after(server: Child, outcome: Outcome) -> list[str]:
+    """What is wrong with the server once all is over; waits for what was given up to leave the engine."""
+    problems = list(outcome.faults)
+    held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    deadline = time.monotonic() + 30
+    while any(server.metric(name) for name in held) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    problems += [f"{name} is {value}" for name in held if (value := server.metric(name))]
+    if (health := server.get("/health")).status_code != 200:
+        problems.append(f"unhealthy: {health.text}")
+    growth = outcome.resident_bytes[-1] - outcome.resident_bytes[0]
+    if growth > GROWTH_BYTES:
+        problems.append(f"grew by {growth >> 20} MiB, the limit is {GROWTH_BYTES >> 20}")
+    return problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.server.hostile", description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first request; the others follow")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, start(Path(folder)) as server:
+        started = time.monotonic()
+        outcome = asyncio.run(assail(server, first_seed=args.seed, num_requests=args.requests))
+        seconds = time.monotonic() - started
+        problems = problems_after(server, outcome)
+    for name, count in sorted(outcome.statuses.items()):
+        print(f"{count:6}  {name}")
+    sizes = ", ".join(f"{size >> 20}" for size in outcome.resident_bytes)
+    print(f"{args.requests} requests in {seconds:.0f} s; resident MiB after each tenth: {sizes}")
+    print("\n".join(problems) or "no fault")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

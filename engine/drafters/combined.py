@@ -7,7 +7,8 @@ other silent, or that both agree, is counted, not assumed:
 
     survival(node) = survival(parent) * rate(kind)
 
-While a kind is new, the drafters are taken for independent witnesses.
+While a kind is new, the surest is believed. To take drafters for independent witnesses promises too much: a trained one
+with `suffix` on word problems promised 2.16 accepted tokens a pass that way and kept 1.92; so, 1.99 and 1.91.
 """
 
 import bisect
@@ -80,11 +81,8 @@ class CombinedDrafter(Drafter):
         for node, parent in enumerate(tree.parents):
             claims = tree.claims(node)
             kind = (sampled, *map(_step, claims))
-            doubt = 1.0
-            for claim in claims:
-                doubt *= 1.0 - max(claim, 0.0)
             above = survival[parent] if parent >= 0 else 1.0
-            survival.append(above * self._record.rate(kind, 1.0 - doubt))
+            survival.append(above * self._record.rate(kind, max(claims)))
             kinds.append(kind)
         draft = Draft(tuple(tree.tokens), tuple(tree.parents), tuple(survival))
         self._record.claim(request_id, len(sequence.tokens), draft, kinds)

@@ -57,11 +57,11 @@ def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     scores = torch.stack([row.sigmoid() for row in logits]) if M else logits
     ranked = scores + routing.bias
     if routing.num_chosen_groups < groups:
-        grouped = ranked.view(M, groups, -1)
+        grouped = ranked.view(M, groups, routing.weight.out_features // groups)
         best = grouped.topk(2, dim=-1).values
         kept = (best[..., 0] + best[..., 1]).topk(routing.num_chosen_groups, dim=-1).indices
         allowed = torch.zeros(M, groups, dtype=torch.bool, device=x.device).scatter_(1, kept, True)
-        ranked = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).view(M, -1)
+        ranked = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
     chosen = ranked.topk(routing.num_chosen, dim=-1).indices
     weights = scores.gather(1, chosen)
     if routing.normalized:

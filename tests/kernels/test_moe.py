@@ -1,0 +1,81 @@
+"""Experts are chosen and mixed as the paper says, and a row's result does not depend on its company."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.linear import pack
+from kernels.moe import Expert, Routing, mix_experts, route
+
+E, H, INNER, K = 10, 48, 40, 3
+
+
+def make_routing(**changes: float) -> tuple[Routing, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(E, H, generator=generator) * 0.2
+    settings = {"num_chosen": K, "num_groups": 5, "num_chosen_groups": 2, "normalized": True, "scale": 2.5} | changes
+    return Routing(weight=pack(weight), bias=torch.randn(E, generator=generator), **settings), weight  # type: ignore[arg-type]
+
+
+def make_experts(dtype: torch.dtype) -> tuple[tuple[Expert, ...], list[tuple[Tensor, Tensor]]]:
+    generator = torch.Generator().manual_seed(1)
+    weights = [
+        ((torch.randn(2 * INNER, H, generator=generator) * 0.2).to(dtype), torch.randn(H, INNER).to(dtype))
+        for _ in range(E)
+    ]
+    return tuple(Expert(pack(gate_up), pack(down)) for gate_up, down in weights), weights
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_chosen_groups": 5}, {"normalized": False, "scale": 1.0}])
+def test_the_best_experts_of_the_best_groups_are_chosen(changes: dict[str, float]) -> None:
+    routing, weight = make_routing(**changes)
+    x = torch.randn(7, H)
+
+    chosen, weights = route(x, routing)
+
+    for row in range(7):
+        scores = (x[row] @ weight.t()).sigmoid()
+        ranked = scores + routing.bias
+        groups = ranked.view(routing.num_groups, -1).topk(2).values.sum(-1).topk(routing.num_chosen_groups).indices
+        allowed = [e for e in range(E) if e // (E // routing.num_groups) in groups]
+        best = sorted(allowed, key=lambda e: -float(ranked[e]))[:K]
+        expected = scores[best] / (scores[best].sum() if routing.normalized else 1.0) * routing.scale
+        assert chosen[row].tolist() == best
+        torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # one rounding a term
+
+
+def test_experts_are_added_by_their_weights() -> None:
+    experts, weights = make_experts(torch.float32)
+    x, chosen, shares = torch.randn(5, H), torch.randint(3, (5, 1)) + torch.tensor([[0, 3, 6]]), torch.rand(5, K)
+
+    out = mix_experts(x, chosen, shares, experts)
+
+    for row in range(5):
+        expected = torch.zeros(H)
+        for index, share in zip(chosen[row], shares[row], strict=True):
+            gate, up = (x[row] @ weights[index][0].t()).chunk(2)
+            expected += share * ((functional.silu(gate) * up) @ weights[index][1].t())
+        torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)  # sums of 48 terms, in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+    routing, _ = make_routing()
+    experts, _ = make_experts(dtype)
+    x = torch.randn(37, H, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+    def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        chosen, weights = route(rows.float(), routing)
+        return chosen, weights, mix_experts(rows, chosen, weights, experts)
+
+    together = run(x)
+    for start, end in (*((row, row + 1) for row in range(37)), (3, 20), (20, 37)):
+        for part, whole in zip(run(x[start:end].contiguous()), together, strict=True):
+            assert torch.equal(part, whole[start:end])
+
+
+def test_no_rows_are_fine() -> None:
+    routing, _ = make_routing()
+    chosen, weights = route(torch.empty(0, H), routing)
+    assert mix_experts(torch.empty(0, H), chosen, weights, make_experts(torch.float32)[0]).shape == (0, H)

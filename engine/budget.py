@@ -23,7 +23,7 @@ from engine.draft import Draft
 _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # a bucket's own survivals count this much before anything was seen
 _RATE = 0.2  # weight of a step in an average
-_SHORTEST_REST, _LONGEST_REST = 4, 128  # steps
+_SHORTEST_REST, _LONGEST_REST = 4, 256  # steps
 _LEAST_GAIN = 0.995  # a draft that costs less than this may go on looking for its chance
 _MEMORY = 1000.0  # nodes of a bucket after which old ones fade
 _SPARE_NODES = 4  # asked for beyond what was worth verifying lately

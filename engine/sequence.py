@@ -38,4 +38,4 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_computed == len(self.tokens) - 1 and self.num_generated > 0
+        return len(self.request.prompt_token_ids) < len(self.tokens) == self.num_computed + 1

@@ -12,6 +12,7 @@ coming back to the host between them.
 """
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
 from kernels.swiglu import swiglu
 
-_PHASES = 9  # per layer, as in cpu/decoder.c
+_BLOCK = 32  # outputs per packed block, as in cpu/ops.h
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -106,15 +107,32 @@ class _Pass(ctypes.Structure):
         *((name, _POINTER) for name in ("k_caches", "v_caches", "positions", "slots")),
         ("rows", _Rows),
         ("M", _LONG),
-        *((name, _POINTER) for name in ("residual", "qkv", "gate_up", "normed", "attended", "activated", "hidden")),
-        *((name, _POINTER) for name in ("taps", "tap_layers")),
+        *((name, _POINTER) for name in ("residual", "hidden", "taps", "tap_layers")),
         ("num_taps", _LONG),
-        ("next", _POINTER),
     )
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+class _Caches:
+    """Addresses of the layers' caches; those of the last pass are kept, as a cache rarely changes."""
+
+    def __init__(self, shape: DecoderShape, num_layers: int) -> None:
+        self._shape = shape
+        self._pointers = _POINTER * num_layers
+        self._known: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+
+    def locate(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[int, int]:
+        """Raises: ValueError: shapes or dtypes do not fit."""
+        if self._known is None or self._known[0]() is not keys[0] or self._known[1]() is not values[0]:
+            shape = self._shape
+            for cache in (*keys, *values):
+                check_tensor(cache, "cache", (keys[0].shape[0], shape.num_kv_heads, shape.head_dim), shape.dtype)
+            self._keys, self._values = self._pointers(*map(_address, keys)), self._pointers(*map(_address, values))
+            self._known = weakref.ref(keys[0]), weakref.ref(values[0])
+        return ctypes.addressof(self._keys), ctypes.addressof(self._values)
 
 
 class DecoderLayers:
@@ -138,8 +156,10 @@ class DecoderLayers:
         self.sines = sines.contiguous()
         packed = all(w.packed for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
         compiled = has_compiled_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        compiled = compiled and shape.intermediate_size % _BLOCK == 0
         # What the compiled pass takes; None where there is none for this shape or machine.
         self.structure = self._build() if packed and compiled and library() is not None else None
+        self.caches = _Caches(shape, len(layers))
 
     def _build(self) -> _Decoder:
         shape = self.shape
@@ -226,7 +246,7 @@ def decoder(
 
     Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
         there are none; both in the layers' dtype, cast once.
-    Raises: ValueError: shapes or dtypes do not fit, or no such layer.
+    Raises: ValueError: shapes or dtypes do not fit, or no such layer; MemoryError.
     """
     shape, structure = layers.shape, layers.structure
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
@@ -238,52 +258,28 @@ def decoder(
     check_tensor(rows.positions, "positions", (M,), torch.int64)
     check_tensor(rows.slots, "slots", (M,), torch.int64)
     rows.attention.check()
-    num_slots = keys[0].shape[0]
-    for cache in (*keys, *values):
-        check_tensor(cache, "cache", (num_slots, shape.num_kv_heads, shape.head_dim), shape.dtype)
-    return _run_compiled(structure, shape, residual, rows, keys, values, tap_layers)
-
-
-def _run_compiled(
-    structure: _Decoder,
-    shape: DecoderShape,
-    residual: Tensor,
-    rows: DecoderRows,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    tap_layers: Sequence[int],
-) -> tuple[Tensor, Tensor | None]:
-    M, D, dtype = residual.shape[0], shape.head_dim, shape.dtype
-    qkv = torch.empty(M, (shape.num_heads + 2 * shape.num_kv_heads) * D)
-    gate_up = torch.empty(M, 2 * shape.intermediate_size)
-    normed, hidden = torch.empty(M, shape.hidden_size, dtype=dtype), torch.empty(M, shape.hidden_size, dtype=dtype)
-    attended = torch.empty(M, shape.num_heads * D, dtype=dtype)
-    activated = torch.empty(M, shape.intermediate_size, dtype=dtype)
-    taps = torch.empty(M, len(tap_layers), shape.hidden_size, dtype=dtype) if tap_layers else None
+    k_caches, v_caches = layers.caches.locate(keys, values)
+    hidden = torch.empty(M, shape.hidden_size, dtype=shape.dtype)
+    taps = torch.empty(M, len(tap_layers), shape.hidden_size, dtype=shape.dtype) if tap_layers else None
     c_tap_layers = (_LONG * len(tap_layers))(*tap_layers)
-    counters = torch.zeros(len(keys) * _PHASES + 1, dtype=torch.int64)
-    pointers = _POINTER * len(keys)
-    k_caches, v_caches = pointers(*map(_address, keys)), pointers(*map(_address, values))
-    places = rows.attention
-    c_rows = _Rows(
-        *map(_address, (places.slot_tables, places.paths, places.seqs, places.prefix_lens, places.path_lens)),
-        places.slot_tables.shape[1],
-        places.paths.shape[1],
-    )
-    work = (residual, qkv, gate_up, normed, attended, activated, hidden, taps)
     c_pass = _Pass(
-        ctypes.addressof(k_caches),
-        ctypes.addressof(v_caches),
+        k_caches,
+        v_caches,
         rows.positions.data_ptr(),
         rows.slots.data_ptr(),
-        c_rows,
+        _c_rows(rows.attention),
         M,
-        *map(_address, work),
+        *map(_address, (residual, hidden, taps)),
         ctypes.addressof(c_tap_layers),
         len(tap_layers),
-        counters.data_ptr(),
     )
     kernels = library()
     assert kernels is not None  # there is a structure only where there are kernels
-    kernels.slipstream_decoder(ctypes.addressof(structure), ctypes.addressof(c_pass))
+    if kernels.slipstream_decoder(ctypes.addressof(structure), ctypes.addressof(c_pass)) != 0:
+        raise MemoryError(f"no memory for a pass of {M} rows")
     return hidden, taps
+
+
+def _c_rows(rows: AttentionRows) -> _Rows:
+    addresses = map(_address, (rows.slot_tables, rows.paths, rows.seqs, rows.prefix_lens, rows.path_lens))
+    return _Rows(*addresses, rows.slot_tables.shape[1], rows.paths.shape[1])

@@ -1,21 +1,32 @@
 /* All layers of the decoder in one call: the operations of linear.c, rows.c and attention.c, phase after phase, with
  * the team awake throughout. Called one by one from the host they spend a fifth of a single row's pass on calls and on
- * waking threads (SmolLM2-135M, two cores of an AMD EPYC). */
+ * waking threads (SmolLM2-135M, two cores of an AMD EPYC).
+ *
+ * Memory is never to wait. So a thread that works on the last block of a product has already claimed its first block
+ * of the next one, and fetches it. And what lies between products is kept short: few rows are normed by every thread
+ * for itself, which is sooner done than waiting for each other, and SwiGLU follows on each block of its gates.
+ */
+#include <stdlib.h>
+
 #include "common.h"
 #include "ops.h"
 #include "pool.h"
 
-#define PHASES 9 /* per layer */
+#define OWN_NORM_ROWS 8
+
+enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
+/* Counters of a layer, beside those of its products. */
+enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, COUNTERS };
 
 struct layer {
     const float *input_norm, *post_norm, *q_norm, *k_norm; /* the last two or null */
-    struct linear qkv, output, gate_up, down;
+    struct linear products[PRODUCTS];
 };
 
 struct decoder {
     const struct layer *layers;
     const float *final_norm, *cosines, *sines;
-    int64_t num_layers, H, I, Hq, Hkv, D;
+    int64_t num_layers, H, I, Hq, Hkv, D; /* I: a multiple of LINEAR_BLOCK */
     float eps;
     int32_t dtype;
 };
@@ -25,93 +36,163 @@ struct decoder_pass {
     const int64_t *positions, *slots;
     struct attention_rows rows;
     int64_t M;
-    float *residual, *qkv, *gate_up;       /* [M, H], [M, (Hq + 2 Hkv) D], [M, 2 I] */
-    void *normed, *attended, *activated;   /* [M, H], [M, Hq D], [M, I] in the decoder's dtype */
-    void *hidden;                          /* [M, H] in the decoder's dtype */
-    void *taps;                            /* [M, num_taps, H] in the decoder's dtype */
-    const int64_t *tap_layers;             /* [num_taps] */
+    float *residual;           /* [M, H] */
+    void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
+    const int64_t *tap_layers; /* [num_taps] */
     int64_t num_taps;
-    counter *next;                         /* [num_layers * PHASES + 1], zero */
 };
 
 struct run {
     const struct decoder *decoder;
     const struct decoder_pass *pass;
+    float *qkv;                          /* [M, (Hq + 2 Hkv) D] */
+    void *normed, *attended, *activated; /* [M, H], [M, Hq D], [M, I] in the decoder's dtype */
+    counter *next;                       /* [num_layers + 1, COUNTERS] */
 };
+
+/* One thread's way through a run. */
+struct worker {
+    const struct run *r;
+    int64_t item; /* of the product that comes next, claimed in advance; -1: there was none left */
+    void *own;    /* [OWN_NORM_ROWS, H] in the decoder's dtype */
+};
+
+static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
+
+static const struct linear *product(const struct run *r, int64_t index) {
+    return &r->decoder->layers[index / PRODUCTS].products[index % PRODUCTS];
+}
+
+/* An item is a block of outputs; of gates and ups, one block of each. */
+static int64_t claim_item(const struct run *r, int64_t index) {
+    if (index == r->decoder->num_layers * PRODUCTS) return -1;
+    int64_t blocks = linear_blocks(product(r, index)), kind = index % PRODUCTS;
+    return claim(r->next + index / PRODUCTS * COUNTERS + kind, kind == GATE_UP ? blocks / 2 : blocks);
+}
+
+static void gate_up_item(const struct run *r, const struct linear *l, int64_t item, const char *x,
+                         struct ahead ahead[2]) {
+    int64_t M = r->pass->M, I = r->decoder->I, size = item_size(r->decoder), dtype = r->decoder->dtype;
+    float both[LINEAR_ROWS][2 * LINEAR_BLOCK];
+    for (int64_t m = 0; m < M; m += LINEAR_ROWS) {
+        int64_t rows = M - m < LINEAR_ROWS ? M - m : LINEAR_ROWS;
+        for (int64_t half = 0; half < 2; half++)
+            linear_tile(l, item + half * (I / LINEAR_BLOCK), x + m * l->K * size, rows, both[0] + half * LINEAR_BLOCK,
+                        2 * LINEAR_BLOCK, (int)dtype, STORE, ahead + half);
+        for (int64_t i = 0; i < rows; i++)
+            swiglu_row(both[i], (char *)r->activated + ((m + i) * I + item * LINEAR_BLOCK) * size, LINEAR_BLOCK,
+                       (int)dtype);
+    }
+}
+
+/* out: of all but gates and ups. */
+static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
+    const struct run *r = w->r;
+    const struct linear *l = product(r, index);
+    int64_t item = w->item, M = r->pass->M;
+    if (item < 0) w->item = claim_item(r, index + 1);
+    while (item >= 0) {
+        int64_t following = claim_item(r, index), after = index;
+        if (following < 0) w->item = claim_item(r, ++after);
+        int64_t then = after == index ? following : w->item;
+        struct ahead ahead[2] = {{NULL, 0}, {NULL, 0}};
+        if (then >= 0) ahead[0] = linear_ahead(product(r, after), then, l, M);
+        if (then >= 0 && after % PRODUCTS == GATE_UP)
+            ahead[1] = linear_ahead(product(r, after), then + r->decoder->I / LINEAR_BLOCK, l, M);
+        if (index % PRODUCTS == GATE_UP) gate_up_item(r, l, item, x, ahead);
+        else linear_block(l, item, x, out, M, r->decoder->dtype, output, ahead);
+        item = following;
+    }
+    team_barrier();
+}
 
 /* What row m's residual is when it enters layer `index`. */
 static void tap_row(const struct run *r, int64_t m, int64_t index) {
     const struct decoder_pass *p = r->pass;
-    int64_t H = r->decoder->H, size = r->decoder->dtype == BF16 ? 2 : 4;
+    int64_t H = r->decoder->H, size = item_size(r->decoder);
     for (int64_t t = 0; t < p->num_taps; t++)
         if (p->tap_layers[t] == index)
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-/* `tap`: the layer that the residual enters here, or -1. */
-static void norm_phase(const struct run *r, const float *weight, void *out, int64_t tap, counter *next) {
-    int64_t H = r->decoder->H, size = r->decoder->dtype == BF16 ? 2 : 4, m;
-    while ((m = claim(next, r->pass->M)) >= 0) {
+static void norm_rows(const struct run *r, const float *weight, int64_t m, int64_t count, void *out) {
+    const struct decoder *d = r->decoder;
+    for (int64_t i = 0; i < count; i++)
+        rms_norm_row(r->pass->residual + (m + i) * d->H, weight, (char *)out + i * d->H * item_size(d), d->H, d->eps,
+                     d->dtype);
+}
+
+/* Returns the normed rows. `tap`: the layer that the residual enters here, or -1. */
+static const void *norm_phase(struct worker *w, const float *weight, int64_t tap, counter *next) {
+    const struct run *r = w->r;
+    int64_t M = r->pass->M, row_bytes = r->decoder->H * item_size(r->decoder), m;
+    int alone = M <= OWN_NORM_ROWS;
+    if (alone) norm_rows(r, weight, 0, M, w->own);
+    while ((!alone || tap >= 0) && (m = claim(next, M)) >= 0) {
         tap_row(r, m, tap);
-        rms_norm_row(r->pass->residual + m * H, weight, (char *)out + m * H * size, H, r->decoder->eps,
-                     r->decoder->dtype);
+        if (!alone) norm_rows(r, weight, m, 1, (char *)r->normed + m * row_bytes);
     }
-    team_barrier();
+    if (!alone) team_barrier();
+    return alone ? w->own : r->normed;
 }
 
-static void linear_phase(const struct run *r, const struct linear *l, const void *x, float *out, enum output output,
-                         counter *next) {
-    int64_t blocks = linear_blocks(l), block = claim(next, blocks);
-    while (block >= 0) {
-        int64_t following = claim(next, blocks);
-        struct ahead ahead = linear_ahead(l, following, l, r->pass->M);
-        linear_block(l, block, x, out, r->pass->M, r->decoder->dtype, output, &ahead);
-        block = following;
-    }
-    team_barrier();
-}
-
-static void attention_phases(const struct run *r, const struct layer *l, int64_t index, counter *next) {
+static void attention_phases(const struct run *r, int64_t index, counter *next) {
     const struct decoder *d = r->decoder;
     const struct decoder_pass *p = r->pass;
+    const struct layer *l = d->layers + index;
     struct rope rope = {d->cosines, d->sines, l->q_norm, l->k_norm, d->eps, d->Hq, d->Hkv, d->D};
     int64_t width = (d->Hq + 2 * d->Hkv) * d->D, m, task, num_tasks = p->M * d->Hkv;
-    while ((m = claim(next, p->M)) >= 0)
-        rope_write_row(&rope, p->qkv + m * width, p->positions[m], p->slots[m], p->k_caches[index],
+    while ((m = claim(next + ROPE, p->M)) >= 0)
+        rope_write_row(&rope, r->qkv + m * width, p->positions[m], p->slots[m], p->k_caches[index],
                        p->v_caches[index], d->dtype);
     team_barrier();
-    struct attention attention = {p->qkv,  width,  p->k_caches[index], p->v_caches[index], p->attended, d->Hq,
+    struct attention attention = {r->qkv,  width,  p->k_caches[index], p->v_caches[index], r->attended, d->Hq,
                                   d->Hkv, d->D,   d->dtype};
-    while ((task = claim(next + 1, num_tasks)) >= 0) attention_task(&attention, &p->rows, num_tasks - 1 - task);
-    team_barrier();
-}
-
-static void swiglu_phase(const struct run *r, counter *next) {
-    int64_t I = r->decoder->I, size = r->decoder->dtype == BF16 ? 2 : 4, m;
-    while ((m = claim(next, r->pass->M)) >= 0)
-        swiglu_row(r->pass->gate_up + m * 2 * I, (char *)r->pass->activated + m * I * size, I, r->decoder->dtype);
+    while ((task = claim(next + ATTENTION, num_tasks)) >= 0)
+        attention_task(&attention, &p->rows, num_tasks - 1 - task);
     team_barrier();
 }
 
 static void decoder_team(void *context) {
     const struct run *r = context;
-    const struct decoder_pass *p = r->pass;
-    counter *next = p->next;
-    for (int64_t index = 0; index < r->decoder->num_layers; index++, next += PHASES) {
-        const struct layer *l = r->decoder->layers + index;
-        norm_phase(r, l->input_norm, p->normed, index, next);
-        linear_phase(r, &l->qkv, p->normed, p->qkv, STORE, next + 1);
-        attention_phases(r, l, index, next + 2);
-        linear_phase(r, &l->output, p->attended, p->residual, ADD, next + 4);
-        norm_phase(r, l->post_norm, p->normed, -1, next + 5);
-        linear_phase(r, &l->gate_up, p->normed, p->gate_up, STORE, next + 6);
-        swiglu_phase(r, next + 7);
-        linear_phase(r, &l->down, p->activated, p->residual, ADD, next + 8);
+    const struct decoder *d = r->decoder;
+    float *residual = r->pass->residual;
+    char own[OWN_NORM_ROWS * d->H * item_size(d)];
+    struct worker w = {r, claim_item(r, 0), own};
+    counter *next = r->next;
+    for (int64_t index = 0; index < d->num_layers; index++, next += COUNTERS) {
+        const struct layer *l = d->layers + index;
+        const void *normed = norm_phase(&w, l->input_norm, index, next + INPUT_NORM);
+        product_phase(&w, index * PRODUCTS + QKV, normed, r->qkv, STORE);
+        attention_phases(r, index, next);
+        product_phase(&w, index * PRODUCTS + OUTPUT, r->attended, residual, ADD);
+        normed = norm_phase(&w, l->post_norm, -1, next + POST_NORM);
+        product_phase(&w, index * PRODUCTS + GATE_UP, normed, NULL, STORE);
+        product_phase(&w, index * PRODUCTS + DOWN, r->activated, residual, ADD);
     }
-    norm_phase(r, r->decoder->final_norm, p->hidden, r->decoder->num_layers, next);
+    int64_t m;
+    while ((m = claim(next + INPUT_NORM, r->pass->M)) >= 0) {
+        tap_row(r, m, d->num_layers);
+        norm_rows(r, d->final_norm, m, 1, (char *)r->pass->hidden + m * d->H * item_size(d));
+    }
 }
 
-void slipstream_decoder(const struct decoder *decoder, const struct decoder_pass *pass) {
-    struct run run = {decoder, pass};
+static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Returns 0, or -1 where there is no memory to work in. */
+int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
+    int64_t M = pass->M, size = item_size(d);
+    int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * d->H * size, M * d->Hq * d->D * size, M * d->I * size,
+                       (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};
+    int64_t total = 0;
+    for (int i = 0; i < 5; i++) total += aligned(bytes[i]);
+    char *memory = aligned_alloc(64, total), *at[5];
+    if (memory == NULL) return -1;
+    at[0] = memory;
+    for (int i = 1; i < 5; i++) at[i] = at[i - 1] + aligned(bytes[i - 1]);
+    memset(at[4], 0, bytes[4]);
+    struct run run = {d, pass, (float *)at[0], at[1], at[2], at[3], (counter *)at[4]};
     team_run(decoder_team, &run);
+    free(memory);
+    return 0;
 }

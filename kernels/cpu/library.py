@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "slipstream_decoder": (_POINTER, _POINTER),
 }
+_FAILING = ("slipstream_decoder",)  # these return 0 when all went well
 
 
 class CompileError(RuntimeError):
@@ -86,5 +87,5 @@ def library() -> ctypes.CDLL | None:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes = arguments
-        function.restype = None
+        function.restype = _INT if name in _FAILING else None
     return loaded

@@ -4,6 +4,12 @@
 #include "common.h"
 #include "ops.h"
 
+void cast_row(const float *x, void *out, int64_t H, int dtype) {
+    int64_t i = 0;
+    for (; i + LANES <= H; i += LANES) vf_store_any(out, i, dtype, vf_load(x + i));
+    for (; i < H; i++) store_any(out, i, dtype, x[i]);
+}
+
 ALWAYS float inverse_rms(const float *x, int64_t n, float eps) {
     vf sum = vf_set(0.0f);
     int64_t i = 0;
@@ -21,12 +27,6 @@ void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, flo
     int64_t i = 0;
     for (; i + LANES <= H; i += LANES) vf_store_any(out, i, dtype, vf_load(x + i) * scale * vf_load(weight + i));
     for (; i < H; i++) store_any(out, i, dtype, x[i] * scale * weight[i]);
-}
-
-void cast_row(const float *x, void *out, int64_t H, int dtype) {
-    int64_t i = 0;
-    for (; i + LANES <= H; i += LANES) vf_store_any(out, i, dtype, vf_load(x + i));
-    for (; i < H; i++) store_any(out, i, dtype, x[i]);
 }
 
 /* x float32 [M, H], out [M, H]. */
@@ -59,10 +59,9 @@ void rope_write_row(const struct rope *r, float *qkv, int64_t position, int64_t 
         rotate(qkv + h * D, cosine, sine, D);
     }
     const float *k = qkv + Hq * D, *v = k + Hkv * D;
-    for (int64_t i = 0; i < Hkv * D; i++) {
-        store_any(k_cache, slot * Hkv * D + i, dtype, k[i]);
-        store_any(v_cache, slot * Hkv * D + i, dtype, v[i]);
-    }
+    int64_t offset = slot * Hkv * D * (dtype == BF16 ? 2 : 4);
+    cast_row(k, (char *)k_cache + offset, Hkv * D, dtype);
+    cast_row(v, (char *)v_cache + offset, Hkv * D, dtype);
 }
 
 /* qkv [M, (Hq + 2 Hkv) D] float32: queries are normed (if q_norm), rotated and stay in place; keys likewise and go,

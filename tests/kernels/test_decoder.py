@@ -10,7 +10,7 @@ from kernels.linear import pack as pack_as_is
 from kernels.linear import pack_int8
 from kernels.rope import HeadNorms
 
-H, INNER, HQ, HKV, D, SLOTS = 48, 80, 6, 2, 16, 64
+H, INNER, HQ, HKV, D, SLOTS = 48, 96, 6, 2, 16, 64
 
 
 def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool, int8: bool = False) -> DecoderLayers:

@@ -20,7 +20,6 @@ _REQUIRED = (
 _REQUIRED_OF_DEEPSEEK = (
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group", "first_k_dense_replace"),
-    *("norm_topk_prob", "routed_scaling_factor"),
 )
 
 
@@ -115,7 +114,7 @@ class ModelConfig:
             raise ModelNotLoadable(f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}")
         if values.get("hidden_act", "silu") != "silu":
             raise ModelNotLoadable(f"hidden_act must be silu, got {values['hidden_act']!r}")
-        _check_present(values, _REQUIRED)
+        _check_sizes(values, _REQUIRED)
         deepseek = model_type == "deepseek_v3"
         latent = _latent(values) if deepseek else None
         num_heads = values["num_attention_heads"]
@@ -146,19 +145,23 @@ class ModelConfig:
 
 def read_config(model_dir: Path) -> dict[str, Any]:
     """The folder's config.json. Raises: ModelNotLoadable."""
-    try:
-        values = json.loads((model_dir / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelNotLoadable(f"{model_dir} has no readable config.json: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelNotLoadable(f"{model_dir}/config.json must hold an object, got a {type(values).__name__}")
-    return values
+    return _read_object(model_dir / "config.json")
 
 
 def generation_eos(model_dir: Path) -> frozenset[int]:
-    """Chat models often name their end-of-turn token in generation_config.json alone."""
+    """Chat models often name their end-of-turn token in generation_config.json alone. Raises: ModelNotLoadable."""
     path = model_dir / "generation_config.json"
-    return token_ids(json.loads(path.read_text()).get("eos_token_id")) if path.exists() else frozenset()
+    return token_ids(_read_object(path).get("eos_token_id")) if path.exists() else frozenset()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelNotLoadable(f"{path.parent} has no readable {path.name}: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelNotLoadable(f"{path} must hold an object, got a {type(values).__name__}")
+    return values
 
 
 def token_ids(value: int | list[int] | None) -> frozenset[int]:
@@ -167,10 +170,13 @@ def token_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset(value) if isinstance(value, list) else frozenset([value])
 
 
-def _check_present(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def _check_sizes(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
     missing = [name for name in names if values.get(name) is None]
     if missing:
         raise ModelNotLoadable(f"config.json of a {values['model_type']} must have {', '.join(missing)}")
+    for name in names:
+        if type(values[name]) is not int or values[name] < 0:
+            raise ModelNotLoadable(f"{name} must be a whole number, got {values[name]!r}")
 
 
 def _window(values: Mapping[str, Any]) -> float:
@@ -180,7 +186,7 @@ def _window(values: Mapping[str, Any]) -> float:
 
 
 def _latent(values: Mapping[str, Any]) -> LatentConfig:
-    _check_present(values, _REQUIRED_OF_DEEPSEEK)
+    _check_sizes(values, _REQUIRED_OF_DEEPSEEK)
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     stretched = 1.0  # yarn's temperature, which DeepSeek applies to the scores
     if rope.get("mscale_all_dim") and rope.get("factor", 1.0) > 1.0:
@@ -209,8 +215,8 @@ def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
         num_chosen_groups=values["topk_group"],
         intermediate_size=values["moe_intermediate_size"],
         num_dense_layers=values["first_k_dense_replace"],
-        normalized=values["norm_topk_prob"],
-        scale=values["routed_scaling_factor"],
+        normalized=values.get("norm_topk_prob", True),
+        scale=values.get("routed_scaling_factor", 2.5),
     )
 
 

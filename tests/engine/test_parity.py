@@ -56,6 +56,7 @@ def test_logits_agree_with_scaled_positions(tmp_path: Path, rope: dict[str, Any]
     [
         ({"model_type": "nothing"}, "model_type must be one of transformers' causal models, got 'nothing'"),
         ({"vocab_size": None, "hidden_size": None}, "config.json of a llama must have hidden_size, vocab_size"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number, got '2'"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
         ({"vocab_size": 7}, r"embed_tokens.weight must be \[7, 64\], got"),
         ({"num_hidden_layers": 3}, "holds no tensor model.layers.2"),

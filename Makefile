@@ -1,7 +1,8 @@
-# make demo    the whole job on a real model, about ten minutes on two cores
-# make test    ruff, mypy and the tests
-# make check   ruff and mypy alone
-# make clean   removes what the above left here, .venv too
+# make demo        the whole job on a real model, about ten minutes on two cores
+# make test        ruff, mypy and the tests
+# make check       ruff and mypy alone
+# make bench-cpu   our engine beside its peers, about an hour (docs/benchmarks.md)
+# make clean       removes what the above left here, .venv too
 #
 # Each sets up .venv by itself and leaves it alone while the requirements do not change.
 # PYTHON names the interpreter to build it with: make demo PYTHON=python3.12
@@ -16,12 +17,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check bench-cpu setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo
@@ -32,6 +33,10 @@ test: check
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
+
+# BENCH holds options of benchmarks.cpu, such as --speculator DIR.
+bench-cpu: $(STAMP)
+	@$(BIN)/python -m benchmarks.cpu $(BENCH)
 
 setup: $(STAMP)
 

@@ -37,7 +37,7 @@ ADJUSTMENTS: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": 0.7},
     "bias": {"logit_bias": ((2, 4.0), (100, 8.0), (101, 7.9), (7, -50.0))},
-    "least length": {"min_tokens": 25, "logit_bias": ((2, 30.0),)},
+    "least length": {"min_tokens": 15, "logit_bias": ((2, 30.0),)},
     "all": {
         **{"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.4, "min_tokens": 9},
         **{"logit_bias": ((2, 6.0), (100, 3.0)), "top_p": 0.95, "min_p": 0.001, "top_k": 100},
@@ -52,8 +52,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def make_requests(model: Model, options: dict[str, Any]) -> list[Request]:
     generator = random.Random(1)
-    prompts = [[generator.randrange(model.config.vocab_size) for _ in range(12)] for _ in range(6)]
-    params = SamplingParams(**{"max_tokens": 40, "seed": 5, "num_logprobs": 1, **options})
+    prompts = [[generator.randrange(model.config.vocab_size) for _ in range(12)] for _ in range(5)]
+    params = SamplingParams(**{"max_tokens": 24, "seed": 5, "num_logprobs": 1, **options})
     return [Request(f"r{index}", tuple(prompt), params) for index, prompt in enumerate(prompts)]
 
 

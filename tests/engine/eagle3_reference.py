@@ -39,17 +39,20 @@ def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
     return module.bfloat16().float()  # as stored
 
 
-def reference_continuation(module: Eagle3, model: Model, tokens: list[int], depth: int) -> list[int]:
-    """Greedy chain by the definition: every position anew, in float32, without any cache."""
+def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list[int]) -> list[tuple[int, float]]:
+    """The token of each rank in turn (0: the likeliest) and the probability of the path down to it."""
+    chain: list[tuple[int, float]] = []
     taps = model.hidden_states(torch.tensor(tokens[:-1]), module.config.taps_of(4)).taps
     assert taps is not None
     g = module.fuse(taps.float())
-    for _ in range(depth):
+    for rank in ranks:
         out = reference_layer(module, g, model.weights.embedding[torch.tensor(tokens[1:])].float())
         read, fed_back = module.split(out)
-        tokens = [*tokens, int(module.draft_vocab[module.lm_head(read[-1]).argmax()])]
+        probabilities, best = module.lm_head(read[-1]).softmax(-1).sort(descending=True)
+        tokens = [*tokens, int(module.draft_vocab[best[rank]])]
+        chain.append((tokens[-1], float(probabilities[rank]) * (chain[-1][1] if chain else 1.0)))
         g = torch.cat([g, fed_back[-1:]])
-    return tokens[-depth:]
+    return chain
 
 
 def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
-from tests.engine.eagle3_reference import make_config, make_module, reference_continuation
+from tests.engine.eagle3_reference import make_config, make_module, reference_chain
 from tests.tiny_model import make_tiny_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -135,11 +135,11 @@ def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_what_is_served_is_the_module(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
-    """The most likely path of a wide tree is the greedy chain, whatever came before in how many passes."""
+    """Likely chains are paths of the tree, with their probability, whatever came before in how many passes."""
     target = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype="float32")
     module = make_module(make_config(**options))
     with torch.no_grad():
-        module.lm_head.weight *= 4.0  # decided, so that the greedy chain is the likeliest path
+        module.lm_head.weight *= 3.0  # decided enough for likely chains to get deep
     drafter = Eagle3Drafter(module, target)
     generator = random.Random(1)
     tokens = [generator.randrange(259) for _ in range(40)]
@@ -160,14 +160,15 @@ def test_what_is_served_is_the_module(tmp_path_factory: pytest.TempPathFactory, 
         kept = Kept(sequence, known, tuple(range(end - known)))
         drafter.observe(Pass(states.final[known:end], states.taps[known:end], (kept,)))
         known = end
-    (draft,) = drafter.propose([sequence], 24)
-    with torch.no_grad():
-        expected = reference_continuation(module, target, tokens[:32], depth=3)
+    (draft,) = drafter.propose([sequence], 64)
     children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
-    node = -1
-    for token in expected:
-        assert (node, token) in children
-        node = children[node, token]
+    for ranks in ([0, 0, 0], [1, 0]):
+        with torch.no_grad():
+            expected = reference_chain(module, target, tokens[:32], ranks)
+        node = -1
+        for token, probability in expected:
+            node = children[node, token]
+            assert draft.survival[node] == pytest.approx(probability, rel=1e-3)
 
 
 # In the engine

@@ -6,6 +6,7 @@ observed is put by, up to some rows, and handed over in one piece when it is ask
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence as Many
 
 import torch
@@ -18,7 +19,7 @@ from engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-_MOST_PUT_BY = 512  # rows
+_MOST_PUT_BY = 1024  # rows
 
 
 class Drafting:
@@ -28,7 +29,8 @@ class Drafting:
         self._max_nodes = max_nodes if drafter.max_depth > 0 else 0
         self._vocab_size = vocab_size
         self._resting = False
-        self._put_by: list[Pass] = []
+        self._put_by: deque[Pass] = deque()
+        self._num_put_by = 0  # rows
 
     def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
         """One draft each, of no more nodes together than `room`; `other_rows` are in the pass anyway."""
@@ -53,9 +55,10 @@ class Drafting:
         if self._max_nodes == 0 or not done.kept:
             return
         self._put_by.append(done)
+        self._num_put_by += done.hidden.shape[0]
         if self._resting:
-            while sum(len(kept.rows) for put in self._put_by for kept in put.kept) > _MOST_PUT_BY:
-                del self._put_by[0]
+            while self._num_put_by > _MOST_PUT_BY:
+                self._num_put_by -= self._put_by.popleft().hidden.shape[0]
             return
         try:
             self._hand_over()
@@ -69,7 +72,9 @@ class Drafting:
             logger.exception("drafter %s failed to forget a request", self.drafter.name)
 
     def _hand_over(self) -> None:
-        passes, self._put_by = self._put_by, []
+        passes = list(self._put_by)
+        self._put_by.clear()
+        self._num_put_by = 0
         if merged := _merged(passes):
             self.drafter.observe(merged)
 

@@ -23,6 +23,7 @@ from engine.drafting import Drafting
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.models.base import Model
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
@@ -45,7 +46,7 @@ class _Part:
 class Engine:
     """Not thread-safe: one thread adds, cancels and steps."""
 
-    def __init__(self, model: Decoder, drafter: Drafter, config: EngineConfig) -> None:
+    def __init__(self, model: Model, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
         self.config = config
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))

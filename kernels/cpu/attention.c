@@ -21,19 +21,37 @@ struct keys {
     int64_t prefix_len, total, Hkv, head;
 };
 
-ALWAYS vf load_lanes(const void *p, int64_t i, int dtype) {
-    return dtype == BF16 ? vf_load_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
+/* Lanes of a head's i-th vector. Two vectors of bfloat16 are read as one of pairs, which is cheap to widen: the first
+ * holds the even numbers, the second the odd ones. What is multiplied with them, and what comes out, is so ordered. */
+ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
+
+ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, int dtype) {
+    if (!in_pairs(D, dtype)) {
+        offset += i * LANES;
+        return dtype == BF16 ? vf_load_bf16((const uint16_t *)cache + offset) : vf_load((const float *)cache + offset);
+    }
+    vu pair;
+    memcpy(&pair, (const uint16_t *)cache + offset + i / 2 * (2 * LANES), sizeof pair);
+    pair = i % 2 ? pair & 0xffff0000u : pair << 16;
+    vf lanes;
+    memcpy(&lanes, &pair, sizeof lanes);
+    return lanes;
 }
 
-/* Offsets of the keys of a block; returns how many there are. */
-ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int64_t offsets[BLOCK]) {
-    int count = keys->total - start < BLOCK ? (int)(keys->total - start) : BLOCK;
-    for (int j = 0; j < count; j++) {
+/* Finds the keys of a block, and has them fetched with their values: slots lie anywhere, so no processor guesses them.
+ * Returns how many there are. */
+ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
+    int64_t left = keys->total - start, count = left < BLOCK ? left : BLOCK, size = dtype == BF16 ? 2 : 4;
+    for (int64_t j = 0; j < count; j++) {
         int64_t at = start + j;
         int64_t slot = at < keys->prefix_len ? keys->prefix[at] : keys->path[at - keys->prefix_len];
         offsets[j] = (slot * keys->Hkv + keys->head) * D;
+        for (int64_t byte = 0; byte < D * size; byte += 64) {
+            __builtin_prefetch((const char *)keys->k_cache + offsets[j] * size + byte);
+            __builtin_prefetch((const char *)keys->v_cache + offsets[j] * size + byte);
+        }
     }
-    return count;
+    return (int)count;
 }
 
 /* `heads` queries of one group (heads, D and dtype are constants after inlining: the common shapes). */
@@ -49,41 +67,51 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
             acc[g][i] = vf_set(0.0f);
             query[g][i] = vf_load(q + g * D + i * LANES) * scale;
         }
+        for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_unzip(&query[g][i], &query[g][i + 1]);
     }
+    int64_t places[2][BLOCK];
+    int following = locate(keys, 0, D, dtype, places[0]);
     for (int64_t start = 0; start < keys->total; start += BLOCK) {
-        int64_t offsets[BLOCK];
-        int count = locate(keys, start, D, offsets);
+        const int64_t *offsets = places[start / BLOCK % 2];
+        int count = following;
+        following = locate(keys, start + BLOCK, D, dtype, places[(start / BLOCK + 1) % 2]);
         vf dots[MAX_HEADS][BLOCK];
         for (int j = 0; j < count; j++)
             for (int g = 0; g < heads; g++) {
-                vf dot = query[g][0] * load_lanes(keys->k_cache, offsets[j], dtype);
+                vf dot = query[g][0] * load_lanes(keys->k_cache, offsets[j], 0, D, dtype);
                 for (int64_t i = 1; i < lanes; i++)
-                    dot += query[g][i] * load_lanes(keys->k_cache, offsets[j] + i * LANES, dtype);
+                    dot += query[g][i] * load_lanes(keys->k_cache, offsets[j], i, D, dtype);
                 dots[g][j] = dot;
             }
         float p[MAX_HEADS][BLOCK], factors[LANES] = {0};
+        int risen = 0;
         for (int j = count; j < BLOCK; j++)
             for (int g = 0; g < heads; g++) dots[g][j] = vf_set(0.0f);
         for (int g = 0; g < heads; g++) {
             vf scores = vf_select(lane < (float)count, vf_sums(dots[g]), vf_set(-INFINITY));
             float top = vf_max(scores);
             top = top > max[g] ? top : max[g];
+            risen |= top > max[g];
             factors[g] = max[g] - top, max[g] = top;
             vf_store(p[g], vf_exp(scores - top));
         }
-        vf_store(factors, vf_exp(vf_load(factors)));
-        for (int g = 0; g < heads; g++) {
-            sum[g] = sum[g] * factors[g] + vf_load(p[g]);
-            for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factors[g];
+        if (risen) { /* seldom after the first blocks; else all factors are 1 */
+            vf_store(factors, vf_exp(vf_load(factors)));
+            for (int g = 0; g < heads; g++) {
+                sum[g] *= factors[g];
+                for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factors[g];
+            }
         }
+        for (int g = 0; g < heads; g++) sum[g] += vf_load(p[g]);
         for (int j = 0; j < count; j++)
             for (int64_t i = 0; i < lanes; i++) {
-                vf v = load_lanes(keys->v_cache, offsets[j] + i * LANES, dtype);
+                vf v = load_lanes(keys->v_cache, offsets[j], i, D, dtype);
                 for (int g = 0; g < heads; g++) acc[g][i] += p[g][j] * v;
             }
     }
     for (int g = 0; g < heads; g++) {
         float total = vf_sum(sum[g]);
+        for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_zip(&acc[g][i], &acc[g][i + 1]);
         for (int64_t i = 0; i < lanes; i++) vf_store_any(out, g * D + i * LANES, dtype, acc[g][i] / total);
     }
 }

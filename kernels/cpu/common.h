@@ -96,6 +96,36 @@ ALWAYS vf vf_sums(const vf v[LANES]) {
     return vf_load(sums);
 }
 
+/* (a, b) as 32 numbers: those at even places to a, those at odd places to b. */
+ALWAYS void vf_unzip(vf *a, vf *b) {
+#if defined(__AVX512F__)
+    __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    __m512 first = _mm512_permutex2var_ps((__m512)*a, even, (__m512)*b);
+    *b = (vf)_mm512_permutex2var_ps((__m512)*a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), (__m512)*b);
+    *a = (vf)first;
+#else
+    float x[2 * LANES], even[LANES], odd[LANES];
+    vf_store(x, *a), vf_store(x + LANES, *b);
+    for (int i = 0; i < LANES; i++) even[i] = x[2 * i], odd[i] = x[2 * i + 1];
+    *a = vf_load(even), *b = vf_load(odd);
+#endif
+}
+
+/* Undoes `vf_unzip`. */
+ALWAYS void vf_zip(vf *a, vf *b) {
+#if defined(__AVX512F__)
+    __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    __m512 low = _mm512_permutex2var_ps((__m512)*a, first, (__m512)*b);
+    *b = (vf)_mm512_permutex2var_ps((__m512)*a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), (__m512)*b);
+    *a = (vf)low;
+#else
+    float even[LANES], odd[LANES], x[2 * LANES];
+    vf_store(even, *a), vf_store(odd, *b);
+    for (int i = 0; i < LANES; i++) x[2 * i] = even[i], x[2 * i + 1] = odd[i];
+    *a = vf_load(x), *b = vf_load(x + LANES);
+#endif
+}
+
 static inline float vf_max(vf v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);

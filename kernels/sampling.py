@@ -82,12 +82,14 @@ def sample_token(
         return int(values.argmax())
     if top_k > 0 or top_p < 1.0:
         ids, scaled = _best(values, temperature, top_k=top_k, top_p=top_p)
-    else:  # who lies further below the best can't win, whatever the noise of both
-        ids, scaled = _within(values, temperature, MAX_GUMBEL - MIN_GUMBEL)
+    elif min_p > 0.0:
+        ids, scaled = _within(values, temperature, -math.log(min_p))
+    else:
+        return _winner_of_all(values, temperature, seed, position)
     if min_p > 0.0:
         kept = scaled >= scaled.max() + math.log(min_p)
         ids, scaled = ids[kept], scaled[kept]
-    return int(ids[0]) if len(ids) == 1 else _winner(ids, scaled, len(values), seed, position)
+    return _winner(ids, scaled, len(values), seed, position)
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
@@ -154,14 +156,23 @@ def _count(mass: _Scaled, wanted: float) -> int:
 
 
 def _winner(ids: Ids, scaled: _Scaled, vocab_size: int, seed: int, position: int) -> int:
+    if len(ids) == 1:
+        return int(ids[0])
     if len(ids) * _SPARSE < vocab_size:
         words = noise_words([seed], [position], ids[None])[0]
     else:
         words = vocabulary_words(seed, position, vocab_size)[ids]
-    best = scaled.max()
-    near = scaled >= best - _CIRCLES[0]
-    # Who lies outside needs noise above `needed`, and that few have.
-    needed = (scaled[near] + gumbel_of(words[near])).max() - (best - _CIRCLES[0])
-    alive = near | (words > 2.0**32 * math.exp(-math.exp(-needed)) - 2.0)
-    scores = scaled[alive] + gumbel_of(words[alive])
-    return int(ids[alive][scores.argmax()])
+    return int(ids[(scaled + gumbel_of(words)).argmax()])
+
+
+def _winner_of_all(values: _Values, temperature: float, seed: int, position: int) -> int:
+    """Most of the vocabulary may win, and hardly any of it will: only noise out of the common lets a far token in."""
+    reach = MAX_GUMBEL - MIN_GUMBEL  # who lies further below the best can't win, whatever the noise of both
+    if np.count_nonzero(values >= values.max() - reach * temperature) * _SPARSE < len(values):
+        return _winner(*_within(values, temperature, reach), len(values), seed, position)
+    words = vocabulary_words(seed, position, len(values))
+    ids, scaled = _within(values, temperature, _CIRCLES[0])
+    needed = (scaled + gumbel_of(words[ids])).max() - scaled.max() + _CIRCLES[0]  # of who lies outside this circle
+    loud = np.flatnonzero(words >= np.uint32(2.0**32 * math.exp(-math.exp(-needed)) - 2.0))
+    ids = np.concatenate((ids, loud))
+    return int(ids[(values[ids].astype(np.float64) / temperature + gumbel_of(words[ids])).argmax()])

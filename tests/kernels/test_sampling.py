@@ -44,7 +44,7 @@ def test_noise_is_the_word_of_the_token_in_the_block_of_its_four_neighbours() ->
     assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == chosen.tolist()
 
 
-@pytest.mark.parametrize("size", [1, 4, 32_767, 32_769])  # at both sides of the blocks that numpy takes at a time
+@pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # at both sides of the blocks that numpy takes at a time
 def test_the_vocabularys_noise_is_that_of_its_tokens(size: int) -> None:
     tokens = torch.arange(size)
     words = torch.from_numpy(vocabulary_words(3, 4, size))

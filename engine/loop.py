@@ -96,8 +96,9 @@ class Engine:
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
-        if not all(0 <= token < self.model.config.vocab_size for token in prompt):
-            raise ValueError(f"prompt_token_ids must be in 0..{self.model.config.vocab_size - 1}")
+        named = (*prompt, *(token for token, _ in request.sampling.logit_bias))
+        if not all(0 <= token < self.model.config.vocab_size for token in named):
+            raise ValueError(f"prompt_token_ids and logit_bias must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len:
             answer = request.sampling.max_tokens
             raise RequestTooLong(f"prompt and answer may have {self.max_seq_len} tokens, got {len(prompt)} + {answer}")

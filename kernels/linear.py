@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from kernels.checks import DTYPE_CODES, check_tensor, dtype_code
 from kernels.cpu.library import library
+from kernels.memory import empty
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
 _ROW_TILE = 16  # torch's own GEMM changes its order of additions with the number of rows; never with their content
@@ -56,7 +57,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     elif weight.dtype == torch.bfloat16:
         data = _in_pairs(weight)
     else:
-        data = _padded(weight).permute(0, 2, 1).contiguous()  # [blocks, K, 32]
+        data = _laid_out(_padded(weight).permute(0, 2, 1))  # [blocks, K, 32]
     return _weight(weight, data, None, bias, packed)
 
 
@@ -102,7 +103,11 @@ def _padded(weight: Tensor) -> Tensor:
 def _in_pairs(weight: Tensor) -> Tensor:
     """[N, K] -> [ceil(N / 32), K / 2, 32, 2]"""
     padded = _padded(weight)
-    return padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3).contiguous()
+    return _laid_out(padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3))
+
+
+def _laid_out(view: Tensor) -> Tensor:
+    return empty(tuple(view.shape), view.dtype).copy_(view)
 
 
 def _sign_and_magnitude(weight: Tensor) -> Tensor:

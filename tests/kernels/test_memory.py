@@ -1,0 +1,30 @@
+"""Memory in huge pages: tensors of their own, however many share a mapping."""
+
+import gc
+
+import torch
+
+from kernels.memory import empty
+
+
+def test_tensors_lie_apart_and_outlive_each_other() -> None:
+    shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # within one mapping, and larger than it
+    tensors = [empty(shape, torch.bfloat16).fill_(index) for index, shape in enumerate(shapes)]
+    del tensors[2]
+    gc.collect()
+    tensors.insert(2, empty(shapes[2], torch.bfloat16).fill_(2))
+
+    for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+        assert tuple(tensor.shape) == shape
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0
+        assert bool((tensor == index).all()), index
+
+
+def test_many_small_tensors_fill_more_than_one_mapping() -> None:
+    tensors = [empty((1 << 20,), torch.float32).fill_(index) for index in range(20)]
+    assert all(bool((tensor == index).all()) for index, tensor in enumerate(tensors))
+
+
+def test_nothing_needs_no_memory() -> None:
+    assert empty((0, 4), torch.float32).shape == (0, 4)

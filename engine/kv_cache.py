@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
+from kernels.memory import empty
 
 
 class KVCache:
@@ -26,11 +27,11 @@ class KVCache:
     ) -> None:
         layout = config.cache_layout
         shape = (config.num_layers, num_slots, layout.num_heads)
-        keys = torch.empty(*shape, layout.key_width, dtype=dtype, device=device)
+        keys = empty((*shape, layout.key_width), dtype, device)
         if layout.values_in_keys:
             values = keys[..., : layout.value_width]
         else:
-            values = torch.empty(*shape, layout.value_width, dtype=dtype, device=device)
+            values = empty((*shape, layout.value_width), dtype, device)
         self.keys, self.values = list(keys), list(values)
         self.slot_tables: Tensor = torch.zeros(max_sequences, max_seq_len, dtype=torch.int32, device=device)
         self.num_slots = num_slots

@@ -1,0 +1,87 @@
+"""From prompts to a speculator in one command, without the service: what its batch and training jobs do, in turn.
+
+    python -m workers.training MODEL PROMPTS.jsonl FOLDER --method eagle3 --hyperparameters '{"epochs": 8}'
+
+PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes some). The model answers them greedily or as
+each row says, then the speculator is trained on the answers. FOLDER keeps both: tokens.jsonl and output/speculator.
+A second run goes on where the first ended: answers that are there are not given again, training resumes.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.contracts import MAX_SHARD_ROWS, BatchSpec, Event, ShardDone, ShardRange, TrainingSpec
+from workers.emitter import Emit, EventWriter
+
+_TOKENS = "tokens.jsonl"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.training", description="Trains a speculator on prompts.")
+    parser.add_argument("model", type=Path, help="the model's folder")
+    parser.add_argument("prompts", type=Path, help="OpenAI batch rows")
+    parser.add_argument("folder", type=Path, help="for answers, checkpoints and the speculator")
+    parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
+    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the method")
+    parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
+    args = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in workers.run
+    emit = EventWriter(sys.stdout)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    tokens = args.folder / _TOKENS
+    if not tokens.exists():
+        answer_prompts(args.model, args.prompts, tokens, emit)
+    spec = TrainingSpec(
+        job_id="local",
+        model_dir=str(args.model),
+        target_revision=args.revision,
+        method=args.method,
+        tokens_paths=(str(tokens),),
+        output_dir=str(args.folder / "output"),
+        checkpoint_dir=str(args.folder / "checkpoint"),
+        hyperparameters=args.hyperparameters,
+    )
+    from workers.training.job import run_training  # late: torch must see the environment set above
+
+    emit(run_training(spec, emit))
+    return 0
+
+
+def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
+    """Effects: `tokens` is there whole or not at all; rows without an answer are left out and counted by the events."""
+    from workers.jobs.batch import run_batch
+
+    with prompts.open(encoding="utf-8") as rows:
+        count = sum(1 for row in rows if row.strip())
+    ranges = [(start, min(start + MAX_SHARD_ROWS, count)) for start in range(0, count, MAX_SHARD_ROWS)]
+    shards: list[ShardDone] = []
+
+    def keep(event: Event) -> None:
+        if isinstance(event, ShardDone):
+            shards.append(event)
+        emit(event)
+
+    spec = BatchSpec(
+        job_id="local",
+        model_dir=str(model),
+        model_name=model.name,
+        input_path=str(prompts),
+        output_dir=str(tokens.with_name("answers")),
+        shards=tuple(ShardRange(shard_no=no, row_from=a, row_to=b) for no, (a, b) in enumerate(ranges)),
+    )
+    tokens.with_name("answers").mkdir(exist_ok=True)
+    run_batch(spec, keep)
+    partial = tokens.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as out:
+        for shard in sorted(shards, key=lambda shard: shard.shard_no):
+            lines = Path(shard.path).read_text(encoding="utf-8").splitlines(keepends=True)
+            out.writelines(line for line in lines if json.loads(line)["ok"])
+    partial.rename(tokens)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

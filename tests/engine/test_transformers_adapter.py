@@ -36,8 +36,9 @@ def test_logits_agree(tmp_path: Path, family: str) -> None:
     assert difference(make_tiny_model(tmp_path, family, **FAMILIES[family])) <= 1e-4
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("mixtral", "bfloat16")]
+)
 def test_a_tree_of_guesses_gives_the_plain_answers(tmp_path: Path, family: str, dtype: str) -> None:
     model = load_model(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype=dtype)
     params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)

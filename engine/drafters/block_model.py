@@ -31,6 +31,13 @@ WEIGHTS_FILE = "model.safetensors"
 _IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the target's, or derived
 
 
+class Norm(nn.RMSNorm):
+    """In float32 also where products are made in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 class FrozenRows(nn.Module):
     """Rows of the target's embedding or lm_head that come with the drafter and are never trained. [N, H]."""
 
@@ -50,8 +57,8 @@ class BlockAttention(nn.Module):
         self.k_proj = nn.Linear(H, config.num_kv_heads * D, bias=bias)
         self.v_proj = nn.Linear(H, config.num_kv_heads * D, bias=bias)
         self.o_proj = nn.Linear(config.num_heads * D, H, bias=bias)
-        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps)
-        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps)
+        self.q_norm = Norm(D, eps=config.norm_eps)
+        self.k_norm = Norm(D, eps=config.norm_eps)
 
     def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
         """block [A, B, H], context [S, H] -> [A, B, H]."""
@@ -95,8 +102,8 @@ class BlockLayer(nn.Module):
         super().__init__()
         self.self_attn = BlockAttention(config, attention)
         self.mlp = BlockMlp(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
         block = block + self.self_attn(self.input_layernorm(block), context, places)
@@ -176,9 +183,9 @@ class BlockModel(nn.Module):
         self.register_buffer("draft_vocab", vocab, persistent=False)
         H = config.hidden_size
         self.fc = nn.Linear(len(config.tap_layers) * H, H, bias=False)
-        self.hidden_norm = nn.RMSNorm(H, eps=config.norm_eps)
+        self.hidden_norm = Norm(H, eps=config.norm_eps)
         self.layers = nn.ModuleList(BlockLayer(config, attention) for attention in config.attention)
-        self.norm = nn.RMSNorm(H, eps=config.norm_eps)
+        self.norm = Norm(H, eps=config.norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self.lm_head = None if lm_head is None else FrozenRows(lm_head)

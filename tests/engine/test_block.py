@@ -279,7 +279,7 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
     taps = [tap.clone() for tap in taps if tap is not None]  # made in inference mode
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
-    for _ in range(80):
+    for _ in range(60):
         losses = []
         for text, tap, prompt in zip(texts, taps, PROMPTS, strict=True):
             positions = torch.arange(len(text))

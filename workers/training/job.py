@@ -15,6 +15,8 @@ from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
 from workers.failures import UserConfigError
 from workers.jobs.loading import loading_failures
+from workers.training.block.config import BlockHyperparameters
+from workers.training.block.method import BlockMethod
 from workers.training.checkpoint import sync
 from workers.training.data import Corpus, read_corpus
 from workers.training.eagle3.config import Eagle3Hyperparameters
@@ -25,10 +27,10 @@ from workers.training.medusa.method import MedusaMethod
 from workers.training.preparation import Preparation
 from workers.training.provenance import provenance
 
-METHODS = ("medusa", "eagle3")
+METHODS = ("medusa", "eagle3", "block")
 
-_Parameters = MedusaHyperparameters | Eagle3Hyperparameters
-_Method = MedusaMethod | Eagle3Method
+_Parameters = MedusaHyperparameters | Eagle3Hyperparameters | BlockHyperparameters
+_Method = MedusaMethod | Eagle3Method | BlockMethod
 
 
 def run_training(spec: TrainingSpec, emit: Emit) -> Finished:
@@ -57,12 +59,16 @@ def run_training(spec: TrainingSpec, emit: Emit) -> Finished:
 def _read_parameters(spec: TrainingSpec) -> _Parameters:
     if spec.method == "eagle3":
         return Eagle3Hyperparameters.from_values(spec.hyperparameters)
+    if spec.method == "block":
+        return BlockHyperparameters.from_values(spec.hyperparameters)
     return MedusaHyperparameters.from_values(spec.hyperparameters)
 
 
 def _make_method(parameters: _Parameters, preparation: Preparation) -> _Method:
     if isinstance(parameters, Eagle3Hyperparameters):
         return Eagle3Method.prepare(preparation, parameters)
+    if isinstance(parameters, BlockHyperparameters):
+        return BlockMethod.prepare(preparation, parameters)
     return MedusaMethod.prepare(preparation, parameters)
 
 

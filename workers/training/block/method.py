@@ -1,0 +1,233 @@
+"""A block drafter under training: ties rows, blocks and loss together, and validates with the drafter that serves.
+
+Taps are trained on at unit size, each dimension divided by its root mean square over the training rows, because a
+target's residual streams differ by orders of magnitude; the served `fc` takes them as they are.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from engine.drafters.block import BlockDrafter
+from engine.drafters.block_config import BlockConfig
+from engine.drafters.block_model import BlockModel
+from engine.models.base import Model
+from workers.training.block.config import BlockHyperparameters
+from workers.training.block.data import Blocks, blocks_of, num_anchors
+from workers.training.block.loss import DepthSums, block_loss, weighted
+from workers.training.data import IGNORED, Conversation
+from workers.training.eagle3.simulate import simulate
+from workers.training.hidden_states import TapRows, compute_tap_rows
+from workers.training.loop import BatchLoss, Validation
+from workers.training.preparation import Preparation
+from workers.training.simulate import Acceptance
+
+_INITIAL_SCALE = 0.02  # standard deviation of matrices
+_SCALE_ROWS = 16_384  # rows that sizes are taken from
+
+
+class BlockMethod:
+    def __init__(
+        self,
+        target: Model,
+        parameters: BlockHyperparameters,
+        config: BlockConfig,
+        *,
+        draft_vocab: Tensor,
+        train: TapRows,
+        validation: TapRows,
+        seed: int,
+    ) -> None:
+        """draft_vocab: [Vd] int64, ascending token ids."""
+        self._target, self._parameters = target, parameters
+        self._train, self._validation = train, validation
+        vocab = draft_vocab.to(target.device)
+        self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
+        self.block = _initial_module(config, vocab, target, seed=seed).to(target.device)
+        self._place = torch.full((config.vocab_size + 1,), IGNORED, device=target.device)
+        self._place[vocab] = torch.arange(vocab.shape[0], device=target.device)
+        sizes = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
+        self._scale = 1.0 / sizes.clamp(min=1e-6)
+        wants_bfloat16 = {"auto": target.device.type == "cuda", "float32": False, "bfloat16": True}
+        self._bfloat16 = wants_bfloat16[parameters.precision]
+
+    @classmethod
+    def prepare(cls, preparation: Preparation, parameters: BlockHyperparameters) -> "BlockMethod":
+        """Runs the target over all conversations."""
+        target, corpus = preparation.target, preparation.corpus
+        vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+        config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
+        row_bytes = len(config.tap_layers) * target.config.hidden_size * target.dtype.itemsize
+        needed = sum(c.num_tokens for c in preparation.conversations) * row_bytes
+
+        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
+            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
+            report = preparation.reporter(before=before)
+            return compute_tap_rows(target, conversations, tap_layers=config.tap_layers, file=file, on_done=report)
+
+        return cls(
+            target,
+            parameters,
+            config,
+            draft_vocab=vocab,
+            train=rows(corpus.train, "train", 0),
+            validation=rows(corpus.validation, "validation", len(corpus.train)),
+            seed=preparation.seed,
+        )
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.block.config.draft_vocab_size
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._train.num_bytes + self._validation.num_bytes
+
+    @property
+    def module(self) -> nn.Module:
+        return self.block
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._train.prompt_lengths)
+
+    def save(self, folder: Path, *, base_model: str) -> None:
+        served = self.served()
+        served.config = replace(served.config, verifier=served.config.verifier | {"name_or_path": base_model})
+        served.save(folder)
+
+    @torch.no_grad()
+    def served(self) -> BlockModel:
+        """With an `fc` for taps as the target gives them."""
+        served = deepcopy(self.block)
+        served.fc.weight.mul_(self._scale.flatten())
+        return served
+
+    def loss(self, rows: Tensor) -> BatchLoss:
+        parts = []
+        for conversation in rows.tolist():
+            possible = num_anchors(self._train, conversation)
+            drawn = torch.randperm(possible)[: self._parameters.anchors]
+            parts.append(self._blocks_loss(self._train, conversation, drawn))
+        tokens, trusts, sums = zip(*parts, strict=True)
+        total = sum(sums[1:], start=sums[0])
+        parameters = self._parameters
+        loss = weighted(
+            torch.stack(tokens).sum(0),
+            torch.stack(trusts).sum(0),
+            total.count,
+            decay=parameters.decay,
+            confidence_weight=parameters.confidence_weight,
+        )
+        return BatchLoss(loss, nats=float(total.nats.sum()), num_tokens=int(total.count.sum()))
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        sums = [
+            self._blocks_loss(self._validation, index, torch.arange(num_anchors(self._validation, index)))[2]
+            for index in range(len(self._validation.prompt_lengths))
+        ]
+        total = sum(sums[1:], start=sums[0])
+        acceptance = self.simulate()
+        return Validation(
+            acceptance_length=acceptance.length,
+            acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
+            accuracy_per_depth=tuple((total.correct / total.count.clamp(min=1)).tolist()),
+            loss=float(total.nats.sum() / total.count.sum().clamp(min=1)),
+        )
+
+    @torch.no_grad()
+    def simulate(self) -> Acceptance:
+        """What serving the validation conversations at temperature 0 would accept."""
+        drafter = BlockDrafter(self.served(), self._target)  # packs the weights in the model's dtype, as served
+        return simulate(drafter, self._validation, self._target, budget=self._parameters.draft_budget)
+
+    def _blocks_loss(self, rows: TapRows, conversation: int, anchors: Tensor) -> tuple[Tensor, Tensor, DepthSums]:
+        config = self.block.config
+        blocks = blocks_of(rows, conversation, anchors, depths=config.max_depth, place=self._place)
+        with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
+            guessing = self._hidden(blocks)
+            before = blocks.tokens[:, :-1]
+            logits = self.block.logits(guessing, self._lm_head, before)
+            confidence = self.block.confidence(guessing, before) if config.confidence else None
+            with torch.no_grad():
+                target = blocks.hidden @ self._lm_head.T
+        return block_loss(
+            logits, blocks.labels, target, confidence, soft_target_weight=self._parameters.soft_target_weight
+        )
+
+    def _hidden(self, blocks: Blocks) -> Tensor:
+        """[A, D, H]: of the rows that guess."""
+        config = self.block.config
+        tokens = torch.full((len(blocks.anchors), config.block_size), config.mask_token_id, device=blocks.tokens.device)
+        tokens[:, 0] = blocks.tokens[:, 0]
+        positions = torch.arange(len(blocks.taps), device=blocks.anchors.device)
+        hidden: Tensor = self.block(
+            blocks.taps * self._scale,
+            positions,
+            self._target.weights.embedding[tokens].float(),
+            blocks.anchors,
+            positions < blocks.anchors.unsqueeze(1),
+        )
+        return hidden[:, config.first_row : config.first_row + config.max_depth]
+
+
+def make_config(
+    preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int
+) -> BlockConfig:
+    """Layers of the target's own shape, with Qwen3's head norms."""
+    target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
+    transformer = {
+        "model_type": "qwen3",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": parameters.intermediate_size or target.intermediate_size,
+        "num_hidden_layers": parameters.num_layers,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": target.norm_eps,
+        "rope_parameters": dict(own.rope_parameters),
+        "max_position_embeddings": preparation.target.max_positions,
+        "is_causal": parameters.causal,
+    }
+    spread = range(1, parameters.num_taps + 1)
+    values = {
+        "speculators_model_type": "dspark",
+        "transformer_layer_config": transformer,
+        "draft_vocab_size": draft_vocab_size,
+        "block_size": parameters.block_size,
+        "aux_hidden_state_layer_ids": sorted({tap * target.num_layers // parameters.num_taps for tap in spread}),
+        "mask_token_id": _unused_token(preparation),
+        "sample_from_anchor": parameters.sample_from_anchor,
+        "markov_rank": parameters.markov_rank,
+        "enable_confidence_head": parameters.confidence,
+        "confidence_head_with_markov": parameters.confidence and parameters.markov_rank > 0,
+        "speculators_config": {"verifier": {"architectures": list(own.architectures or [])}},
+    }
+    return BlockConfig.from_values(values)
+
+
+def _unused_token(preparation: Preparation) -> int:
+    """The first that no conversation holds: its embedding says nothing but that a guess is wanted."""
+    used = {t for c in preparation.conversations for t in (*c.prompt_token_ids, *c.completion_token_ids)}
+    return next((token for token in range(preparation.target.config.vocab_size) if token not in used), 0)
+
+
+def _initial_module(config: BlockConfig, vocab: Tensor, target: Model, *, seed: int) -> BlockModel:
+    reduced = config.draft_vocab_size < config.vocab_size
+    block = BlockModel(config, vocab, lm_head=target.lm_head[vocab].float() if reduced else None)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in block.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=_INITIAL_SCALE, generator=generator)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+        if block.markov_head is not None:
+            block.markov_head.markov_w2.weight.zero_()  # no correction before there is something to correct
+    return block

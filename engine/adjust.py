@@ -67,15 +67,12 @@ class Adjuster:
         logits = logits.clone()
         self._add_bias(logits)
         self._penalize(logits)
-        allowed = logits
-        if self._num_generated < self._sampling.min_tokens:
-            stops = [token for token in self._stops if token < len(logits)]
-            allowed = logits.index_fill(0, _ids(stops, logits), -math.inf)
-        if self._constraint is None:
-            return allowed
-        mask = _mask(self._constraint.allowed(), logits)
-        constrained = torch.where(mask, allowed, -math.inf)
-        return constrained if bool(constrained.max() > -math.inf) else torch.where(mask, logits, -math.inf)
+        if self._constraint is not None:
+            logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
+        if self._num_generated >= self._sampling.min_tokens:
+            return logits
+        longer = logits.index_fill(0, _ids([token for token in self._stops if token < len(logits)], logits), -math.inf)
+        return longer if bool(longer.max() > -math.inf) else logits
 
     def accept(self, token: int) -> None:
         self._num_generated += 1

@@ -17,6 +17,7 @@ from engine.draft import Draft
 from engine.drafters.base import Drafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
+from engine.errors import GrammarTooSlow
 from engine.fields import InvalidRequest
 from engine.generate import generate
 from engine.grammar import Constraint, Grammar, GrammarKind
@@ -309,6 +310,15 @@ def test_the_process_that_tries_grammars_comes_back_when_killed(tokenizer: Token
         assert trial.fault_of("regex", "a") is None
     finally:
         trial.close()
+
+
+def test_a_grammar_that_is_slow_to_match_does_not_hold_up_the_engine(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = compiler.compile(Grammar(GrammarKind.REGEX, "slow")).start()
+    monkeypatch.setattr("engine.grammars._SLOW_SECONDS", -1.0)
+    with pytest.raises(GrammarTooSlow, match="for a token: it is too ambiguous"):
+        constraint.allowed()
 
 
 def test_a_known_grammar_is_not_compiled_again(compiler: GrammarCompiler) -> None:

@@ -166,6 +166,12 @@ def test_the_models_own_logits_stay_as_they_are() -> None:
     assert torch.equal(logits, before)
 
 
+def test_a_bias_for_tokens_that_the_model_lacks_is_refused(model: Model) -> None:
+    params = SamplingParams(max_tokens=4, logit_bias=((model.config.vocab_size, 1.0),))
+    with pytest.raises(ValueError, match=r"prompt_token_ids and logit_bias must be in 0\.\.258"):
+        Engine(model, NoDrafter(), EngineConfig()).add(Request("r", (1,), params))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

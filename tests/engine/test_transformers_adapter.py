@@ -1,12 +1,11 @@
 """Models of transformers without a decoder of ours: served exactly, or refused with a reason."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconConfig, FalconForCausalLM
+from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
@@ -14,8 +13,6 @@ from engine.errors import ModelNotLoadable
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
-from engine.models.base import Model
-from engine.models.transformers_model import TransformersModel
 from engine.request import Request, SamplingParams
 from tests.engine.drafters import OracleDrafter
 from tests.engine.test_parity import difference, edit_config

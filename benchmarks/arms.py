@@ -37,13 +37,15 @@ class Arm:
     runner: str  # module below _RUNNERS
     environment: Environment | None = None  # None: ours
     extra: str | None = None  # one more distribution it needs there
+    variant: str = ""  # how it differs from another arm of this engine, drafter and weights
+    environ: dict[str, str] = field(default_factory=dict)
     largest_batch: int = 1 << 30
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        label = "" if self.weights == "bf16" else f" {self.weights}"
-        return f"{self.engine} {self.drafter}{label}"
+        labels = [self.weights] if self.weights != "bf16" else []
+        return " ".join([self.engine, self.drafter, *labels, *([self.variant] if self.variant else [])])
 
     @property
     def plain_name(self) -> str:
@@ -67,13 +69,32 @@ def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None)
 
 
 def vllm_arms(model: Path) -> list[Arm]:
+    """With a thread on every core, and as vLLM sets itself up: it keeps one core free for its scheduler."""
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
-    return [
-        Arm(engine="vllm", runner="run_vllm", environment=VLLM, settings=plain),
-        Arm(engine="vllm", drafter="ngram", runner="run_vllm", environment=VLLM, settings=ngram),
-        Arm(engine="vllm", drafter="suffix", runner="run_vllm", environment=VLLM, extra=VLLM_SUFFIX, settings=suffix),
-    ]
+    cores = sorted(os.sched_getaffinity(0))
+    every = [_vllm(PLAIN, plain, cores), _vllm("ngram", ngram, cores)]
+    fewer = [_vllm(PLAIN, plain, cores[1:], "own threads"), _vllm("ngram", ngram, cores[1:], "own threads")]
+    return [*every, *(fewer if len(cores) > 1 else ()), replace(_vllm("suffix", suffix, cores), extra=VLLM_SUFFIX)]
+
+
+def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
+    """Threads are bound and wait as vLLM's own set-up of Intel's OpenMP has it (vllm/utils/ompmultiprocessing.py)."""
+    bound = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
+    return Arm(
+        engine="vllm",
+        drafter=drafter,
+        runner="run_vllm",
+        environment=VLLM,
+        variant=variant,
+        environ={
+            "OMP_NUM_THREADS": str(len(cores)),
+            "KMP_AFFINITY": bound,
+            "KMP_BLOCKTIME": "5",
+            "KMP_TPAUSE": "0",
+        },
+        settings=settings,
+    )
 
 
 def transformers_arms(model: Path) -> list[Arm]:
@@ -125,7 +146,7 @@ class Process:
             arm.environment.ensure()
             if arm.extra is not None:
                 arm.environment.ensure_extra(arm.extra)
-            python, environ = str(arm.environment.python), environ | arm.environment.variables
+            python, environ = str(arm.environment.python), environ | arm.environment.variables | arm.environ
         self._log_path = log_path
         settings = arm.settings | settings | {"weights": arm.weights}
         with log_path.open("w", encoding="utf-8") as log:

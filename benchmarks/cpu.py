@@ -101,7 +101,7 @@ def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[
 def _wanted(own: Sequence[Claim], samples: Samples) -> set[str]:
     """Names of the arms that unsettled claims are about."""
     unsettled = [claim for claim in own if not judge(claim, samples).is_settled]
-    return {name for claim in unsettled for name in (*claim.arms, claim.over)}
+    return {name for claim in unsettled for name in (*claim.arms, *claim.over)}
 
 
 def _warm_up(batch_size: int, arms: Field, prompts: Iterator[list[int]]) -> None:

@@ -167,4 +167,4 @@ def _claim_line(verdict: Verdict) -> str:
         return line
     ratio = verdict.ratio
     measured = f"{ratio.median:.3f} ± {ratio.uncertainty:.3f}, quartiles {ratio.low:.3f}–{ratio.high:.3f}"
-    return f"{line}: {measured} over {ratio.count} rounds ({verdict.arm} / {claim.over})"
+    return f"{line}: {measured} over {ratio.count} rounds ({verdict.arm} / {verdict.over})"

@@ -29,6 +29,10 @@ class Sample:
     equal: int | None  # answers like the same engine's plain ones; None: those were not made in this round
     load_average: float  # of the machine, one minute, when the arm began
 
+    @property
+    def is_plain(self) -> bool:
+        return self.arm == self.own_plain
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -81,10 +85,10 @@ class Samples:
         plain = {
             sample.arm
             for sample in self.all
-            if sample.batch_size == batch_size and sample.weights == weights and sample.arm == sample.own_plain
+            if sample.batch_size == batch_size and sample.weights == weights and sample.is_plain
         }
-        return max(plain, key=lambda arm: self._median(arm, batch_size), default=None)
+        return self.fastest(sorted(plain), batch_size)
 
-    def _median(self, arm: str, batch_size: int) -> float:
-        speed = self.speed(arm, batch_size)
-        return speed.median if speed is not None else 0.0
+    def fastest(self, arms: Sequence[str], batch_size: int) -> str | None:
+        speeds = {arm: speed.median for arm in arms if (speed := self.speed(arm, batch_size)) is not None}
+        return max(speeds, key=lambda arm: speeds[arm], default=None)

@@ -39,7 +39,7 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
     pair = ("slipstream ngram", "slipstream suffix")
-    return Claim(text="faster", batch_size=1, at_least=at_least, arms=pair, over="slipstream plain", each=each)
+    return Claim(text="faster", batch_size=1, at_least=at_least, arms=pair, over=("slipstream plain",), each=each)
 
 
 def test_a_ratio_is_taken_round_by_round_so_that_drift_cancels() -> None:
@@ -59,6 +59,16 @@ def test_a_claim_is_decided_by_the_fastest_arm_or_by_the_slowest_where_each_must
     assert (judge(claim(1.3), samples).status, judge(claim(1.6), samples).status) == ("PASS", "FAIL")
     verdict = judge(claim(0.98, each=True), samples)
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
+
+
+def test_a_claim_is_held_against_the_fastest_way_to_run_a_peer() -> None:
+    rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
+    samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
+
+    plain = next(c for c in claims(["slipstream plain"], (1,)) if "plain decoding" in c.text)
+
+    verdict = judge(plain, samples)
+    assert (verdict.over, verdict.ratio) == ("vllm plain own threads", Spread(1.5, 1.5, 1.5, 1))
 
 
 def test_a_claim_about_a_missing_arm_is_neither_passed_nor_failed() -> None:

@@ -34,11 +34,12 @@ class Layer:
     banned: frozenset[str] = frozenset()
 
 
-ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "jinja2"})  # jinja2: chat templates
+# jinja2: chat templates
+ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "jinja2", "xgrammar"})
 
 # The longest `module` that fits a file is its layer.
 LAYERS = (
-    Layer(module="kernels", others=frozenset({"torch", "triton"})),
+    Layer(module="kernels", others=frozenset({"torch", "triton", "numpy"})),
     Layer(module="engine", ours=("kernels", CONTRACTS), others=ENGINE),
     Layer(
         module="engine.server",

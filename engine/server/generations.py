@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 60.0  # a reader that takes nothing for so long is given up
 
+# Readers that split text into lines, as Python does, take these for ends of a line; JSON leaves them as they are.
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+
 _Result = TypeVar("_Result")
 
 
@@ -245,4 +248,5 @@ async def _chain(first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text.translate(_LINE_ENDS)}\n\n".encode()

@@ -16,8 +16,8 @@ TEMPLATE = (
 )
 
 
-def make_tool_model(directory: Path) -> Path:
-    make_tiny_model(directory, "llama", num_layers=1)
+def make_tool_model(directory: Path, *, max_position_embeddings: int = 1024) -> Path:
+    make_tiny_model(directory, "llama", max_position_embeddings=max_position_embeddings)
     path = directory / "chat_template.jinja"
     assert path.exists()
     path.write_text(TEMPLATE)

@@ -61,6 +61,8 @@ class FakeEngine:
         poison_at: int = 2,
         endless: bool = False,
     ) -> None:
+        self.max_prompt = 100
+        self.adapters_asked_for: list[str] = []
         self.cancelled: list[str] = []
         self.added: list[str] = []
         self.gate = threading.Event()
@@ -96,8 +98,9 @@ class FakeEngine:
         return len(self._requests) - self.num_running
 
     def add(self, request: Request) -> None:
-        if len(request.prompt_token_ids) > 100:
-            raise ValueError(f"prompt may have 100 tokens, got {len(request.prompt_token_ids)}")
+        if len(request.prompt_token_ids) > self.max_prompt:
+            raise ValueError(f"prompt may have {self.max_prompt} tokens, got {len(request.prompt_token_ids)}")
+        self.adapters_asked_for += [request.adapter] if request.adapter else []
         self.added.append(request.request_id)
         self._requests[request.request_id] = request
         self._done[request.request_id] = 0

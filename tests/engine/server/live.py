@@ -13,6 +13,7 @@ import uvicorn
 
 from engine.drafters.none import NoDrafter
 from engine.server.app import ServerApp, ServerConfig
+from engine.server.connection import Connection
 from engine.server.operator import LoadDrafter
 from engine.server.worker import Engine
 from engine.tokenizer import Tokenizer
@@ -48,7 +49,8 @@ def serve(
     config = ServerConfig(**ours | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app.asgi, log_level="error", lifespan="on", timeout_graceful_shutdown=2))
+    options: dict[str, Any] = {"log_level": "error", "lifespan": "on", "timeout_graceful_shutdown": 2}
+    server = uvicorn.Server(uvicorn.Config(app.asgi, http=Connection, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

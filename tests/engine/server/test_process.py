@@ -1,84 +1,49 @@
 """The server's process with a real, tiny model, asked through the official `openai` package."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import httpx2
 import openai
 import pytest
+from pydantic import BaseModel
 
+from tests.engine.openai.tool_model import make_tool_model, tool
+from tests.engine.server.child import TOKEN, Child, launch, running
 from tests.engine.server.live import wait_until
-from tests.tiny_model import make_tiny_model
 
-TOKEN = "secret-of-the-test"
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    process: subprocess.Popen[str]
-    ready: dict[str, Any]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.ready['port']}"
-
-    def client(self, api_key: str = TOKEN) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
-
-    def get(self, path: str) -> httpx2.Response:
-        return httpx2.get(self.url + path, headers={"authorization": f"Bearer {TOKEN}"})
-
-    def running(self) -> float:
-        (line,) = [x for x in self.get("/metrics").text.splitlines() if x.startswith("vllm:num_requests_running{")]
-        return float(line.split()[-1])
+def client_of(server: Child, api_key: str = TOKEN) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
 
-Start = Callable[..., Server]
+Start = Callable[..., Child]
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=4096)
-
-
-def launch(*arguments: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"SLIPSTREAM_ENGINE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "engine.server", "--model-name", "tiny", "--port", "0", *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return make_tool_model(tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
 def start(model_dir: Path) -> Iterator[Start]:
-    processes: list[subprocess.Popen[str]] = []
-
-    def _start(*arguments: str) -> Server:
-        process = launch("--model-dir", str(model_dir), *arguments)
-        processes.append(process)
-        assert process.stdout is not None
-        return Server(process, json.loads(process.stdout.readline()))
-
-    yield _start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(running(model_dir, *arguments))
 
 
 @pytest.fixture(scope="module")
-def server(start: Start) -> Server:
+def server(start: Start) -> Child:
     return start("--drafter", "ngram")
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.client() as client:
+def client(server: Child) -> Iterator[openai.OpenAI]:
+    with client_of(server) as client:
         yield client
 
 
@@ -86,7 +51,7 @@ def text_of(completion: Any) -> str:
     return str(completion.choices[0].message.content)
 
 
-def test_the_ready_line_says_where_it_listens(server: Server) -> None:
+def test_the_ready_line_says_where_it_listens(server: Child) -> None:
     assert server.ready["event"] == "ready"
     assert (server.ready["model"], server.ready["host"], server.ready["drafter"]) == ("tiny", "127.0.0.1", "ngram")
     assert server.ready["pid"] == server.process.pid
@@ -182,18 +147,124 @@ def test_a_text_completion_takes_text_or_ids(client: openai.OpenAI) -> None:
     assert by_ids.usage.prompt_tokens == 2
 
 
+ONE_CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"enum": ["Bern", "Rom"]}}, "required": ["city"]}
+ONE_CITY |= {"additionalProperties": False}
+TOOLS: Any = [tool("get_weather", parameters=ONE_CITY), tool("get_time", parameters=ONE_CITY)]
+
+
+def test_a_required_call_is_made_by_its_schema(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        **ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200
+    )
+
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls or []
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert call.type == "function"
+    assert call.function.name in ("get_weather", "get_time")
+    assert json.loads(call.function.arguments)["city"] in ("Bern", "Rom")
+
+
+def test_a_named_function_is_called_and_streamed(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_time"}}
+    with client.chat.completions.stream(**ASK, tools=TOOLS, tool_choice=named, max_tokens=200) as stream:
+        stream.until_done()
+
+    (choice,) = stream.get_final_completion().choices
+    (call,) = choice.message.tool_calls or []
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "get_time")
+    assert json.loads(call.function.arguments)["city"] in ("Bern", "Rom")
+
+
+def test_tools_may_be_left_uncalled_and_their_answers_sent_back(client: openai.OpenAI) -> None:
+    auto = client.chat.completions.create(**ASK, tools=TOOLS, max_tokens=5)
+    call: Any = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    later: Any = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    ]
+    answered = client.chat.completions.create(
+        model="tiny", messages=[*ASK["messages"], *later], tools=TOOLS, max_tokens=5
+    )
+
+    assert (auto.choices[0].finish_reason, auto.choices[0].message.tool_calls) == ("length", None)
+    assert answered.usage is not None
+    assert auto.usage is not None
+    assert answered.usage.prompt_tokens > auto.usage.prompt_tokens
+
+
+class Forecast(BaseModel):
+    sky: Literal["clear", "grey"]
+    rain: bool
+
+
+def test_an_answer_is_parsed_into_the_model_it_was_asked_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(**ASK, response_format=Forecast, max_tokens=300, seed=4)
+
+    assert isinstance(answer.choices[0].message.parsed, Forecast)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_vllms_structured_outputs_are_kept_to(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**ASK, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    regex = client.completions.create(
+        model="tiny", prompt="hi", max_tokens=20, extra_body={"structured_outputs": {"regex": "[a-c]{3}"}}
+    )
+
+    assert text_of(choice) in ("yes", "no")
+    assert len(regex.choices[0].text.strip("abc")) == 0
+    assert len(regex.choices[0].text) == 3
+
+
+def test_a_grammar_that_cannot_be_kept_to_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="hi", extra_body={"structured_outputs": {"regex": "(a"}})
+
+    assert (refused.value.param, refused.value.code) == ("structured_outputs", "invalid_grammar")
+
+
+def test_a_bias_decides_and_a_least_length_holds(client: openai.OpenAI) -> None:
+    biased = client.completions.create(model="tiny", prompt="hi", max_tokens=4, logit_bias={"70": 100})
+    ended: Any = {"logit_bias": {"2": 100}, "extra_body": {"min_tokens": 3}}
+    least = client.completions.create(model="tiny", prompt="hi", max_tokens=9, **ended)
+
+    assert len(set(biased.choices[0].text)) == 1
+    assert least.usage is not None
+    assert (least.usage.completion_tokens, least.choices[0].finish_reason) == (4, "stop")
+
+
+def test_what_was_read_before_is_told_in_the_usage(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "prompt": "the same beginning of both, " * 8, "max_tokens": 3}
+    client.completions.create(**ask)
+    usage = client.completions.create(**ask).usage
+
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens // 2 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
+
+
+def test_every_chunk_has_the_usage_so_far_if_asked(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.chat.completions.create(**ASK, max_tokens=9, stream=True, stream_options=options))
+
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+    assert len(counts) >= 3
+
+
 def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_errors_are_the_packages_own(server: Server, client: openai.OpenAI) -> None:
+def test_errors_are_the_packages_own(server: Child, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(**ASK | {"model": "other"})
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(**ASK, temperature=5)
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(**ASK, reasoning_effort="high")
-    with pytest.raises(openai.AuthenticationError) as foreign, server.client(api_key="wrong") as stranger:
+    with pytest.raises(openai.AuthenticationError) as foreign, client_of(server, api_key="wrong") as stranger:
         stranger.models.list()
 
     assert missing.value.code == "model_not_found"
@@ -202,21 +273,21 @@ def test_errors_are_the_packages_own(server: Server, client: openai.OpenAI) -> N
     assert foreign.value.code == "invalid_api_key"
 
 
-def test_a_client_that_leaves_stops_the_generation(server: Server, client: openai.OpenAI) -> None:
+def test_a_client_that_leaves_stops_the_generation(server: Child, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(**ASK, stream=True, n=2, extra_body={"ignore_eos": True})
     next(stream)
-    assert server.running() == 2
+    assert server.metric("vllm:num_requests_running") == 2
 
     stream.close()
 
-    wait_until(lambda: server.running() == 0)
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
 
 
 def test_drafting_does_not_change_the_answer(start: Start, client: openai.OpenAI) -> None:
     options: dict[str, Any] = ASK | {"max_tokens": 60, "temperature": 0.8, "seed": 11, "n": 4}
     drafted = client.chat.completions.create(**options)
 
-    with start("--drafter", "none").client() as plain_client:
+    with client_of(start("--drafter", "none")) as plain_client:
         plain = plain_client.chat.completions.create(**options)
 
     assert [choice.message.content for choice in drafted.choices] == [
@@ -226,7 +297,7 @@ def test_drafting_does_not_change_the_answer(start: Start, client: openai.OpenAI
 
 def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(start: Start) -> None:
     server = start()
-    with server.client() as client:
+    with client_of(server) as client:
         stream = client.chat.completions.create(
             **ASK, stream=True, max_tokens=1500, seed=1, extra_body={"ignore_eos": True}
         )
@@ -245,7 +316,7 @@ def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(start: Start) -> N
 
 def test_what_outlasts_the_drain_gets_an_error_event(start: Start) -> None:
     server = start("--drain-seconds", "0.2")
-    with server.client() as client:
+    with client_of(server) as client:
         stream = client.chat.completions.create(**ASK, stream=True, extra_body={"ignore_eos": True})
         next(stream)
         server.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,138 @@
+"""What keeps one client from holding the server: queues, slow readers, hung steps, half-sent requests."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from engine.counters import Counters
+from engine.request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprob
+from engine.server import connection, generations
+from engine.server.desk import Desk
+from engine.server.health import NUM_TELLING_STEPS, stall_limit
+from engine.server.queue_time import QueueTime
+from engine.server.worker import EngineWorker, Report
+from engine.tokenizer import Tokenizer
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.live import Live, serve, wait_until
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+@pytest.fixture
+def live(tokenizer: Tokenizer) -> Iterator[Live]:
+    with serve(FakeEngine(), tokenizer) as live:
+        yield live
+
+
+def test_the_queue_is_judged_by_how_fast_it_moved() -> None:
+    queue = QueueTime()
+    assert queue.seconds_until(3, now=0.0) == 1  # nothing is known
+
+    for second in range(0, 40, 4):
+        queue.freed(float(second))
+
+    assert queue.seconds_until(1, now=40.0) == 4
+    assert queue.seconds_until(5, now=40.0) == 20
+    assert queue.seconds_until(500, now=40.0) == 60
+
+
+def output(*token_ids: int, finish_reason: FinishReason | None = None) -> Report:
+    logprobs = tuple(TokenLogprob(token, -0.5, ()) for token in token_ids)
+    return Report("r", StepOutput("r", token_ids, logprobs, finish_reason, None))
+
+
+def test_what_a_slow_reader_has_not_taken_comes_in_one_piece() -> None:
+    async def read() -> tuple[StepOutput, StepOutput]:
+        desk = Desk(FakeEngine(), max_open=1)
+        generation = desk.open([Request("r", (1,), SamplingParams(max_tokens=9))])
+        for report in (output(1, 2), output(3), output()):
+            generation.hear(report)
+        _, first = await generation.next()
+        generation.hear(output(4))
+        generation.hear(output(5, finish_reason=FinishReason.STOP))
+        _, second = await generation.next()
+        return first, second
+
+    first, second = asyncio.run(read())
+
+    assert (first.token_ids, first.finish_reason) == ((1, 2, 3), None)
+    assert (second.token_ids, second.finish_reason) == ((4, 5), FinishReason.STOP)
+    assert [logprob.token_id for logprob in second.logprobs or ()] == [4, 5]
+
+
+def test_only_a_step_that_should_be_quick_is_soon_taken_for_hung() -> None:
+    worker = EngineWorker(FakeEngine(), deliver=lambda reports: None)
+    worker.longest_step_seconds = 0.2
+    assert stall_limit(worker) == 60.0  # too few steps to tell
+
+    worker.num_steps = NUM_TELLING_STEPS
+    assert stall_limit(worker) == 10.0
+    worker.longest_step_seconds = 1.0
+    assert stall_limit(worker) == 20.0
+    worker.reads_prompts = True
+    assert stall_limit(worker) == 60.0
+    worker.reads_prompts, worker.in_call = False, True
+    assert stall_limit(worker) == 60.0
+
+
+def test_a_call_runs_between_steps_and_its_error_is_its_callers() -> None:
+    engine = FakeEngine()
+    worker = EngineWorker(engine, deliver=lambda reports: None)
+    worker.start()
+
+    def fail(_: object) -> Counters:
+        raise ValueError("no")
+
+    assert worker.call(lambda engine: engine.counters).result(10) is engine.counters
+    assert isinstance(worker.call(fail).exception(10), ValueError)
+    assert worker.broken is None
+    worker.stop(10)
+
+
+def connect(live: Live) -> socket.socket:
+    """A client that takes a few kilobytes before it has to read."""
+    host, port = live.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.settimeout(20)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect((host, int(port)))
+    return client
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-half"])
+def test_a_connection_without_a_whole_header_is_closed(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.1)
+    with serve(FakeEngine(), tokenizer) as live, connect(live) as client:
+        client.sendall(sent)
+
+        assert client.recv(1) == b""
+
+
+def test_a_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generations, "SEND_SECONDS", 0.2)
+    engine = FakeEngine(lambda _: tokenizer.encode("x" * 500), tokens_per_step=20)
+    with serve(engine, tokenizer) as live, connect(live) as client:
+        body = b'{"prompt": "a", "stream": true, "logprobs": 20, "max_tokens": 500, "n": 4}'
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret-of-the-test\r\n"
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+        wait_until(lambda: live.app.generations.num_active == 1)
+        wait_until(lambda: live.app.generations.num_active == 0)
+        assert live.app.desk.num_open == 0
+
+
+def test_more_requests_than_could_ever_be_answered_are_turned_away_unread(live: Live) -> None:
+    live.app.generations.num_active = 24  # twice what may run or wait
+
+    refused = live.complete()
+
+    live.app.generations.num_active = 0
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

@@ -1,0 +1,181 @@
+"""Swapping drafters and adapters while requests run, and who may."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.drafters.base import Drafter
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.tokenizer import Tokenizer
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.live import MODEL, TOKEN, Live, serve
+from tests.engine.server.test_app import error_of
+from tests.tiny_model import make_tiny_model
+
+OPERATOR = "secret-of-the-operator"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+def load_drafter(kind: str, folder: Path | None) -> Drafter:
+    if kind not in ("none", "ngram", "medusa") or (folder is not None and folder.name == "broken"):
+        raise SpeculatorNotLoadable(f"no such speculator: {kind} {folder}")
+    return NoDrafter() if kind == "none" else NgramDrafter()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("one", "broken"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def live(engine: FakeEngine, tokenizer: Tokenizer, root: Path) -> Iterator[Live]:
+    settings = {"operator_token": OPERATOR, "speculator_root": root, "adapter_root": root}
+    with serve(engine, tokenizer, load_drafter=load_drafter, **settings) as live:
+        yield live
+
+
+def post(live: Live, route: str, /, token: str = OPERATOR, **body: Any) -> httpx2.Response:
+    return live.http.post(route, json=body, headers={"authorization": f"Bearer {token}"})
+
+
+def get(live: Live, path: str) -> httpx2.Response:
+    return live.http.get(path, headers={"authorization": f"Bearer {OPERATOR}"})
+
+
+def test_a_drafter_is_swapped_in_and_its_acceptance_counted_from_then_on(live: Live, engine: FakeEngine) -> None:
+    live.complete("hello")
+    before = get(live, "/v1/speculator").json()
+
+    swapped = post(live, "/v1/speculator", drafter="ngram")
+    live.complete("hello")
+    after = get(live, "/v1/speculator").json()
+
+    assert (before["drafter"], before["metrics"]["speculative_decoding"]["num_spec_steps"]) == ("none", 3)
+    assert swapped.status_code == 200
+    assert (engine.drafter.name, after["drafter"], after["path"]) == ("ngram", "ngram", None)
+    assert after["metrics"]["speculative_decoding"] == {
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [0, 3],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 6,
+        "num_spec_tokens": engine.drafter.max_depth,
+    }
+
+
+def test_a_speculator_is_loaded_from_below_the_root(live: Live, root: Path) -> None:
+    swapped = post(live, "/v1/speculator", drafter="medusa", path="one").json()
+
+    assert swapped["path"] == str(root / "one")
+    assert post(live, "/v1/speculator", drafter="medusa", path=str(root / "one")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["..", "../outside", "/", "link", "missing", "", "a\0b", "x" * 5000, 5])
+@pytest.mark.parametrize("route", ["/v1/speculator", "/v1/load_lora_adapter"])
+def test_no_folder_outside_the_root_is_touched(live: Live, engine: FakeEngine, route: str, path: Any) -> None:
+    body = {"drafter": "medusa", "path": path} if "speculator" in route else {"lora_name": "a", "lora_path": path}
+
+    refused = post(live, route, **body)
+
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] in ("path", "lora_path")
+    assert (engine.drafter.name, engine.adapters.names) == ("none", ())
+
+
+@pytest.mark.parametrize("body", [{"drafter": "unheard"}, {"drafter": "medusa", "path": "broken"}, {}])
+def test_a_speculator_that_cannot_be_loaded_leaves_the_present_one(
+    live: Live, engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    post(live, "/v1/speculator", drafter="ngram")
+
+    refused = post(live, "/v1/speculator", **body)
+
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "speculator_not_loadable")
+    assert engine.drafter.name == "ngram"
+
+
+def test_an_adapter_is_asked_for_by_its_name_until_it_is_unloaded(live: Live, engine: FakeEngine) -> None:
+    loaded = post(live, "/v1/load_lora_adapter", lora_name="fr", lora_path="one")
+    listed = live.http.get("/v1/models").json()["data"]
+    answered = live.complete(model="fr").json()
+    unloaded = post(live, "/v1/unload_lora_adapter", lora_name="fr")
+
+    assert (loaded.status_code, unloaded.status_code) == (200, 200)
+    assert [(model["id"], model["parent"]) for model in listed] == [(MODEL, None), ("fr", MODEL)]
+    assert (answered["model"], engine.adapters_asked_for) == ("fr", ["fr"])
+    assert live.complete(model="fr").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"lora_name": "fr", "lora_path": "one"}, 409, "name_taken"),
+        ({"lora_name": MODEL, "lora_path": "one"}, 409, "name_taken"),
+        ({"lora_name": "de", "lora_path": "broken"}, 400, "adapter_not_loadable"),
+        ({"lora_name": "a b", "lora_path": "one"}, 400, "invalid_value"),
+        ({"lora_name": "de"}, 400, "invalid_value"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_refused(live: Live, body: dict[str, Any], status: int, code: str) -> None:
+    post(live, "/v1/load_lora_adapter", lora_name="fr", lora_path="one")
+
+    refused = post(live, "/v1/load_lora_adapter", **body)
+
+    assert (refused.status_code, error_of(refused)["code"]) == (status, code)
+
+
+def test_an_adapter_nobody_loaded_cannot_be_unloaded(live: Live) -> None:
+    refused = post(live, "/v1/unload_lora_adapter", lora_name="fr")
+
+    assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
+
+
+def test_each_token_opens_its_own_routes_alone(live: Live) -> None:
+    assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 401
+    assert post(live, "/v1/load_lora_adapter", token="wrong", lora_name="a").status_code == 401
+    assert get(live, "/v1/models").status_code == 401
+
+
+def test_without_an_operators_token_there_are_no_such_routes(tokenizer: Tokenizer) -> None:
+    with serve(FakeEngine(), tokenizer) as live:
+        assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 404
+        assert post(live, "/v1/speculator", drafter="none").status_code == 401  # as for any path
+
+
+def test_without_a_root_nothing_is_loaded_from_a_folder(tokenizer: Tokenizer) -> None:
+    with serve(FakeEngine(), tokenizer, load_drafter=load_drafter, operator_token=OPERATOR) as live:
+        refused = post(live, "/v1/speculator", drafter="medusa", path="one")
+        without = post(live, "/v1/speculator", drafter="ngram")
+
+    assert "--speculator-root" in error_of(refused)["message"]
+    assert without.status_code == 200
+
+
+def test_a_swap_while_a_stream_runs_leaves_its_tokens(engine: FakeEngine, live: Live) -> None:
+    with live.http.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True}) as response:
+        lines = response.iter_lines()
+        seen = [next(lines)]
+        assert post(live, "/v1/speculator", drafter="ngram").status_code == 200
+        seen += lines
+
+    text = "".join(httpx2.Response(200, content=line[6:]).json()["choices"][0]["text"] for line in seen if "{" in line)
+    assert text == "hello"

@@ -74,8 +74,9 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
                          struct ahead ahead[2]) {
     int64_t M = r->pass->M, I = r->decoder->I, size = item_size(r->decoder), dtype = r->decoder->dtype;
     float both[LINEAR_ROWS][2 * LINEAR_BLOCK];
-    for (int64_t m = 0; m < M; m += LINEAR_ROWS) {
-        int64_t rows = M - m < LINEAR_ROWS ? M - m : LINEAR_ROWS;
+    int64_t height = linear_height(M);
+    for (int64_t m = 0; m < M; m += height) {
+        int64_t rows = M - m < height ? M - m : height;
         for (int64_t half = 0; half < 2; half++)
             linear_tile(l, item + half * (I / LINEAR_BLOCK), x + m * l->K * size, rows, both[0] + half * LINEAR_BLOCK,
                         2 * LINEAR_BLOCK, (int)dtype, STORE, ahead + half);

@@ -5,7 +5,7 @@
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (pairs of k beside each other, as VDPBF16PS takes them)
  *   int8      as bfloat16, one byte each: sign and magnitude, an index into a table of bfloat16 numbers. Every int8 is
  *             one exactly, so nothing is rounded before the scale, and sums have the order that bfloat16 weights have
- * A block is read from memory once and used for all rows in tiles of at most 8; the tile's height changes which
+ * A block is read from memory once and used for all rows in tiles of at most 8; a tile's height changes which
  * registers are used, never the order of additions. The tile runs at the speed of VDPBF16PS (one a cycle on Zen 4), so
  * what is left to win is memory that never waits: while one block is worked on, the next is fetched into L2, a few
  * lines at a time, at the pace at which the rows let the work go on.
@@ -250,6 +250,9 @@ static int64_t block_bytes(const struct linear *l) {
 
 static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
 
+/* All tiles about as high: one of a single row takes as long as one of three, which wait for no result. */
+int64_t linear_height(int64_t M) { return M > 0 ? (M + tiles(M) - 1) / tiles(M) : 1; }
+
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
     if (block < 0 || M == 0) return (struct ahead){NULL, 0};
     int64_t bytes = block_bytes(l), steps = now->format == F32 ? now->K : now->K / 2;
@@ -272,9 +275,9 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
 
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
                   enum output output, struct ahead *ahead) {
-    int64_t row_bytes = l->K * (dtype == BF16 ? 2 : 4);
-    for (int64_t m = 0; m < M; m += MAX_ROWS)
-        linear_tile(l, block, (const char *)x + m * row_bytes, M - m < MAX_ROWS ? M - m : MAX_ROWS,
+    int64_t row_bytes = l->K * (dtype == BF16 ? 2 : 4), height = linear_height(M);
+    for (int64_t m = 0; m < M; m += height)
+        linear_tile(l, block, (const char *)x + m * row_bytes, M - m < height ? M - m : height,
                     out + m * l->N + block * NB, l->N, dtype, output, ahead);
 }
 

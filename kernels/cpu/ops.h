@@ -23,6 +23,8 @@ struct ahead {
 int64_t linear_blocks(const struct linear *l);
 /* `block` of `l` comes after a block of `now` with M rows; -1: nothing does. */
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
+/* Rows of a tile, where there are M: at most LINEAR_ROWS. */
+int64_t linear_height(int64_t M);
 /* One block of at most LINEAR_ROWS rows; out: of the block's first output, rows `stride` apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
                  int dtype, enum output output, struct ahead *ahead);

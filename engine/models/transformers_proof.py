@@ -22,7 +22,8 @@ from kernels.decoder import DecoderRows
 
 _LENGTH = 80  # so that a whole text fills two of the 64 rows that passes are padded to
 _CHUNKS = (1, 2, 15, 62)
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the logits' own spread, root mean square
+# Of the logits' own spread, root mean square. SmolLM2-135M, 30 layers: 8e-6 and 0.064.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _PRODUCTS = (
     *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "linear", "convolution", "_grouped_mm"),
     *("_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu"),

@@ -43,7 +43,6 @@ class RowPass:
 
     keys, values: per layer [slots, Hkv, D].
     num_layers: layers that have attended so far.
-    shapes: [Hkv, D] of each.
     taps: residual streams [M, H] by the layer they enter.
     """
 
@@ -68,7 +67,7 @@ def padded_rows(num_rows: int) -> int:
 
 
 class RowProducts(TorchFunctionMode):
-    """Around a forward: products of M rows, padded, in torch's hands one thread."""
+    """Around a forward: says how many of its rows are true, gives torch one thread and takes F.linear over."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__()

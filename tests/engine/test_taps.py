@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.load import load_model
+from engine.model import Decoder
 from kernels.norm import rms_norm_reference
 from tests.tiny_model import make_tiny_model
 
@@ -17,6 +18,7 @@ def test_taps_agree_with_transformers(tmp_path: Path) -> None:
         reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         expected = reference(token_ids.unsqueeze(0), output_hidden_states=True).hidden_states
         model = load_model(folder, dtype="float32")
+        assert isinstance(model, Decoder)
         hidden = model.hidden_states(token_ids, (2, 0, 3, 1))
         assert hidden.taps is not None
         last = rms_norm_reference(hidden.taps[:, 2], model.weights.final_norm, model.config.norm_eps, torch.float32)

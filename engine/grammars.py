@@ -42,6 +42,7 @@ class GrammarCompiler:
         self._trial_seconds = trial_seconds
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._trial: GrammarTrial | None = None
+        self._spoken: list[bool] = []  # by token: whether a grammar may ever allow it
         self._known = _Cache()
         self._compiling = threading.Lock()
 
@@ -72,6 +73,7 @@ class GrammarCompiler:
             if not self._eos_token_ids:
                 return "needs a model with an end-of-sequence token, and this one has none"
             vocabulary = self._tokenizer.vocabulary()
+            self._spoken = [bool(text) or token in self._eos_token_ids for token, text in enumerate(vocabulary)]
             self._compiler = new_compiler(vocabulary, self._eos_token_ids)
             if self._trial_seconds is not None:
                 self._trial = GrammarTrial(vocabulary, self._eos_token_ids, cpu_seconds=self._trial_seconds)
@@ -80,7 +82,7 @@ class GrammarCompiler:
         if found is None:
             try:
                 compiled = compile_source(self._compiler, kind, grammar.source)
-                found = _Compiled(compiled, self._tokenizer.vocab_size, self._eos_token_ids)
+                found = _Compiled(compiled, self._spoken, self._eos_token_ids)
             except ValueError as error:
                 found = str(error)
         self._known.put(grammar, found)
@@ -88,9 +90,9 @@ class GrammarCompiler:
 
 
 class _Compiled:
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, eos_token_ids: list[int]) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, spoken: list[bool], eos_token_ids: list[int]) -> None:
         self._compiled = compiled
-        self._vocab_size = vocab_size
+        self._spoken = spoken
         self._eos_token_ids = eos_token_ids
 
     @property
@@ -98,14 +100,15 @@ class _Compiled:
         return int(self._compiled.memory_size_bytes)
 
     def start(self) -> Constraint:
-        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._vocab_size, self._eos_token_ids)
+        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._spoken, self._eos_token_ids)
 
 
 class _Constraint:
-    def __init__(self, matcher: xgrammar.GrammarMatcher, vocab_size: int, eos_token_ids: list[int]) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, spoken: list[bool], eos_token_ids: list[int]) -> None:
         self._matcher = matcher
-        self._bits = xgrammar.allocate_token_bitmask(1, vocab_size)
-        self._vocab_size = vocab_size
+        self._vocab_size = len(spoken)
+        self._bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        self._spoken = spoken
         self._eos_token_ids = eos_token_ids
         self._accepted: list[int] = []
         self._lost = False  # a token came that the grammar excludes; nothing but the end can follow
@@ -145,7 +148,9 @@ class _Constraint:
     def _fitting_under(self, parent: int, tokens: Sequence[int], children: dict[int, list[int]]) -> list[int]:
         fitting: list[int] = []
         for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
-            if self._matcher.accept_token(tokens[node]):  # a microsecond; a row of the pass costs a thousand
+            token = tokens[node]
+            possible = token < self._vocab_size and self._spoken[token]  # others the matcher would complain of
+            if possible and self._matcher.accept_token(token):  # a microsecond; a row of the pass costs a thousand
                 fitting += [node, *self._fitting_under(node, tokens, children)]
                 self._matcher.rollback(1)
         return fitting

@@ -193,7 +193,9 @@ def test_drafted_nodes_that_a_grammar_excludes_are_not_verified(
     tokens = [5, *spell(tokenizer, "a")]
     sequence = Sequence(request, tokens, root=None, stats=SpeculationStats(), constraint=grammar.start())
     #            b ─ c ─ e      b ─ d        x ─ e, and e under b
-    draft = Draft(tuple(spell(tokenizer, "bxcdeee")), (-1, -1, 0, 0, 2, 1, 0), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
+    #            and at last a special token and one that the tokenizer lacks
+    guesses = (*spell(tokenizer, "bxcdeee"), 1, tokenizer.vocab_size)
+    draft = Draft(guesses, (-1, -1, 0, 0, 2, 1, 0, 0, 0), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
     kept = without_excluded(draft, sequence)
     assert (kept.tokens, kept.parents) == (tuple(spell(tokenizer, "bcde")), (-1, 0, 0, 1))
     assert sequence.constraint is not None

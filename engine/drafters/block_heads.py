@@ -105,12 +105,12 @@ class BlockHeads:
         return latent @ self._markov.markov_w2.weight[columns].float().transpose(-1, -2)
 
     def _chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
-        """Confidence under each parent, [S, depths, P] float32."""
-        wide = hidden.unsqueeze(2).expand(-1, -1, parents.shape[-1], -1)
+        """Confidence under each parent, [S, depths, P] float32: hidden states are read once, not once a parent."""
+        weight, bias = head.proj.weight[0].float(), head.proj.bias.float()
+        logits = (hidden.float() @ weight[: hidden.shape[-1]] + bias).unsqueeze(-1).expand(parents.shape)
         if self._markov is not None and self.config.confidence_with_markov:
-            wide = torch.cat([wide, self._markov.markov_w1(parents)], dim=-1)
-        chances: Tensor = head(wide).float().sigmoid()
-        return chances
+            logits = logits + self._markov.markov_w1(parents).float() @ weight[hidden.shape[-1] :]
+        return logits.sigmoid()
 
 
 def confident(survival: Tensor, confidence: Tensor) -> Tensor:

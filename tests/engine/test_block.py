@@ -17,7 +17,7 @@ from engine.draft import Draft
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.block_config import BlockConfig, LayerAttention
-from engine.drafters.block_heads import Anchor
+from engine.drafters.block_heads import Anchor, BlockHeads
 from engine.drafters.block_layers import BlockLayers
 from engine.drafters.block_model import BlockModel
 from engine.drafters.none import NoDrafter
@@ -270,6 +270,32 @@ def test_a_markov_head_that_knows_the_target_is_always_right(
 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
     assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the answer's end cuts the last draft
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("markov_type", ["vanilla", "gated"])
+@torch.no_grad()
+def test_a_node_survives_as_the_heads_say(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, trusted: bool
+) -> None:
+    monkeypatch.setattr("engine.drafters.block_heads._PAIRED", 259)
+    block = make_block(**DSPARK, markov_head_type=markov_type, enable_confidence_head=trusted)
+    hidden = 4.0 * torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(2))
+
+    (draft,) = BlockHeads(block, model).drafts(hidden, [Anchor(42, 9, GREEDY)], 30)
+
+    assert len(draft) == 30
+    chances = {-1: 1.0}
+    for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths(), strict=True)):
+        before = torch.tensor(draft.tokens[parent] if parent >= 0 else 42)
+        p = block.logits(hidden[0, depth - 1], model.lm_head, before).softmax(-1)
+        chance = p[draft.tokens[node]]
+        if trusted:
+            trust = block.confidence(hidden[0, depth - 1], before).sigmoid()
+            chance = trust if chance == p.max() else torch.minimum(trust, 1 - trust) * chance / (1 - p.max())
+        chances[node] = chances[parent] * float(chance)
+        assert draft.survival[node] == pytest.approx(chances[node], rel=1e-3)
+    assert max(draft.depths()) >= 3
 
 
 def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> None:

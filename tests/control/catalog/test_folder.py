@@ -59,7 +59,7 @@ def remove(name: str) -> Callable[[Path], object]:
         (write("config.json", "[]"), "model_config_invalid"),
         (write("config.json", "{}"), "model_type_unsupported"),
         (write("config.json", '{"model_type": ["llama"]}'), "model_type_unsupported"),
-        (write("config.json", '{"model_type": "gpt2"}'), "model_type_unsupported"),
+        (write("config.json", '{"model_type": "mamba"}'), "model_type_unsupported"),
         (write("config.json", '{"model_type": "llama", "auto_map": {}}'), "model_code_forbidden"),
         (write("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": "x"}}'), "model_code_forbidden"),
         (write("modeling_evil.py", "import os"), "model_file_forbidden"),

@@ -15,7 +15,8 @@ from typing import Any
 
 # Those that the engine has its own code for, then families that run through its adapter, which proves each model anew.
 MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
-MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm", "starcoder2"}
+MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
+MODEL_TYPES |= {"starcoder2"}
 ALLOWED_NAMES = (
     "config.json",
     "generation_config.json",

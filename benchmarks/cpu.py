@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Plan:
     max_tokens: int
     min_rounds: int
     max_rounds: int
-    deadline: float  # time.monotonic()
+    deadline: float = float("inf")  # time.monotonic()
 
     @property
     def settings(self) -> dict[str, int]:
@@ -188,7 +188,6 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         max_tokens=args.max_tokens,
         min_rounds=args.min_rounds,
         max_rounds=args.max_rounds,
-        deadline=time.monotonic() + 60 * args.minutes,
     )
     found = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=_LONGEST_PROMPT, limit=plan.most_prompts)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -201,6 +200,7 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         ours = [arm.name for arm in arms.processes if arm.engine == OURS]
         versions = {process.about["engine"]: process.about["version"] for process in arms.processes.values()}
         checks = claims(ours, plan.batch_sizes)
+        plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)  # installing and starting do not count
         samples = measure(plan, arms, checks, cycle([list(prompt.token_ids) for prompt in found]))
     verdicts = [judge(claim, samples) for claim in checks]
     report = Report(

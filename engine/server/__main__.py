@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: as the chat template shows calls")
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--max-seq-len", type=int, help="default: the model's own")
+    parser.add_argument("--kv-cache-bytes", type=int, default=1 << 30, help="reserved; touched as it fills")
     parser.add_argument("--max-waiting", type=int, default=64, help="choices beyond the batch before 429")
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
@@ -95,6 +96,7 @@ def _load(args: argparse.Namespace) -> ServerApp:
         config = EngineConfig(
             max_batch_size=args.max_batch_size,
             max_seq_len=args.max_seq_len,
+            kv_cache_bytes=args.kv_cache_bytes,
             dtype=args.dtype,
             weights=args.weights,
             device=args.device,

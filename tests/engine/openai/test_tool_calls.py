@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.openai.tool_calls import Call, CallForm, CallPiece, CallStream, CallStyle, form_of_template, read_calls
@@ -65,6 +65,7 @@ PARTS = [WEATHER, "<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments":
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 
 
+@settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(1, 9), min_size=80, max_size=80), st.sampled_from([HERMES, LLAMA]))
 def test_pieces_do_not_change_what_is_found(text: str, sizes: list[int], style: CallStyle) -> None:
     stream, at = CallStream(style), 0
@@ -83,7 +84,13 @@ def test_pieces_do_not_change_what_is_found(text: str, sizes: list[int], style: 
     assert stream.num_calls == len(calls)
 
 
-@given(st.dictionaries(st.text(max_size=5), st.recursive(st.none() | st.text(max_size=5) | st.integers(), st.lists)))
+VALUES = st.none() | st.text(max_size=5) | st.integers() | st.lists(st.text(max_size=3), max_size=3)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=5), VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2), max_size=4)
+)
 def test_any_arguments_come_through_as_they_were_written(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments)
 
@@ -101,7 +108,7 @@ def test_a_call_is_told_before_it_is_complete() -> None:
     assert stream.push("</tool_call>") == stream.finish() == []
 
 
-QWEN = "{{ '<tool_call>\\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\\n</tool_call>' }}"
+QWEN = '{{ \'<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>\' }}'
 QWEN_CODER = "{{ '<tool_call>\\n<function=example>\\n</function>\\n</tool_call>' }}"
 LLAMA_31 = '{{- \'in the format {"name": function name, "parameters": dictionary of argument name\' }}'
 LLAMA_32 = "{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\": ' }}{{ '<|python_tag|>' }}"

@@ -57,7 +57,7 @@ async def _try_each(server: Child, seeds: Iterator[int], outcome: Outcome) -> No
 async def _try(server: Child, seed: int, outcome: Outcome) -> None:
     wanted = attack(seed)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS if wanted.whole else 1.0):
+        async with asyncio.timeout(ANSWER_SECONDS if wanted.whole else 0.5):
             answer = await _exchange(server.port, wanted)
     except TimeoutError:
         outcome.statuses[f"{wanted.name}: hung up after a while"] += 1

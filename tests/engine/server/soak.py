@@ -105,7 +105,9 @@ def problems_of(tally: Tally) -> list[str]:
 
 @contextmanager
 def _server(model_dir: Path | None, num_streams: int, drafter: str) -> Iterator[Child]:
-    options = ("--drafter", drafter, "--max-batch-size", "16", "--max-waiting", str(num_streams))
+    # A small cache is soon touched to its end: what grows after that is a leak.
+    options = ["--drafter", drafter, "--max-batch-size", "16", "--max-waiting", str(num_streams)]
+    options += ["--kv-cache-bytes", str(96 << 20)]
     with tempfile.TemporaryDirectory() as folder:
         model_dir = model_dir or make_tiny_model(Path(folder) / "tiny")
         with running(model_dir, *options) as server:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.openai.tool_model import make_tool_model, tool
-from tests.engine.server.child import TOKEN, Child, launch, running
+from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, launch, running
 from tests.engine.server.live import wait_until
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
@@ -293,6 +293,23 @@ def test_drafting_does_not_change_the_answer(start: Start, client: openai.OpenAI
     assert [choice.message.content for choice in drafted.choices] == [
         choice.message.content for choice in plain.choices
     ]
+
+
+def test_a_drafter_swapped_in_mid_answer_changes_no_token(start: Start, client: openai.OpenAI) -> None:
+    options: Any = ASK | {"max_tokens": 400, "temperature": 0.8, "seed": 12, "extra_body": {"ignore_eos": True}}
+    plain = client.chat.completions.create(**options)
+    server = start("--drafter", "none")
+
+    with client_of(server) as swapped, client_of(server, api_key=OPERATOR_TOKEN) as operator:
+        stream = swapped.chat.completions.create(**options, stream=True)
+        chunks = [next(stream), next(stream)]
+        present = operator.post("/speculator", body={"drafter": "ngram"}, cast_to=dict[str, Any])
+        chunks += stream
+        figures = operator.get("/speculator", cast_to=dict[str, Any])["metrics"]["speculative_decoding"]
+
+    assert present["drafter"] == "ngram"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(plain)
+    assert figures["num_spec_steps"] > 0  # of this very answer, since the swap
 
 
 def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(start: Start) -> None:

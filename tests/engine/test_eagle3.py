@@ -184,7 +184,7 @@ def make_requests(*, temperature: float, count: int = 8) -> list[Request]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_answers_are_those_of_plain_decoding(model: Model, temperature: float, batch_size: int) -> None:
-    config = EngineConfig(max_batch_size=batch_size, draft_budget=12)
+    config = EngineConfig(max_batch_size=batch_size, draft_budget=12, prefill_chunk=16)
     requests = make_requests(temperature=temperature)
     plain = generate(Engine(model, NoDrafter(), config), requests)
     drafter = Eagle3Drafter(make_module(make_config()), model)

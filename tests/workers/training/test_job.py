@@ -150,7 +150,7 @@ def test_a_job_killed_in_the_middle_goes_on_to_the_same_bits(tmp_path: Path, tin
 
 
 def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
-    with pytest.raises(UserConfigError, match="method must be one of medusa, eagle3, got 'psychic'"):
+    with pytest.raises(UserConfigError, match="method must be one of medusa, eagle3, block, got 'psychic'"):
         run_training(replace(make_spec(tmp_path, tiny_model, tokens), method="psychic"), Recorder())
 
 

@@ -109,6 +109,8 @@ class _Pass(ctypes.Structure):
         ("M", _LONG),
         *((name, _POINTER) for name in ("residual", "hidden", "taps", "tap_layers")),
         ("num_taps", _LONG),
+        ("beside", _POINTER),
+        ("beside_width", _LONG),
     )
 
 
@@ -199,6 +201,7 @@ def decoder_reference(
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `decoder`, one operation after the other."""
     shape = layers.shape
@@ -209,6 +212,7 @@ def decoder_reference(
             taps[index] = residual.to(shape.dtype, copy=True)
         updates = [(run, run.layers[index]) for run in lora_runs]
         normed = rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype)
+        normed = normed if beside is None else torch.cat([beside, normed], dim=-1)
         qkv = linear(normed, layer.qkv)
         lora(normed, qkv, [(run, update.qkv) for run, update in updates])
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
@@ -235,6 +239,7 @@ def decoder(
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Writes the rows' keys and values and returns their hidden states.
 
@@ -243,6 +248,7 @@ def decoder(
         keys, values: per layer [slots, Hkv, D] in the layers' dtype.
         tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
         lora_runs: rows with low-rank updates of their own; a pass with any runs operation by operation.
+        beside: [M, Kb] in the layers' dtype. What qkv, of Kb + H columns, reads before the normed residual.
 
     Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
         there are none; both in the layers' dtype, cast once.
@@ -252,9 +258,14 @@ def decoder(
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
         raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
     if structure is None or residual.device.type != "cpu" or lora_runs:
-        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs)
+        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
+    beside_width = layers.layers[0].qkv.in_features - shape.hidden_size
+    if beside is not None:
+        check_tensor(beside, "beside", (M, beside_width), shape.dtype)
+    elif beside_width:
+        raise ValueError(f"beside must be [{M}, {beside_width}], got None")
     check_tensor(rows.positions, "positions", (M,), torch.int64)
     check_tensor(rows.slots, "slots", (M,), torch.int64)
     rows.attention.check()
@@ -272,6 +283,8 @@ def decoder(
         *map(_address, (residual, hidden, taps)),
         ctypes.addressof(c_tap_layers),
         len(tap_layers),
+        _address(beside),
+        beside_width,
     )
     kernels = library()
     assert kernels is not None  # there is a structure only where there are kernels

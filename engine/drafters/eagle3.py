@@ -31,6 +31,7 @@ from kernels.attention import AttentionRows
 MAX_DEPTH = 8
 _WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
+_FEW = 32  # rows observed in one call; of more, only a sequence's last goes on beyond its key and value
 _WORTH = 0.15  # tokens a level must promise per sequence that it is run for; one costs about that much of a pass
 
 
@@ -72,9 +73,7 @@ class Eagle3Drafter(Drafter):
             raise SpeculatorNotLoadable(f"taps must be in 0..{target.num_layers}, got {list(self.tap_layers)}")
         self.slot_bytes = 2 * config.num_kv_heads * config.head_dim * model.dtype.itemsize
         self._device = model.device
-        self._layer = ServedEagle3(
-            module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device
-        )
+        self._layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
         self._vocab = module.draft_vocab.to(model.device)
         self._max_position = config.max_positions - 1
         self._anchors: dict[str, _Anchor] = {}
@@ -114,12 +113,19 @@ class Eagle3Drafter(Drafter):
             if end == len(sequence.tokens) - 1:
                 last.append((len(rows) - 1, sequence))
         place, token, position, slot = self._integers(rows, tokens, positions, slots)
-        residual, x = self._layer.read(self._layer.fuse(done.taps[place]), token)
-        query = self._layer.write(x, position, slot, self._cache)
-        if not last:
-            return
-        (places,) = self._integers([index for index, _ in last])
-        found = self._finish(residual[places], query[places], [(sequence, ()) for _, sequence in last])
+        g = self._layer.fuse(done.taps[place])
+        places = [index for index, _ in last]
+        if len(rows) <= _FEW:
+            keys = [(kept.sequence, kept.position + 1 + row, ()) for kept in done.kept for row in range(len(kept.rows))]
+            every = self._layer.run(g, token, position, slot, self._attended(keys), self._cache)
+            found = Features(every.read[places], every.fed_back[places])
+        else:
+            residual, x = self._layer.read(g, token)
+            query = self._layer.write(x, position, slot, self._cache)
+            if not last:
+                return
+            keys = [(sequence, len(sequence.tokens) - 1, ()) for _, sequence in last]
+            found = self._layer.finish(residual[places], query[places], self._attended(keys), self._cache)
         for index, (_, sequence) in enumerate(last):
             anchor = _Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
             self._anchors[sequence.request.request_id] = anchor
@@ -186,9 +192,7 @@ class Eagle3Drafter(Drafter):
         for node, tokens, survival in zip(nodes, found.tokens.tolist(), found.survival.tolist(), strict=True):
             trees[node.tree].offer(node.node, tokens, survival)
 
-    def _run(
-        self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor
-    ) -> Features:
+    def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
         """The layer on drafted nodes; g [M, H]: their parents' output."""
         assert self._cache is not None
         owners = [sequences[node.tree] for node in nodes]
@@ -200,30 +204,24 @@ class Eagle3Drafter(Drafter):
             ],
             [node.path[-1] for node in nodes],
         )
-        residual, x = self._layer.read(g, token)
-        query = self._layer.write(x, position, slot, self._cache)
-        keys = [(owner, node.path) for owner, node in zip(owners, nodes, strict=True)]
-        return self._finish(residual, query, keys)
+        keys = [(owner, len(owner.tokens) - 1, node.path) for owner, node in zip(owners, nodes, strict=True)]
+        return self._layer.run(g, token, position, slot, self._attended(keys), self._cache)
 
-    def _finish(self, residual: Tensor, query: Tensor, keys: Many[tuple[Sequence, tuple[int, ...]]]) -> Features:
-        """keys: per row its sequence, all of whose positions but the pending one it reads, and scratch slots.
+    def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
+        """keys: per row its sequence, how many of its positions it reads, and scratch slots.
 
         Slots of what the last pass accepted come into the table with the next pass; till then they lead the path.
         """
-        assert self._cache is not None
-        known = [len(sequence.tokens) - 1 for sequence, _ in keys]
-        tabled = [min(sequence.num_tabled, count) for (sequence, _), count in zip(keys, known, strict=True)]
+        tabled = [min(sequence.num_tabled, count) for sequence, count, _ in keys]
         paths = [
-            (*sequence.slots[first:count], *path)
-            for (sequence, path), first, count in zip(keys, tabled, known, strict=True)
+            (*sequence.slots[first:count], *path) for (sequence, count, path), first in zip(keys, tabled, strict=True)
         ]
         width = max(1, *map(len, paths))
         padded = torch.tensor([path + (0,) * (width - len(path)) for path in paths], dtype=torch.int32)
         seqs, prefix_lens, path_lens = self._integers(
-            [sequence.table_row for sequence, _ in keys], tabled, [len(path) for path in paths]
+            [sequence.table_row for sequence, _, _ in keys], tabled, [len(path) for path in paths]
         )
-        rows = AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), path_lens)
-        return self._layer.finish(residual, query, rows, self._cache)
+        return AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), path_lens)
 
     def _integers(self, *columns: Many[int]) -> Tensor:
         """[n, M] int64; one copy to the device."""

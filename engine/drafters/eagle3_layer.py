@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from engine.drafters.eagle3_module import Eagle3
 from engine.rotary import tables_of
 from kernels.attention import AttentionRows, attention
+from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
 from kernels.linear import linear, pack
 from kernels.norm import rms_norm
 from kernels.rope import rope_write
@@ -58,6 +59,7 @@ class ServedEagle3:
         self._tap_norms = None if module.fc_norm is None else [_weight(norm, device) for norm in module.fc_norm]
         tables = tables_of(self.config.layer_config(), self.config.head_dim, self.config.max_positions)
         self._cosines, self._sines = (table.to(device) for table in tables)
+        self._layers = None if self.config.norm_before_residual else self._whole_layer()
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, Hkv, D]; zeros, because a slot may be read before it was ever written."""
@@ -78,6 +80,25 @@ class ServedEagle3:
         else:
             flat = taps.flatten(1).contiguous()
         return linear(flat, self._weights["fc"])
+
+    def run(
+        self,
+        g: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: AttentionRows,
+        cache: tuple[Tensor, Tensor],
+    ) -> Features:
+        """`read`, `write` and `finish` of the same rows, in one call where there is one; g may be overwritten."""
+        if self._layers is None:
+            residual, x = self.read(g, tokens)
+            return self.finish(residual, self.write(x, positions, slots, cache), rows, cache)
+        token = self._normed(self._embedding[tokens].float(), self._norms["token"])
+        keys, values = cache
+        where = DecoderRows(positions, slots, rows)
+        normed, _ = decoder(self._layers, g, where, (keys,), (values,), beside=token)
+        return Features(normed, normed.float() if self.config.norm_output else g)
 
     def read(self, g: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """g [M, H] float32, tokens [M] int64 -> residual [M, H] float32 and what attention reads [M, 2 H]."""
@@ -104,6 +125,28 @@ class ServedEagle3:
     def logits(self, read: Tensor) -> Tensor:
         """read [M, H] in the model's dtype -> [M, Vd] float32."""
         return linear(read, self._weights["lm_head"])
+
+    def _whole_layer(self) -> DecoderLayers:
+        config, weights, norms = self.config, self._weights, self._norms
+        shape = DecoderShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=weights["down"].in_features,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            dtype=self._dtype,
+        )
+        layer = LayerWeights(
+            input_norm=norms["hidden"],
+            qkv=weights["qkv"],
+            head_norms=None,
+            output=weights["output"],
+            post_norm=norms["post"],
+            gate_up=weights["gate_up"],
+            down=weights["down"],
+        )
+        return DecoderLayers(shape, (layer,), norms["final"], self._cosines, self._sines)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self.config.norm_eps, self._dtype)

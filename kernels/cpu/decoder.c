@@ -40,13 +40,15 @@ struct decoder_pass {
     void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
     const int64_t *tap_layers; /* [num_taps] */
     int64_t num_taps;
+    const void *beside;        /* [M, beside_width] in the decoder's dtype, or null: what QKV reads before the normed */
+    int64_t beside_width;
 };
 
 struct run {
     const struct decoder *decoder;
     const struct decoder_pass *pass;
     float *qkv;                          /* [M, (Hq + 2 Hkv) D] */
-    void *normed, *attended, *activated; /* [M, H], [M, Hq D], [M, I] in the decoder's dtype */
+    void *normed, *attended, *activated; /* [M, beside_width + H], [M, Hq D], [M, I] in the decoder's dtype */
     counter *next;                       /* [num_layers + 1, COUNTERS] */
 };
 
@@ -54,7 +56,7 @@ struct run {
 struct worker {
     const struct run *r;
     int64_t item; /* of the product that comes next, claimed in advance; -1: there was none left */
-    void *own;    /* [OWN_NORM_ROWS, H] in the decoder's dtype */
+    void *own;    /* [OWN_NORM_ROWS, beside_width + H] in the decoder's dtype */
 };
 
 static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
@@ -116,22 +118,26 @@ static void tap_row(const struct run *r, int64_t m, int64_t index) {
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-static void norm_rows(const struct run *r, const float *weight, int64_t m, int64_t count, void *out) {
+/* Each row: the first `beside` numbers of what lies beside, then the normed residual. */
+static void norm_rows(const struct run *r, const float *weight, int64_t beside, int64_t m, int64_t count, void *out) {
     const struct decoder *d = r->decoder;
-    for (int64_t i = 0; i < count; i++)
-        rms_norm_row(r->pass->residual + (m + i) * d->H, weight, (char *)out + i * d->H * item_size(d), d->H, d->eps,
-                     d->dtype);
+    int64_t before = beside * item_size(d), row_bytes = before + d->H * item_size(d);
+    for (int64_t i = 0; i < count; i++) {
+        char *row = (char *)out + i * row_bytes;
+        if (beside) memcpy(row, (const char *)r->pass->beside + (m + i) * before, before);
+        rms_norm_row(r->pass->residual + (m + i) * d->H, weight, row + before, d->H, d->eps, d->dtype);
+    }
 }
 
 /* Returns the normed rows. `tap`: the layer that the residual enters here, or -1. */
-static const void *norm_phase(struct worker *w, const float *weight, int64_t tap, counter *next) {
+static const void *norm_phase(struct worker *w, const float *weight, int64_t beside, int64_t tap, counter *next) {
     const struct run *r = w->r;
-    int64_t M = r->pass->M, row_bytes = r->decoder->H * item_size(r->decoder), m;
+    int64_t M = r->pass->M, row_bytes = (beside + r->decoder->H) * item_size(r->decoder), m;
     int alone = M <= OWN_NORM_ROWS;
-    if (alone) norm_rows(r, weight, 0, M, w->own);
+    if (alone) norm_rows(r, weight, beside, 0, M, w->own);
     while ((!alone || tap >= 0) && (m = claim(next, M)) >= 0) {
         tap_row(r, m, tap);
-        if (!alone) norm_rows(r, weight, m, 1, (char *)r->normed + m * row_bytes);
+        if (!alone) norm_rows(r, weight, beside, m, 1, (char *)r->normed + m * row_bytes);
     }
     if (!alone) team_barrier();
     return alone ? w->own : r->normed;
@@ -158,23 +164,24 @@ static void decoder_team(void *context) {
     const struct run *r = context;
     const struct decoder *d = r->decoder;
     float *residual = r->pass->residual;
-    char own[OWN_NORM_ROWS * d->H * item_size(d)];
+    int64_t beside = r->pass->beside_width;
+    char own[OWN_NORM_ROWS * (beside + d->H) * item_size(d)];
     struct worker w = {r, claim_item(r, 0), own};
     counter *next = r->next;
     for (int64_t index = 0; index < d->num_layers; index++, next += COUNTERS) {
         const struct layer *l = d->layers + index;
-        const void *normed = norm_phase(&w, l->input_norm, index, next + INPUT_NORM);
+        const void *normed = norm_phase(&w, l->input_norm, beside, index, next + INPUT_NORM);
         product_phase(&w, index * PRODUCTS + QKV, normed, r->qkv, STORE);
         attention_phases(r, index, next);
         product_phase(&w, index * PRODUCTS + OUTPUT, r->attended, residual, ADD);
-        normed = norm_phase(&w, l->post_norm, -1, next + POST_NORM);
+        normed = norm_phase(&w, l->post_norm, 0, -1, next + POST_NORM);
         product_phase(&w, index * PRODUCTS + GATE_UP, normed, NULL, STORE);
         product_phase(&w, index * PRODUCTS + DOWN, r->activated, residual, ADD);
     }
     int64_t m;
     while ((m = claim(next + INPUT_NORM, r->pass->M)) >= 0) {
         tap_row(r, m, d->num_layers);
-        norm_rows(r, d->final_norm, m, 1, (char *)r->pass->hidden + m * d->H * item_size(d));
+        norm_rows(r, d->final_norm, 0, m, 1, (char *)r->pass->hidden + m * d->H * item_size(d));
     }
 }
 
@@ -183,7 +190,7 @@ static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 /* Returns 0, or -1 where there is no memory to work in. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
     int64_t M = pass->M, size = item_size(d);
-    int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * d->H * size, M * d->Hq * d->D * size, M * d->I * size,
+    int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->beside_width + d->H) * size, M * d->Hq * d->D * size, M * d->I * size,
                        (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};
     int64_t total = 0;
     for (int i = 0; i < 5; i++) total += aligned(bytes[i]);

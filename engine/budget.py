@@ -24,6 +24,9 @@ _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # a bucket's own survivals count this much before anything was seen
 _RATE = 0.2  # weight of a step in an average
 _SHORTEST_REST, _LONGEST_REST = 4, 256  # steps
+_FIRST_STEPS = 3  # in which a drafter warms up: the best of them counts
+_OUTLIER = 1.5  # a draft that took longer than this many times the average counts as that
+_PROBING_SHARE = 0.01  # of the time, at most, goes into finding out that drafting still does not pay
 _LEAST_GAIN = 0.995  # a draft that costs less than this may go on looking for its chance
 _MEMORY = 1000.0  # nodes of a bucket after which old ones fade
 _SPARE_NODES = 4  # asked for beyond what was worth verifying lately
@@ -56,7 +59,7 @@ class Calibration:
 
 @dataclass(slots=True)
 class _Habit:
-    """What drafting brought with one number of sequences. gain: tokens per second over those of a plain pass."""
+    """What drafting brought with about so many sequences. gain: tokens per second over those of a plain pass."""
 
     gain: float = 1.0
     nodes: float = 0.0  # taken per sequence
@@ -64,6 +67,30 @@ class _Habit:
     num_steps: int = 0
     rest: int = 0  # steps without a draft still to go
     next_rest: int = _SHORTEST_REST
+
+    def observe_draft(self, seconds: float) -> None:
+        if self.num_steps == 0:
+            self.draft_seconds = seconds
+        elif self.num_steps < _FIRST_STEPS:
+            self.draft_seconds = min(self.draft_seconds, seconds)
+        else:
+            self.draft_seconds = _average(self.draft_seconds, min(seconds, _OUTLIER * self.draft_seconds))
+
+    def learn(self, gain: float, nodes: float) -> None:
+        """Of one step: tokens per second over a plain pass's, and nodes taken per sequence."""
+        self.num_steps += 1
+        if self.num_steps <= _FIRST_STEPS:
+            self.gain, self.nodes = gain, max(self.nodes, nodes)
+        else:
+            self.gain, self.nodes = _average(self.gain, gain), _average(self.nodes, nodes)
+        if self.num_steps < _FIRST_STEPS:
+            return
+        if self.gain < _LEAST_GAIN:
+            lost = 1.0 / gain - 1.0  # by this step, in plain ones
+            self.rest = min(max(self.next_rest, int(lost / _PROBING_SHARE)), _LONGEST_REST)
+            self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
+        else:
+            self.next_rest = _SHORTEST_REST
 
 
 class DraftBudget:
@@ -80,13 +107,13 @@ class DraftBudget:
         """Nodes per sequence that a drafter should propose for this step; 0: it rests."""
         if self._cost is None or self._largest == 0:
             return self._largest
-        habit = self._habits.setdefault(num_sequences, _Habit())
+        habit = self._habit(num_sequences)
         if habit.rest > 0:
             habit.rest -= 1
             habit.gain = 1.0  # the first step after a rest decides
             return 0
-        if habit.num_steps == 0:
-            return self._largest
+        if habit.num_steps == 0:  # the more sequences, the fewer nodes of each can pay
+            return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
         return min(self._largest, int(1.5 * habit.nodes) + _SPARE_NODES)
 
     def admit(self, drafts: Sequence[Draft], other_rows: int, draft_seconds: float) -> list[Draft]:
@@ -98,23 +125,24 @@ class DraftBudget:
         """
         if self._cost is None:
             return list(drafts)
-        habit = self._habits.setdefault(len(drafts), _Habit())
-        habit.draft_seconds = _average(habit.draft_seconds, draft_seconds, first=habit.num_steps == 0)
+        habit = self._habit(len(drafts))
+        habit.observe_draft(draft_seconds)
         offers = sorted(
             (-self._calibration.corrected(survival), index, node)
             for index, draft in enumerate(drafts)
             for node, survival in enumerate(draft.survival)
         )
         rows, expected = other_rows + len(drafts), float(len(drafts))
-        plain_rate = expected / self._cost.seconds(rows)
-        best_rate, best_taken = expected / (self._cost.seconds(rows) + habit.draft_seconds), 0
+        best_rate, best_taken, best_expected = expected / self._pass_seconds(rows, habit), 0, expected
         for taken, (negative, _, _) in enumerate(offers, start=1):
             expected -= negative
-            rate = expected / (self._cost.seconds(rows + taken) + habit.draft_seconds)
+            rate = expected / self._pass_seconds(rows + taken, habit)
             if rate > best_rate:
-                best_rate, best_taken = rate, taken
-        if other_rows == 0:
-            self._learn(habit, best_rate / plain_rate, best_taken / len(drafts))
+                best_rate, best_taken, best_expected = rate, taken, expected
+        # What it brings is judged as if nothing else were in the pass: beside a long prompt no draft would show.
+        drafted_rate = best_expected / self._pass_seconds(len(drafts) + best_taken, habit)
+        plain_rate = len(drafts) / self._cost.seconds(len(drafts))
+        habit.learn(drafted_rate / plain_rate, best_taken / len(drafts))
         chosen: list[set[int]] = [set() for _ in drafts]
         for _, index, node in offers[:best_taken]:
             chosen[index].add(node)
@@ -128,19 +156,17 @@ class DraftBudget:
         if self._cost is not None:
             self._cost.observe(rows, seconds)
 
-    def _learn(self, habit: _Habit, gain: float, nodes: float) -> None:
-        habit.gain = _average(habit.gain, gain, first=False)
-        habit.nodes = _average(habit.nodes, nodes, first=habit.num_steps == 0)
-        habit.num_steps += 1
-        if habit.gain < _LEAST_GAIN:
-            habit.rest = habit.next_rest
-            habit.next_rest = min(2 * habit.next_rest, _LONGEST_REST)
-        else:
-            habit.next_rest = _SHORTEST_REST
+    def _pass_seconds(self, rows: int, habit: _Habit) -> float:
+        assert self._cost is not None
+        return self._cost.seconds(rows) + habit.draft_seconds
+
+    def _habit(self, num_sequences: int) -> _Habit:
+        """Shared by 1, 2, 3-4, 5-8, 9-16, ... sequences."""
+        return self._habits.setdefault((num_sequences - 1).bit_length(), _Habit())
 
 
-def _average(old: float, new: float, *, first: bool) -> float:
-    return new if first else old + _RATE * (new - old)
+def _average(old: float, new: float) -> float:
+    return old + _RATE * (new - old)
 
 
 def _closed(draft: Draft, nodes: set[int]) -> Draft:

@@ -25,9 +25,10 @@ class HeadNorms:
     eps: float
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """x [..., heads, D]; cosine, sine [..., D / 2] -> as x."""
     a, b = x.chunk(2, dim=-1)
-    cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, D / 2]
+    cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)  # [..., 1, D / 2]
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
 
 
@@ -51,8 +52,8 @@ def rope_write_reference(
         q = rms_norm_reference(q, norms.query, norms.eps, torch.float32)
         k = rms_norm_reference(k, norms.key, norms.eps, torch.float32)
     cosine, sine = cosines[positions], sines[positions]  # [M, D / 2]
-    heads[:, :num_q_heads] = _rotate(q, cosine, sine)
-    k_cache[slots] = _rotate(k, cosine, sine).to(k_cache.dtype)
+    heads[:, :num_q_heads] = rotate(q, cosine, sine)
+    k_cache[slots] = rotate(k, cosine, sine).to(k_cache.dtype)
     v_cache[slots] = v.to(v_cache.dtype)
 
 

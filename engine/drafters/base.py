@@ -6,8 +6,9 @@ numerics are its own business.
     prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(what was kept)
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -71,3 +72,13 @@ class Drafter(Protocol):
     def forget(self, request_id: str) -> None:
         """The request ended or was preempted; in the latter case it comes back with its prompt made longer."""
         return
+
+
+def slices(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
+    """For drafters that share a pass, whose `tap_layers` stand one after the other in it: what each asked for."""
+    first = 0
+    for drafter in drafters:
+        end = first + len(drafter.tap_layers)
+        taps = done.taps[:, first:end] if done.taps is not None and end > first else None
+        first = end
+        yield drafter, replace(done, taps=taps)

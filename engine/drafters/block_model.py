@@ -21,21 +21,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.drafters.block_config import BlockConfig, LayerAttention, transformers_config
+from engine.drafters.modules import GatedMlp, Norm
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.rotary import tables_of
+from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
 _IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the target's, or derived
-
-
-class Norm(nn.RMSNorm):
-    """In float32 also where products are made in bfloat16."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float())
 
 
 class FrozenRows(nn.Module):
@@ -63,7 +57,7 @@ class BlockAttention(nn.Module):
     def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
         """block [A, B, H], context [S, H] -> [A, B, H]."""
         D, group = self.config.head_dim, self.config.num_heads // self.config.num_kv_heads
-        query = _rotate(self.q_norm(self.q_proj(block).unflatten(-1, (-1, D))), *places.block_angles)
+        query = rotate(self.q_norm(self.q_proj(block).unflatten(-1, (-1, D))), *places.block_angles)
         keys, values = self._keys_values(block, places.block_angles)  # [A, B, Hkv, D]
         past_keys, past_values = self._keys_values(context, places.context_angles)  # [S, Hkv, D]
         query = query.unflatten(-2, (-1, group)) * D**-0.5  # [A, B, Hkv, G, D]
@@ -82,26 +76,14 @@ class BlockAttention(nn.Module):
     def _keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         D = self.config.head_dim
         keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, D)))
-        return _rotate(keys, *angles), self.v_proj(x).unflatten(-1, (-1, D))
-
-
-class BlockMlp(nn.Module):
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return rotate(keys, *angles), self.v_proj(x).unflatten(-1, (-1, D))
 
 
 class BlockLayer(nn.Module):
     def __init__(self, config: BlockConfig, attention: LayerAttention) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config, attention)
-        self.mlp = BlockMlp(config)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size)
         self.input_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
 
@@ -286,10 +268,3 @@ def _draft_vocab(d2t: Tensor | None, t2d: Tensor | None) -> Tensor | None:
     if t2d is not None and not torch.equal(vocab, t2d.nonzero().flatten()):
         raise ValueError("d2t and t2d name different tokens")
     return vocab
-
-
-def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x [..., heads, D]; cosines, sines [..., D / 2]."""
-    a, b = x.chunk(2, dim=-1)
-    cosines, sines = cosines.unsqueeze(-2), sines.unsqueeze(-2)
-    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)

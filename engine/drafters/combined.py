@@ -14,10 +14,9 @@ with `suffix` on word problems promised 2.16 accepted tokens a pass that way and
 import bisect
 import logging
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 from engine.draft import EMPTY_DRAFT, Draft
-from engine.drafters.base import Drafter, Pass
+from engine.drafters.base import Drafter, Pass, slices
 from engine.drafters.record import Record
 from engine.kv_cache import KVCache
 from engine.sequence import Sequence
@@ -48,13 +47,9 @@ class CombinedDrafter(Drafter):
 
     def observe(self, done: Pass) -> None:
         """Each sees its own slice of the taps."""
-        first = 0
-        for drafter in self._drafters:
-            end = first + len(drafter.tap_layers)
-            taps = done.taps[:, first:end] if done.taps is not None and end > first else None
-            first = end
+        for drafter, own in slices(done, self._drafters):
             try:
-                drafter.observe(replace(done, taps=taps))
+                drafter.observe(own)
             except Exception:
                 logger.exception("drafter %s failed to observe a pass", drafter.name)
 

@@ -18,20 +18,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.drafters.eagle3_config import Eagle3Config, Layout
+from engine.drafters.modules import GatedMlp, Norm
 from engine.errors import SpeculatorNotLoadable
 
 WEIGHTS_FILE = "model.safetensors"
 _OWN_PREFIX, _SPECFORGE_PREFIX = "layers.0.", "midlayer."
-
-
-class Norm(nn.RMSNorm):
-    """In float32 also where products are made in bfloat16."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float())
 
 
 class Eagle3Attention(nn.Module):
@@ -44,18 +37,6 @@ class Eagle3Attention(nn.Module):
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
 
 
-class Eagle3Mlp(nn.Module):
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class Eagle3Layer(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -63,7 +44,7 @@ class Eagle3Layer(nn.Module):
         self.hidden_norm = Norm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
         self.self_attn = Eagle3Attention(config)
-        self.mlp = Eagle3Mlp(config)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size)
 
 
 class Eagle3(nn.Module):

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, PretrainedConfig
 
+from engine.drafters.modules import GatedMlp
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.rotary import tables_of
+from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
 _LAYER_TYPES = ("llama", "qwen2", "qwen3")
@@ -103,27 +105,13 @@ class MtpAttention(nn.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             query, keys = self.q_norm(query), self.k_norm(keys)
-        query, keys = _rotate(query, cosines, sines), _rotate(keys, cosines, sines)
+        query, keys = rotate(query, cosines, sines), rotate(keys, cosines, sines)
         group = self.num_heads // self.num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         mixed = functional.scaled_dot_product_attention(
             query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=visible
         )  # [heads, T, D]
         out: Tensor = self.o_proj(mixed.transpose(0, 1).flatten(1))
-        return out
-
-
-class MtpMlp(nn.Module):
-    def __init__(self, layer: PretrainedConfig) -> None:
-        super().__init__()
-        H, intermediate = layer.hidden_size, layer.intermediate_size
-        bias = getattr(layer, "mlp_bias", False)
-        self.gate_proj = nn.Linear(H, intermediate, bias=bias)
-        self.up_proj = nn.Linear(H, intermediate, bias=bias)
-        self.down_proj = nn.Linear(intermediate, H, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -136,7 +124,7 @@ class MtpLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(H, eps=eps)
         self.self_attn = MtpAttention(layer)
         self.post_attention_layernorm = nn.RMSNorm(H, eps=eps)
-        self.mlp = MtpMlp(layer)
+        self.mlp = GatedMlp(H, layer.intermediate_size, bias=getattr(layer, "mlp_bias", False))
         self.final_layernorm = nn.RMSNorm(H, eps=eps)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, cosines: Tensor, sines: Tensor, visible: Tensor) -> Tensor:
@@ -203,10 +191,3 @@ class Mtp(nn.Module):
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ModelNotLoadable) as error:
             raise SpeculatorNotLoadable(f"{folder} holds no MTP module: {error}") from error
         return module
-
-
-def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x [T, heads, D]; cosines, sines [T, D / 2]."""
-    a, b = x.chunk(2, dim=-1)
-    cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
-    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from engine.draft import Draft
-from engine.drafters.base import Drafter, Pass
+from engine.drafters.base import Drafter, Pass, slices
 from engine.kv_cache import KVCache
 from engine.sequence import Sequence
 
@@ -36,13 +36,9 @@ class PerAdapterDrafter(Drafter):
         return [drafts[sequence] for sequence in sequences]
 
     def observe(self, done: Pass) -> None:
-        first = 0
-        for drafter in self._drafters:
-            end = first + len(drafter.tap_layers)
-            taps = done.taps[:, first:end] if done.taps is not None and end > first else None
-            first = end
+        for drafter, own in slices(done, self._drafters):
             if mine := tuple(kept for kept in done.kept if self._drafter_of(kept.sequence) is drafter):
-                drafter.observe(replace(done, taps=taps, kept=mine))
+                drafter.observe(replace(own, kept=mine))
 
     def forget(self, request_id: str) -> None:
         for drafter in self._drafters:

@@ -1,6 +1,6 @@
 """What a training method is made from, and where it may keep what it computes once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from engine.models.base import Model
 from workers.contracts import Progress
 from workers.emitter import Emit
 from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
+from workers.training.hidden_states import TapRows, compute_tap_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,19 @@ class Preparation:
         """None where `needed_bytes` for all conversations may stay in memory, or there is a device that holds them."""
         in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
         return None if in_memory else self.cache / f"{name}.bin"
+
+    def tap_rows(self, tap_layers: Sequence[int], *, memory_bytes: int) -> tuple[TapRows, TapRows]:
+        """Runs the target over all conversations. Rows for training and for validation."""
+        target, corpus = self.target, self.corpus
+        row_bytes = len(tap_layers) * target.config.hidden_size * target.dtype.itemsize
+        needed = sum(c.num_tokens for c in self.conversations) * row_bytes
+
+        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
+            file = self.file(name, needed_bytes=needed, memory_bytes=memory_bytes)
+            report = self.reporter(before=before)
+            return compute_tap_rows(target, conversations, tap_layers=tap_layers, file=file, on_done=report)
+
+        return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 
     def reporter(self, *, before: int) -> Callable[[int], None]:
         """Of progress over all conversations, `before` of them done already."""

@@ -13,19 +13,20 @@ from engine.config import EngineConfig
 from engine.drafters.block import BlockDrafter
 from engine.drafters.block_model import WEIGHTS_FILE, BlockModel
 from engine.generate import generate
-from engine.load import load_engine, load_model
+from engine.load import load_model
 from engine.loop import Engine
 from engine.request import Request, SamplingParams
-from tests.workers.support import Recorder, token_rows, write_lines
+from tests.workers.support import Recorder
+from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Event, Finished, Progress, TrainingSpec
 from workers.failures import UserConfigError
 from workers.training.block.config import BlockHyperparameters
 from workers.training.block.data import blocks_of, num_anchors
 from workers.training.block.loss import block_loss, weighted
 from workers.training.data import IGNORED, Conversation, read_corpus
-from workers.training.eagle3.simulate import simulate
 from workers.training.hidden_states import compute_tap_rows
 from workers.training.job import run_training
+from workers.training.replay import simulate
 
 BUDGET = 12
 FAST = {
@@ -99,27 +100,11 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model's answers, twice: a random model has no habits that would carry over to other prompts."""
-    answers = generate(load_engine(tiny_model), requests())
-    rows = [
-        row | {"prompt_token_ids": list(request.prompt_token_ids), "finish_reason": str(answer.finish_reason)}
-        for row, request, answer in zip(token_rows([a.token_ids for a in answers]), requests(), answers, strict=True)
-    ]
-    twice = [row | {"custom_id": f"{row['custom_id']}-{copy}"} for copy in range(2) for row in rows]
-    return write_lines(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", twice)
+    return write_answers(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", tiny_model, requests())
 
 
 def make_spec(folder: Path, model: Path, tokens: Path, **hyperparameters: Any) -> TrainingSpec:
-    return TrainingSpec(
-        job_id="job_0123",
-        model_dir=str(model),
-        target_revision="f00d",
-        method="block",
-        tokens_paths=(str(tokens),),
-        output_dir=str(folder / "output"),
-        checkpoint_dir=str(folder / "checkpoint"),
-        hyperparameters=FAST | hyperparameters,
-    )
+    return training_spec(folder, model, tokens, "block", FAST | hyperparameters)
 
 
 @pytest.fixture(scope="module")

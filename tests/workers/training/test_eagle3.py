@@ -12,23 +12,24 @@ from engine.config import EngineConfig
 from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_module import WEIGHTS_FILE, Eagle3
 from engine.generate import generate
-from engine.load import load_engine, load_model
+from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams
 from engine.rotary import tables_of
 from tests.engine.eagle3_reference import make_config, make_module, reference_layer
-from tests.workers.support import Recorder, token_rows, write_lines
+from tests.workers.support import Recorder
+from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Event, Finished, Progress, TrainingSpec
 from workers.failures import UserConfigError
 from workers.training.data import IGNORED, Conversation, read_corpus
 from workers.training.eagle3.config import Eagle3Hyperparameters
 from workers.training.eagle3.data import make_batch
 from workers.training.eagle3.loss import step_loss
-from workers.training.eagle3.simulate import simulate
 from workers.training.eagle3.unroll import Unroll
 from workers.training.hidden_states import compute_tap_rows
 from workers.training.job import run_training
+from workers.training.replay import simulate
 
 BUDGET = 12
 FAST = {"max_steps": 60, "evaluate_every": 20, "batch_rows": 8, "epochs": 100, "learning_rate": 3e-3, "patience": 0}
@@ -146,27 +147,11 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model's answers, twice: a random model has no habits that would carry over to other prompts."""
-    answers = generate(load_engine(tiny_model), requests())
-    rows = [
-        row | {"prompt_token_ids": list(request.prompt_token_ids), "finish_reason": str(answer.finish_reason)}
-        for row, request, answer in zip(token_rows([a.token_ids for a in answers]), requests(), answers, strict=True)
-    ]
-    twice = [row | {"custom_id": f"{row['custom_id']}-{copy}"} for copy in range(2) for row in rows]
-    return write_lines(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", twice)
+    return write_answers(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", tiny_model, requests())
 
 
 def make_spec(folder: Path, model: Path, tokens: Path, **hyperparameters: Any) -> TrainingSpec:
-    return TrainingSpec(
-        job_id="job_0123",
-        model_dir=str(model),
-        target_revision="f00d",
-        method="eagle3",
-        tokens_paths=(str(tokens),),
-        output_dir=str(folder / "output"),
-        checkpoint_dir=str(folder / "checkpoint"),
-        hyperparameters=FAST | hyperparameters,
-    )
+    return training_spec(folder, model, tokens, "eagle3", FAST | hyperparameters)
 
 
 @pytest.fixture(scope="module")

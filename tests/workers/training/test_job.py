@@ -16,6 +16,7 @@ from engine.generate import generate
 from engine.load import load_engine, load_model
 from engine.request import Request, SamplingParams
 from tests.workers.support import Recorder, run_child, start_child, token_rows, write_lines
+from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event
 from workers.failures import UserConfigError
 from workers.training.data import read_corpus
@@ -38,30 +39,11 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the tiny model says, as a batch job would keep it; twice, so that what is learned helps in validation.
-
-    A random model has no habits that would carry over from one prompt to another.
-    """
-    answers = generate(load_engine(tiny_model), requests())
-    rows = [
-        row | {"prompt_token_ids": list(request.prompt_token_ids), "finish_reason": answer.finish_reason}
-        for row, request, answer in zip(token_rows([a.token_ids for a in answers]), requests(), answers, strict=True)
-    ]
-    twice = [row | {"custom_id": f"{row['custom_id']}-{copy}"} for copy in range(2) for row in rows]
-    return write_lines(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", twice)
+    return write_answers(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", tiny_model, requests())
 
 
 def make_spec(folder: Path, model: Path, tokens: Path, **hyperparameters: Any) -> TrainingSpec:
-    return TrainingSpec(
-        job_id="job_0123",
-        model_dir=str(model),
-        target_revision="f00d",
-        method="medusa",
-        tokens_paths=(str(tokens),),
-        output_dir=str(folder / "output"),
-        checkpoint_dir=str(folder / "checkpoint"),
-        hyperparameters=FAST | hyperparameters,
-    )
+    return training_spec(folder, model, tokens, "medusa", FAST | hyperparameters)
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from engine.models.base import Model
 from workers.training.block.config import BlockHyperparameters
 from workers.training.block.data import Blocks, blocks_of, num_anchors
 from workers.training.block.loss import DepthSums, block_loss, weighted
-from workers.training.data import IGNORED, Conversation
-from workers.training.eagle3.simulate import simulate
-from workers.training.hidden_states import TapRows, compute_tap_rows
+from workers.training.data import IGNORED
+from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation
+from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
 _INITIAL_SCALE = 0.02  # standard deviation of matrices
@@ -58,24 +58,18 @@ class BlockMethod:
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: BlockHyperparameters) -> "BlockMethod":
         """Runs the target over all conversations."""
-        target, corpus = preparation.target, preparation.corpus
+        target = preparation.target
         vocab = preparation.draft_vocab(parameters.draft_vocab_size)
         config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
-        row_bytes = len(config.tap_layers) * target.config.hidden_size * target.dtype.itemsize
-        needed = sum(c.num_tokens for c in preparation.conversations) * row_bytes
-
-        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
-            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
-            report = preparation.reporter(before=before)
-            return compute_tap_rows(target, conversations, tap_layers=config.tap_layers, file=file, on_done=report)
-
+        taps = config.tap_layers
+        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.cache_memory_bytes)
         return cls(
             target,
             parameters,
             config,
             draft_vocab=vocab,
-            train=rows(corpus.train, "train", 0),
-            validation=rows(corpus.validation, "validation", len(corpus.train)),
+            train=train,
+            validation=validation,
             seed=preparation.seed,
         )
 

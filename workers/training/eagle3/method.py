@@ -12,15 +12,15 @@ from engine.drafters.eagle3_config import Eagle3Config, default_taps
 from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
 from engine.rotary import tables_of
-from workers.training.data import IGNORED, Conversation
+from workers.training.data import IGNORED
 from workers.training.eagle3.config import Eagle3Hyperparameters
 from workers.training.eagle3.data import Eagle3Batch, make_batch
 from workers.training.eagle3.loss import Sums, step_loss
-from workers.training.eagle3.simulate import simulate
 from workers.training.eagle3.unroll import Unroll
-from workers.training.hidden_states import TapRows, compute_tap_rows
+from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation
+from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
 _INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to offer for
@@ -54,25 +54,18 @@ class Eagle3Method:
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
         """Runs the target over all conversations."""
-        target, corpus = preparation.target, preparation.corpus
+        target = preparation.target
         vocab = preparation.draft_vocab(parameters.draft_vocab_size)
         config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
         taps = config.taps_of(target.config.num_layers)
-        row_bytes = len(taps) * target.config.hidden_size * target.dtype.itemsize
-        needed = sum(c.num_tokens for c in preparation.conversations) * row_bytes
-
-        def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
-            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
-            report = preparation.reporter(before=before)
-            return compute_tap_rows(target, conversations, tap_layers=taps, file=file, on_done=report)
-
+        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.cache_memory_bytes)
         return cls(
             target,
             parameters,
             config,
             draft_vocab=vocab,
-            train=rows(corpus.train, "train", 0),
-            validation=rows(corpus.validation, "validation", len(corpus.train)),
+            train=train,
+            validation=validation,
             seed=preparation.seed,
         )
 

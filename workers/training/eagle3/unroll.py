@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.drafters.eagle3_module import Eagle3
+from kernels.rope import rotate
 from workers.training.eagle3.data import Eagle3Batch
 
 
@@ -48,10 +49,8 @@ class Unroll:
         return x.view(x.shape[0], -1, self._module.config.head_dim)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [R, heads, D], as kernels.rope does."""
-        cosine, sine = self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+        """x [R, heads, D]."""
+        return rotate(x, self._cosines[positions], self._sines[positions])
 
 
 class _Prefix:

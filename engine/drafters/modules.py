@@ -1,0 +1,25 @@
+"""Parts that the trained drafters' modules share. Their parameters bear the published names."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Norm(nn.RMSNorm):
+    """In float32 also where products are made in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+class GatedMlp(nn.Module):
+    """down(silu(gate x) * up x), as in Llama's layers."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

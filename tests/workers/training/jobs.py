@@ -1,0 +1,39 @@
+"""What the tests of training jobs begin with: answers of a tiny model, and a job over them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.generate import generate
+from engine.load import load_engine
+from engine.request import Request
+from tests.workers.support import token_rows, write_lines
+from workers.contracts import TrainingSpec
+
+
+def write_answers(path: Path, model: Path, requests: Sequence[Request]) -> Path:
+    """What the model says, as a batch job would keep it; twice, so that what is learned helps in validation.
+
+    A random model has no habits that would carry over from one prompt to another.
+    """
+    answers = generate(load_engine(model), requests)
+    rows = [
+        row | {"prompt_token_ids": list(request.prompt_token_ids), "finish_reason": str(answer.finish_reason)}
+        for row, request, answer in zip(token_rows([a.token_ids for a in answers]), requests, answers, strict=True)
+    ]
+    return write_lines(path, [row | {"custom_id": f"{row['custom_id']}-{copy}"} for copy in range(2) for row in rows])
+
+
+def training_spec(
+    folder: Path, model: Path, tokens: Path, method: str, hyperparameters: Mapping[str, Any]
+) -> TrainingSpec:
+    return TrainingSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        target_revision="f00d",
+        method=method,
+        tokens_paths=(str(tokens),),
+        output_dir=str(folder / "output"),
+        checkpoint_dir=str(folder / "checkpoint"),
+        hyperparameters=dict(hyperparameters),
+    )

@@ -1,0 +1,20 @@
+"""Hyperparameters of draft models: the target with layers removed."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from workers.hyperparameters.fields import require_range
+from workers.hyperparameters.loop import LoopParameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelHyperparameters:
+    num_layers: int = 0  # kept of the target's, evenly spread; 0: an eighth of them
+    draft_vocab_size: int = 8192  # at most; only tokens that the answers use can be drafted
+    soft_target_weight: float = 0.5  # of the target's own distribution against its chosen token
+    loop: LoopParameters = field(default_factory=partial(LoopParameters, learning_rate=5e-4))
+
+    def __post_init__(self) -> None:
+        require_range(self, 0, 1024, "num_layers")
+        require_range(self, 1, 1 << 20, "draft_vocab_size")
+        require_range(self, 0.0, 1.0, "soft_target_weight")

@@ -1,0 +1,45 @@
+"""Checks of values against the fields of a frozen dataclass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+
+class HyperparameterError(ValueError):
+    """An unknown name, a value of another type or out of range; the message names both sides."""
+
+
+def require_range(record: object, low: float, high: float, *names: str) -> None:
+    """Raises: HyperparameterError: a field's value is not in low..high; None always is."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not low <= value <= high:
+            raise HyperparameterError(f"{name} must be in {low}..{high}, got {value}")
+
+
+def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
+    """Raises: HyperparameterError."""
+    if (value := getattr(record, name)) not in allowed:
+        raise HyperparameterError(f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}")
+
+
+def check_types(values: Mapping[str, Any], *records: type) -> None:
+    """`values`: of fields of any of the dataclasses `records`. Raises: HyperparameterError."""
+    types = {f.name: f.type for record in records for f in fields(record)}
+    for name, value in values.items():
+        if not _fits(value, types[name]):
+            wanted = getattr(types[name], "__name__", str(types[name]))
+            raise HyperparameterError(f"{name} must be {wanted}, got {value!r:.80}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """JSON writes 1.0 as 1, so an integer fits a float; true is no number."""
+    allowed = {
+        int: (int,),
+        float: (int, float),
+        bool: (bool,),
+        str: (str,),
+        int | None: (int, type(None)),
+        float | None: (int, float, type(None)),
+    }[annotation]
+    return isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))

@@ -1,0 +1,43 @@
+"""Hyperparameters that every kind has: of the loop, of what is kept in memory, and of how acceptance is simulated."""
+
+from dataclasses import dataclass
+
+from workers.hyperparameters.fields import require_one_of, require_range
+
+OPTIMIZERS = ("adamw", "muon")
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParameters:
+    epochs: int = 8
+    max_steps: int | None = None  # ends earlier than the epochs would
+    max_seconds: float | None = None  # ends after this time, the schedule stretched to fit; not reproducible to the bit
+    batch_rows: int = 4  # conversations; of medusa single rows
+    accumulate: int = 1  # batches that make up a step
+    optimizer: str = "adamw"  # muon: of matrices, everything else by adamw; at the same learning rate
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    warmup_steps: int = 20
+    grad_clip: float = 1.0
+    validation_fraction: float = 0.05
+    evaluate_every: int = 200  # steps
+    patience: int = 3  # evaluations without a longer acceptance before training stops; 0 never stops early
+    draft_budget: int = 15  # nodes of the tree with which acceptance is simulated: with the root one tile of 16 rows
+    cache_memory_bytes: int = 4 << 30  # hidden states beyond this go to a file
+    precision: str = "auto"  # of products: auto is bfloat16 on CUDA, float32 elsewhere
+
+    def __post_init__(self) -> None:
+        require_range(self, 1, 10_000, "epochs", "accumulate", "evaluate_every")
+        require_range(self, 1, 65_536, "batch_rows")
+        require_range(self, 1, 100_000_000, "max_steps")
+        require_range(self, 0.1, 2_592_000, "max_seconds")  # thirty days
+        require_range(self, 1e-9, 1.0, "learning_rate")
+        require_range(self, 0.0, 1.0, "weight_decay")
+        require_range(self, 1e-6, 1e6, "grad_clip")
+        require_range(self, 0, 1_000_000, "warmup_steps", "patience")
+        require_range(self, 0.0, 0.9, "validation_fraction")
+        require_range(self, 1, 64, "draft_budget")
+        require_range(self, 0, 1 << 50, "cache_memory_bytes")
+        require_one_of(self, OPTIMIZERS, "optimizer")
+        require_one_of(self, PRECISIONS, "precision")

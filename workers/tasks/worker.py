@@ -13,6 +13,7 @@ from collections.abc import Callable
 import structlog
 from django.db import DatabaseError, close_old_connections, connection
 
+from control.idempotency.services import keys_purge
 from control.jobs.config import get_job_config
 from control.jobs.models import Job
 from control.jobs.selectors import jobs_due, jobs_to_cancel
@@ -73,6 +74,7 @@ class JobWorker:
             ("wake-ups not repeated", reconcile),
             ("cancelled jobs not ended", self._end_cancelled),
             ("pipelines not moved on", pipelines_reconcile),
+            ("idempotency keys not forgotten", keys_purge),
         )
         while not self.stop.is_set():
             close_old_connections()

@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "control.accounts",
+    "control.idempotency",
     "control.files",
     "control.catalog",
     "control.jobs",

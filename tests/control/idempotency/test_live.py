@@ -1,0 +1,93 @@
+"""Keys against real server processes: many requests at once, and a server that dies with the answer on its lips."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from control.batches.models import Batch
+from control.jobs.models import Job
+from tests.control.factories import chat_row, make_file, make_key
+from tests.control.idempotency.dying_app import DIE_HEADER
+from tests.workers.tasks.live import ROOT, LiveStack
+
+NUM_CALLERS = 50
+
+
+@contextlib.contextmanager
+def server(stack: LiveStack, port: int) -> Iterator[str]:
+    command = [sys.executable, "-m", "uvicorn", "tests.control.idempotency.dying_app:application"]
+    with (stack.data_dir / "worker-api.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), "--lifespan", "off"],
+            cwd=ROOT,
+            env=stack.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        stack.wait_until(lambda: is_listening(port), 40)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Caller:
+    """Sends one and the same request."""
+
+    def __init__(self, stack: LiveStack) -> None:
+        _, token = make_key(stack.organization)
+        file = make_file(stack.organization, [chat_row()])
+        self.headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "once"}
+        self.body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+    def post(self, base_url: str, **headers: str) -> httpx2.Response:
+        return httpx2.post(
+            f"{base_url}/v1/batches", json=self.body, headers={**self.headers, **headers}, timeout=30, trust_env=False
+        )
+
+
+def test_of_fifty_identical_requests_at_once_one_makes_a_job(stack: LiveStack) -> None:
+    caller = Caller(stack)
+    with server(stack, free_port()) as url:
+        with ThreadPoolExecutor(NUM_CALLERS) as pool:
+            answers = list(pool.map(lambda _: caller.post(url), range(NUM_CALLERS)))
+        answers.append(caller.post(url))
+
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 409)
+    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
+    assert answers[-1].headers["Idempotency-Replayed"] == "true"
+    assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
+
+
+def test_a_server_that_dies_before_it_answers_has_still_made_one_job(stack: LiveStack) -> None:
+    caller = Caller(stack)
+    port = free_port()
+    with server(stack, port) as url, pytest.raises(httpx2.TransportError):
+        caller.post(url, **{DIE_HEADER.decode(): "1"})
+    made = Batch.objects.get()
+
+    with server(stack, port) as url:
+        answer = caller.post(url)
+
+    assert answer.json()["id"] == made.pk
+    assert answer.headers["Idempotency-Replayed"] == "true"
+    assert (Batch.objects.count(), Job.objects.count()) == (1, 1)

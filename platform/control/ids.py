@@ -16,6 +16,14 @@ def organization_id() -> str:
     return new_id("org_")
 
 
+def project_id() -> str:
+    return new_id("proj_")
+
+
+def member_id() -> str:
+    return new_id("member_")
+
+
 def file_id() -> str:
     return new_id("file-")
 

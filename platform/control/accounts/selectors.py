@@ -1,11 +1,12 @@
-"""Readers of organizations and keys."""
+"""Readers of organizations, members, projects and keys."""
 
 import hmac
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from control.accounts.keys import MalformedKey, parse_token
-from control.accounts.models import ApiKey
+from control.accounts.models import ApiKey, Member, Organization, Project
 from control.accounts.services import api_key_touch
 from control.api.errors import ApiError
 
@@ -20,13 +21,55 @@ def api_key_authenticate(token: str) -> ApiKey:
         given = parse_token(token)
     except MalformedKey:
         raise refused from None
-    key = ApiKey.objects.select_related("organization").filter(pk=given.id).first()
+    key = ApiKey.objects.select_related("organization", "project").filter(pk=given.id).first()
     # compare_digest also against nothing: an unknown id takes as long as a wrong secret
     stored = key.secret_sha256 if key else "0" * 64
     if not hmac.compare_digest(given.secret_sha256, stored) or key is None:
         raise refused
-    now = timezone.now()
-    if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+    if not is_valid(key):
         raise refused
-    api_key_touch(key=key, now=now)
+    api_key_touch(key=key, now=timezone.now())
     return key
+
+
+def is_valid(key: ApiKey) -> bool:
+    """Neither revoked nor expired, and its project, if any, is not archived."""
+    is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
+    is_archived = key.project is not None and key.project.archived_at is not None
+    return key.revoked_at is None and not is_expired and not is_archived
+
+
+def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:
+    return ApiKey.objects.filter(organization=organization)
+
+
+def api_key_get(organization: Organization, key_id: str) -> ApiKey:
+    """Raises: ApiError: 404, also for another organization's key."""
+    key = api_keys_list(organization).filter(pk=key_id).first()
+    if key is None:
+        raise ApiError(404, f"No such API key: {key_id[:80]!r}.", "api_key_not_found", "key_id")
+    return key
+
+
+def members_list(organization: Organization) -> QuerySet[Member]:
+    return Member.objects.filter(organization=organization).select_related("user")
+
+
+def member_get(organization: Organization, member_id: str) -> Member:
+    """Raises: ApiError: 404, also for another organization's member."""
+    member = members_list(organization).filter(public_id=member_id).first()
+    if member is None:
+        raise ApiError(404, f"No such member: {member_id[:80]!r}.", "member_not_found", "member_id")
+    return member
+
+
+def projects_list(organization: Organization) -> QuerySet[Project]:
+    return Project.objects.filter(organization=organization)
+
+
+def project_get(organization: Organization, project_id: str) -> Project:
+    """Raises: ApiError: 404, also for another organization's project."""
+    project = projects_list(organization).filter(pk=project_id).first()
+    if project is None:
+        raise ApiError(404, f"No such project: {project_id[:80]!r}.", "project_not_found", "project_id")
+    return project

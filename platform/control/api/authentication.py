@@ -8,6 +8,7 @@ from rest_framework import authentication, permissions
 from rest_framework.request import Request
 
 from control.accounts.models import ApiKey, Organization
+from control.accounts.scopes import is_granted, scope_needed
 from control.accounts.selectors import api_key_authenticate
 from control.api.errors import ApiError
 
@@ -23,6 +24,13 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
             headers={"WWW-Authenticate": "Bearer"},
         )
     return api_key_authenticate(token.strip())
+
+
+def require_scope(key: ApiKey, scope: str, method: str) -> None:
+    """Raises: ApiError: 403, naming the scope that the key lacks."""
+    needed = scope_needed(scope, method)
+    if not is_granted(needed, key.scopes):
+        raise ApiError(403, f"This key lacks the scope {needed!r}.", "insufficient_scope")
 
 
 class ApiKeyAuthentication(authentication.BaseAuthentication):

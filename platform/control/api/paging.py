@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -22,17 +22,22 @@ def paginate(
     *,
     max_limit: int = MAX_LIMIT,
     default_limit: int = DEFAULT_LIMIT,
+    by: str = "pk",
+    id_field: str = "pk",
 ) -> Response:
     """One page of `queryset`, ordered by id: ids sort by creation, so a page stays put while rows are added.
 
     `after` need not exist any more: a row deleted between two pages ends no listing.
-    Raises: ApiError: 400 for a limit out of range or an order other than asc and desc.
+    Args:
+        by: the column that sorts by creation, where the primary key does not; `after` must then exist.
+        id_field: the column that holds what the wire calls `id`.
+    Raises: ApiError: 400 for a limit out of range, an order other than asc and desc, an `after` that is not there.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
     ascending = _is_ascending(request.query_params.get("order", "desc"))
     if after := request.query_params.get("after"):
-        queryset = queryset.filter(pk__gt=after) if ascending else queryset.filter(pk__lt=after)
-    rows = list(queryset.order_by("pk" if ascending else "-pk")[: limit + 1])
+        queryset = queryset.filter(_beyond(queryset, after, by, id_field, "gt" if ascending else "lt"))
+    rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
     data = [serialize(row) for row in rows[:limit]]
     return Response(
         {
@@ -43,6 +48,15 @@ def paginate(
             "has_more": len(rows) > limit,
         }
     )
+
+
+def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: str) -> Q:
+    if by == id_field:
+        return Q(**{f"{by}__{side}": after})
+    row = queryset.filter(**{id_field: after}).values(by, "pk").first()
+    if row is None:
+        raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
+    return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
 
 
 def _limit(given: str | None, default: int, maximum: int) -> int:

@@ -13,6 +13,8 @@ from control.files.serializers import expires_after
 
 
 class BatchesView(OrganizationView):
+    scope = "batches"
+
     def get(self, request: Request) -> Response:
         return paginate(batches_list(self.organization), request, batch_body)
 
@@ -33,11 +35,15 @@ class BatchesView(OrganizationView):
 
 
 class BatchView(OrganizationView):
+    scope = "batches"
+
     def get(self, request: Request, batch_id: str) -> Response:
         return Response(batch_body(batch_get(self.organization, batch_id)))
 
 
 class BatchCancelView(OrganizationView):
+    scope = "batches"
+
     def post(self, request: Request, batch_id: str) -> Response:
         batch_cancel(batch=batch_get(self.organization, batch_id))
         return Response(batch_body(batch_get(self.organization, batch_id)))

@@ -14,6 +14,8 @@ from control.storage import ObjectMissing
 
 
 class ModelsView(OrganizationView):
+    scope = "models"
+
     def get(self, request: Request) -> Response:
         models = base_models_list(self.organization).order_by("name")
         deployments = deployments_list(self.organization).order_by("name")
@@ -21,6 +23,8 @@ class ModelsView(OrganizationView):
 
 
 class ModelView(OrganizationView):
+    scope = "models"
+
     def get(self, request: Request, name: str) -> Response:
         deployment = deployments_list(self.organization).filter(name=name).first()
         if deployment is not None:
@@ -29,16 +33,22 @@ class ModelView(OrganizationView):
 
 
 class SpeculatorsView(OrganizationView):
+    scope = "speculators"
+
     def get(self, request: Request) -> Response:
         return paginate(speculators_list(self.organization), request, speculator_body)
 
 
 class SpeculatorView(OrganizationView):
+    scope = "speculators"
+
     def get(self, request: Request, speculator_id: str) -> Response:
         return Response(speculator_body(speculator_get(self.organization, speculator_id)))
 
 
 class SpeculatorPlotView(OrganizationView):
+    scope = "speculators"
+
     def get(self, request: Request, speculator_id: str) -> StoredFileResponse:
         """The latest evaluation's plot, a PNG."""
         speculator = speculator_get(self.organization, speculator_id)

@@ -1,5 +1,7 @@
 """Readers of deployments. The organization comes first: another one's deployment does not exist."""
 
+from collections.abc import Sequence
+
 from django.db.models import QuerySet
 
 from control.accounts.models import Organization
@@ -7,23 +9,25 @@ from control.api.errors import ApiError
 from control.deployments.models import Deployment
 
 
-def deployments_list(organization: Organization) -> QuerySet[Deployment]:
-    return Deployment.objects.filter(organization=organization, deleted_at=None).select_related(
-        "base_model", "speculator"
-    )
+def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
+    """`only`: the deployments that the caller's key is restricted to; None: it is not."""
+    rows = Deployment.objects.filter(organization=organization, deleted_at=None)
+    if only is not None:
+        rows = rows.filter(pk__in=only)
+    return rows.select_related("base_model", "speculator")
 
 
-def deployment_get(organization: Organization, deployment_id: str) -> Deployment:
+def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:
     """Raises: ApiError: 404."""
-    deployment = deployments_list(organization).filter(pk=deployment_id).first()
+    deployment = deployments_list(organization, only=only).filter(pk=deployment_id).first()
     if deployment is None:
         raise ApiError(404, f"No such deployment: {deployment_id[:80]!r}.", "deployment_not_found", "deployment_id")
     return deployment
 
 
-def deployment_by_name(organization: Organization, name: str) -> Deployment:
+def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
     """What a request's `model` means. Raises: ApiError: 404, code model_not_found."""
-    deployment = deployments_list(organization).filter(name=name).first()
+    deployment = deployments_list(organization, only=only).filter(name=name).first()
     if deployment is None:
         message = f"The model {name[:80]!r} does not exist or you do not have access to it."
         raise ApiError(404, message, "model_not_found", "model")

@@ -24,6 +24,8 @@ PAGE_LIMIT = 10_000  # OpenAI's default and maximum for files
 
 
 class FilesView(OrganizationView):
+    scope = "files"
+
     parser_classes = [MultiPartParser, StrictJsonParser]
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
@@ -72,6 +74,8 @@ def _nested(request: Request, name: str) -> dict[str, Any] | None:
 
 
 class FileView(OrganizationView):
+    scope = "files"
+
     def get(self, request: Request, file_id: str) -> Response:
         return Response(file_body(file_get(self.organization, file_id)))
 
@@ -82,6 +86,8 @@ class FileView(OrganizationView):
 
 
 class FileContentView(OrganizationView):
+    scope = "files"
+
     def get(self, request: Request, file_id: str) -> StoredFileResponse:
         file = file_get(self.organization, file_id)
         try:

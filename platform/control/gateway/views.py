@@ -12,7 +12,8 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
-from control.api.authentication import authenticate_request
+from control.accounts.scopes import INFERENCE
+from control.api.authentication import authenticate_request, require_scope
 from control.api.errors import ApiError, error_response
 from control.api.json_body import is_text, parse_json
 from control.api.request_id import request_id
@@ -56,7 +57,8 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
 def _route(request: HttpRequest) -> Target:
     """Authenticates first: a caller without a key learns nothing, not even that its body is malformed."""
     key = authenticate_request(request)
-    deployment = deployment_by_name(key.organization, _model(request))
+    require_scope(key, INFERENCE, str(request.method))
+    deployment = deployment_by_name(key.organization, _model(request), only=key.deployment_ids)
     if deployment.state not in _ROUTED or deployment.port is None:
         raise _not_ready(deployment)
     return Target(port=deployment.port, token=deployment.token)

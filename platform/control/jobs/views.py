@@ -14,17 +14,23 @@ MAX_EVENTS = 1000
 
 
 class JobListView(OrganizationView):
+    scope = "jobs"
+
     def get(self, request: Request) -> Response:
         return paginate(jobs_list(self.organization), request, job_json)
 
 
 class JobView(OrganizationView):
+    scope = "jobs"
+
     def get(self, request: Request, job_id: str) -> Response:
         return Response(job_json(job_get(self.organization, job_id)))
 
 
 class JobEventsView(OrganizationView):
     """Oldest first; `after` is the id of the last event seen, so that a watcher asks for what is new."""
+
+    scope = "jobs"
 
     def get(self, request: Request, job_id: str) -> Response:
         job = job_get(self.organization, job_id)
@@ -44,6 +50,8 @@ class JobEventsView(OrganizationView):
 
 class JobCancelView(OrganizationView):
     """202: the job ends within seconds; one that has ended already stays as it is."""
+
+    scope = "jobs"
 
     def post(self, request: Request, job_id: str) -> Response:
         job = job_get(self.organization, job_id)

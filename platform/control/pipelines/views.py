@@ -12,6 +12,8 @@ from control.pipelines.services import pipeline_cancel, pipeline_create, pipelin
 
 
 class PipelineListView(OrganizationView):
+    scope = "pipelines"
+
     def get(self, request: Request) -> Response:
         return paginate(pipelines_list(self.organization), request, pipeline_json)
 
@@ -21,17 +23,23 @@ class PipelineListView(OrganizationView):
 
 
 class PipelineView(OrganizationView):
+    scope = "pipelines"
+
     def get(self, request: Request, pipeline_id: str) -> Response:
         return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))
 
 
 class PipelineCancelView(OrganizationView):
+    scope = "pipelines"
+
     def post(self, request: Request, pipeline_id: str) -> Response:
         pipeline_cancel(pipeline=pipeline_get(self.organization, pipeline_id))
         return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))
 
 
 class PipelineResumeView(OrganizationView):
+    scope = "pipelines"
+
     def post(self, request: Request, pipeline_id: str) -> Response:
         pipeline_resume(pipeline=pipeline_get(self.organization, pipeline_id))
         return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))

@@ -1,0 +1,49 @@
+"""What a key may do. Every view names what it is about; the method says whether that is read or written.
+
+files:read     one action on one resource
+files:*        both
+inference      calls of deployed models; no resource, so no actions
+admin          keys, members and projects
+*              everything
+"""
+
+from collections.abc import Iterable, Mapping
+
+RESOURCES: Mapping[str, str] = {
+    "files": "files and uploads",
+    "datasets": "datasets",
+    "batches": "batches",
+    "jobs": "jobs and their events",
+    "models": "base models and adapters",
+    "fine_tuning": "fine-tuning jobs",
+    "pipelines": "pipelines and quotes",
+    "speculators": "speculators and evaluations",
+    "deployments": "deployments",
+    "usage": "usage and costs",
+    "events": "events",
+    "webhooks": "webhook endpoints",
+}
+INFERENCE, ADMIN, EVERYTHING = "inference", "admin", "*"
+SCOPES = (
+    EVERYTHING,
+    ADMIN,
+    INFERENCE,
+    *(f"{resource}:{action}" for resource in RESOURCES for action in ("read", "write", "*")),
+)
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def full_access() -> list[str]:
+    return [EVERYTHING]
+
+
+def scope_needed(scope: str, method: str) -> str:
+    """What a request of this method needs on a view that names this scope."""
+    if scope not in RESOURCES:
+        return scope
+    return f"{scope}:{'read' if method in _READING else 'write'}"
+
+
+def is_granted(needed: str, held: Iterable[str]) -> bool:
+    """Whether `held` includes a scope; `files:*` is included only by itself and by `*`."""
+    return not {needed, f"{needed.partition(':')[0]}:*", EVERYTHING}.isdisjoint(held)

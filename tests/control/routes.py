@@ -1,0 +1,48 @@
+"""Every route of the API, read off the URL table: what generated tests walk over."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from control.api.auth import OrganizationView
+
+_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    path: str  # "/v1/files/{file_id}"
+    view: Any  # a subclass of OrganizationView, or a function
+    methods: tuple[str, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"{(\w+)}", self.path))
+
+
+def api_routes() -> list[Route]:
+    return [
+        Route(path=path, view=view, methods=_methods(view))
+        for path, view in _walk(get_resolver().url_patterns, "/")
+        if path.startswith("/v1/")
+    ]
+
+
+def _walk(patterns: list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for entry in patterns:
+        path = prefix + _PARAMETER.sub(r"{\1}", str(entry.pattern))
+        if isinstance(entry, URLResolver):
+            yield from _walk(entry.url_patterns, path)
+        else:
+            assert isinstance(entry, URLPattern)
+            yield path, getattr(entry.callback, "view_class", entry.callback)
+
+
+def _methods(view: Any) -> tuple[str, ...]:
+    if isinstance(view, type) and issubclass(view, OrganizationView):
+        return tuple(method for method in METHODS if hasattr(view, method.lower()))
+    return ("POST",)  # the gateway's functions

@@ -28,6 +28,22 @@ def file_id() -> str:
     return new_id("file-")
 
 
+def upload_id() -> str:
+    return new_id("upload_")
+
+
+def upload_part_id() -> str:
+    return new_id("part_")
+
+
+def dataset_id() -> str:
+    return new_id("dataset_")
+
+
+def fine_tuning_job_id() -> str:
+    return new_id("ftjob-")
+
+
 def base_model_id() -> str:
     return new_id("model_")
 

@@ -5,7 +5,7 @@ from django.urls import include, path
 
 from control.api.views import health
 
-_API = ("accounts", "files", "batches", "catalog", "jobs", "pipelines", "deployments", "gateway")
+_API = ("accounts", "files", "uploads", "batches", "catalog", "jobs", "pipelines", "deployments", "gateway")
 
 urlpatterns = [
     path("health", health),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import structlog
 from django.db import DatabaseError, close_old_connections, connection
 
+from control.files.services import files_expire
 from control.idempotency.services import keys_purge
 from control.jobs.config import get_job_config
 from control.jobs.models import Job
@@ -20,6 +21,7 @@ from control.jobs.selectors import jobs_due, jobs_to_cancel
 from control.jobs.services import reconcile, worker_beat, worker_leave
 from control.pipelines.stages import pipelines_reconcile
 from control.settings.config import get_config
+from control.uploads.services import uploads_expire
 from workers.tasks.attempt import Handler, look_at
 from workers.tasks.batch import BatchHandler
 from workers.tasks.evaluation import EvaluationHandler
@@ -75,6 +77,8 @@ class JobWorker:
             ("cancelled jobs not ended", self._end_cancelled),
             ("pipelines not moved on", pipelines_reconcile),
             ("idempotency keys not forgotten", keys_purge),
+            ("files not expired", files_expire),
+            ("uploads not expired", uploads_expire),
         )
         while not self.stop.is_set():
             close_old_connections()

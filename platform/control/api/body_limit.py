@@ -1,6 +1,7 @@
 """Refuses a request body that is too large before Django sees it: Django would first spool all of it to disk."""
 
 import json
+import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -15,6 +16,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 _UPLOAD_PATHS = frozenset({"/v1/files"})
+_PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 _MULTIPART_OVERHEAD_BYTES = MIB
 
 
@@ -54,7 +56,7 @@ class BodyLimit:
             await _refuse(send, limit)
 
     def _limit(self, path: str) -> int:
-        if path in _UPLOAD_PATHS:
+        if path in _UPLOAD_PATHS or _PART_PATH.fullmatch(path):
             return self.config.max_upload_bytes + _MULTIPART_OVERHEAD_BYTES
         return self.config.max_body_bytes
 

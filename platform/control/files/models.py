@@ -35,7 +35,14 @@ class File(models.Model):
     deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays: batches refer to it
 
     class Meta:
-        indexes = [models.Index(fields=["organization", "-id"], name="file_page")]
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="file_page"),
+            models.Index(
+                fields=["expires_at"],
+                name="file_expiry",
+                condition=models.Q(deleted_at=None, expires_at__isnull=False),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.filename} ({self.id})"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from django.db import transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from control.accounts.models import Organization
@@ -14,6 +15,8 @@ from control.files.staging import StagedFile, copy_stream, measure, staged_write
 from control.ids import file_id
 from control.settings.config import get_config
 from control.storage import get_storage
+
+EXPIRE_LIMIT = 100
 
 
 def file_create(
@@ -89,3 +92,11 @@ def file_delete(*, file: File) -> None:
     """Makes the file unreachable at once and drops its bytes after the commit. The row stays: batches refer to it."""
     if File.objects.filter(pk=file.pk, deleted_at=None).update(deleted_at=timezone.now()):
         transaction.on_commit(partial(get_storage().delete, file.storage_key))
+
+
+def files_expire() -> int:
+    """Drops the bytes of files whose time is over. Several may run at once. Returns: how many were due."""
+    due = list(File.objects.filter(deleted_at=None, expires_at__lte=Now()).order_by("expires_at")[:EXPIRE_LIMIT])
+    for file in due:
+        file_delete(file=file)
+    return len(due)

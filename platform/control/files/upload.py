@@ -6,13 +6,10 @@ from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler, SkipFile
 
 from control.files.staging import StagedFile, StagedWriter, new_staging_path
-from control.settings.config import get_config
-
-FILE_FIELD = "file"
 
 
 class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic in its stubs alone
-    """What the form holds under `file`."""
+    """What the form holds in place of the file."""
 
     def __init__(self, writer: StagedWriter, name: str) -> None:
         super().__init__(name=name, size=writer.size_bytes)
@@ -25,15 +22,17 @@ class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic in its st
 class StagingUploadHandler(FileUploadHandler):
     """Whoever installs it calls `discard` in the end: Django does not clean up after a form that breaks off."""
 
-    def __init__(self, request: Any = None) -> None:
+    def __init__(self, request: Any, *, field: str, limit_bytes: int) -> None:
         super().__init__(request)
+        self._field = field
+        self._limit_bytes = limit_bytes
         self._writers: list[StagedWriter] = []
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
-        if self.field_name != FILE_FIELD:
+        if self.field_name != self._field:
             raise SkipFile
-        self._writers.append(StagedWriter(new_staging_path(), limit_bytes=get_config().max_upload_bytes))
+        self._writers.append(StagedWriter(new_staging_path(), limit_bytes=self._limit_bytes))
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
         self._writers[-1].write(raw_data)

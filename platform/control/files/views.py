@@ -1,41 +1,28 @@
 """Routes of OpenAI's files."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from django.http import HttpRequest
-from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
-from control.api.json_body import StrictJsonParser
 from control.api.paging import paginate
 from control.files.models import File
 from control.files.selectors import file_get, files_list
 from control.files.serializers import UploadInput, expires_after, file_body
 from control.files.services import file_create, file_delete
 from control.files.streaming import StoredFileResponse
-from control.files.upload import FILE_FIELD, StagedUpload, StagingUploadHandler
+from control.files.upload_view import UploadView, nested
+from control.settings.config import get_config
 from control.storage import ObjectMissing
 
 PAGE_LIMIT = 10_000  # OpenAI's default and maximum for files
 
 
-class FilesView(OrganizationView):
+class FilesView(UploadView):
     scope = "files"
 
-    parser_classes = [MultiPartParser, StrictJsonParser]
-
-    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
-        self._uploads = StagingUploadHandler(request)
-        request.upload_handlers = [self._uploads]
-        return super().initialize_request(request, *args, **kwargs)
-
-    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        self._uploads.discard()  # here, because rest_framework calls this after errors too
-        return super().finalize_response(request, response, *args, **kwargs)
+    def max_file_bytes(self) -> int:
+        return get_config().max_upload_bytes
 
     def get(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
@@ -47,9 +34,7 @@ class FilesView(OrganizationView):
         return paginate(files, request, file_body, max_limit=PAGE_LIMIT, default_limit=PAGE_LIMIT)
 
     def post(self, request: Request) -> Response:
-        upload = request.FILES.get(FILE_FIELD)
-        if not isinstance(upload, StagedUpload):
-            raise ApiError(400, "file: send the file as multipart/form-data.", "missing_required_parameter", FILE_FIELD)
+        upload = self.staged(request)
         form = UploadInput(data=request.data)
         form.is_valid(raise_exception=True)
         file = file_create(
@@ -57,20 +42,9 @@ class FilesView(OrganizationView):
             filename=upload.name or "file",
             purpose=form.validated_data["purpose"],
             source=upload.staged,
-            expires_after=expires_after(_nested(request, "expires_after")),
+            expires_after=expires_after(nested(request, "expires_after")),
         )
         return Response(file_body(file))
-
-
-def _nested(request: Request, name: str) -> dict[str, Any] | None:
-    """{"seconds": "3600"} from the form fields `name[seconds]`; None: there are none."""
-    assert isinstance(request.data, Mapping)  # a form: it brought a file along
-    found = {
-        key[len(name) + 1 : -1]: value
-        for key, value in request.data.items()
-        if key.startswith(f"{name}[") and key.endswith("]")
-    }
-    return found or None
 
 
 class FileView(OrganizationView):

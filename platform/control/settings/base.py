@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "control.accounts",
     "control.idempotency",
     "control.files",
+    "control.uploads",
     "control.catalog",
     "control.jobs",
     "control.batches",

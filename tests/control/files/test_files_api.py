@@ -1,14 +1,17 @@
 import hashlib
 import io
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from control.accounts.models import Organization
 from control.files.models import File
+from control.files.services import files_expire
 from control.settings.config import get_config
 from control.storage import get_storage
 from tests.control.factories import client_of, make_file
@@ -53,6 +56,21 @@ def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, orga
     assert abs(body["expires_at"] - body["created_at"] - 3600) <= 1
     File.objects.filter(pk=body["id"]).update(expires_at=File.objects.get(pk=body["id"]).created_at)
     assert client.get(f"/v1/files/{body['id']}").status_code == 404
+
+
+def test_an_expired_file_loses_its_bytes(
+    db: None, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
+    expired, living, lasting = make_file(), make_file(), make_file()
+    now = timezone.now()
+    File.objects.filter(pk=expired.pk).update(expires_at=now - timedelta(seconds=1))
+    File.objects.filter(pk=living.pk).update(expires_at=now + timedelta(hours=1))
+
+    with django_capture_on_commit_callbacks(execute=True):
+        assert files_expire() == 1
+
+    assert [get_storage().exists(file.storage_key) for file in (expired, living, lasting)] == [False, True, True]
+    assert files_expire() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Uploads: a file sent in parts, which may be sent again one by one."""

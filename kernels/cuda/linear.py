@@ -1,0 +1,132 @@
+"""Products of few rows with a large weight, at the speed at which the weight is read.
+
+Rows stand in tiles of 16, and every tile goes through the same instruction: weights are its left operand, rows its
+right one, so a row's bits don't depend on the others, on their number or on its place. Up to eight tiles share a weight
+once it has been read; more go to other programs. How K is split follows from the weight's shape alone.
+
+A weight of one byte a number becomes a bfloat16 exactly on its way to the product.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.cuda.parts import Parts, load_product
+
+ROW_TILE = 16
+_BLOCK_N, _BLOCK_K = 64, 64
+_MAX_TILES = 8
+# Pipeline depth by tiles a program, for numbers of one byte and of more. In bfloat16 a program of one tile takes 50 KB
+# of an SM's memory, so that four fit an H100's, and one of eight tiles 96 KB.
+_STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
+_MAX_PROGRAMS = 396  # of one row tile: three for each of an H100's 132 SMs, so that all of them run at once
+_LEAST_SPLIT = 256
+_ADDED = 1024  # columns a program adds up
+
+
+@triton.jit(do_not_specialize=["M"])
+def _product_kernel(
+    x_ptr,
+    weight_ptr,
+    sums_ptr,
+    M,
+    N,
+    K,
+    SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    WHOLE: tl.constexpr,  # SPLIT divides K
+):
+    first = tl.program_id(0).to(tl.int64) * ROW_TILE * TILES
+    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2).to(tl.int64)
+    rows = first + tl.arange(0, ROW_TILE)
+    weights = weight_ptr + columns[:, None] * K
+    totals = (tl.zeros((BLOCK_N, ROW_TILE), tl.float32),) * TILES
+    for start in range(0, SPLIT, BLOCK_K):
+        k = split * SPLIT + start + tl.arange(0, BLOCK_K)
+        inside = tl.full((BLOCK_K,), 1, tl.int1) if WHOLE else k < K
+        weight = tl.load(weights + k[None, :], mask=(columns < N)[:, None] & inside[None, :], other=0.0)
+        weight = weight.to(x_ptr.dtype.element_ty)
+        added = ()
+        for tile in tl.static_range(TILES):
+            m = rows + tile * ROW_TILE
+            x = tl.load(x_ptr + m[None, :] * K + k[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(weight, x, totals[tile], input_precision="ieee")
+            added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
+        totals = added
+    for tile in tl.static_range(TILES):
+        m = rows + tile * ROW_TILE
+        places = (split * M + m[None, :]) * N + columns[:, None]
+        tl.store(sums_ptr + places, totals[tile], mask=(m < M)[None, :] & (columns < N)[:, None])
+
+
+@triton.jit
+def _add_up_kernel(
+    sums_ptr, scales_ptr, bias_ptr, add_to_ptr, out_ptr, N, split_stride, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < N
+    out = load_product(sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N, split_stride, NUM_SPLITS)
+    if add_to_ptr is not None:
+        out += tl.load(add_to_ptr + row * N + columns, mask=mask)
+    tl.store(out_ptr + row * N + columns, out, mask=mask)
+
+
+def num_splits(N: int, K: int) -> int:
+    """A power of two that fills the device, as far as every split keeps `_LEAST_SPLIT` columns."""
+    splits = 1
+    while -(-N // _BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _LEAST_SPLIT * splits * 2 <= K:
+        splits *= 2
+    return splits
+
+
+def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
+    """x [M, K] float32 or bfloat16, data [N, K] in the dtype of x, int8 or float8_e4m3fn, both contiguous."""
+    (M, K), N = x.shape, data.shape[0]
+    splits = num_splits(N, K)
+    split = -(-K // (splits * _BLOCK_K)) * _BLOCK_K
+    sums = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
+    tiles = min(_MAX_TILES, triton.next_power_of_2(-(-M // ROW_TILE)))
+    if M:
+        grid = (-(-M // (ROW_TILE * tiles)), -(-N // _BLOCK_N), splits)
+        _product_kernel[grid](
+            x,
+            data,
+            sums,
+            M,
+            N,
+            K,
+            SPLIT=split,
+            BLOCK_N=_BLOCK_N,
+            BLOCK_K=_BLOCK_K,
+            ROW_TILE=ROW_TILE,
+            TILES=tiles,
+            WHOLE=split * splits == K,
+            num_warps=4,
+            num_stages=_STAGES[tiles][data.dtype.itemsize > 1],
+        )
+    return Parts(sums=sums, scales=scales, bias=bias)
+
+
+def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
+    """[M, N] float32, added to `add_to` in place if given."""
+    splits, M, N = parts.sums.shape
+    if splits == 1 and parts.scales is None and parts.bias is None and add_to is None:
+        return parts.sums[0]
+    out = torch.empty_like(parts.sums[0]) if add_to is None else add_to
+    if M:
+        grid = (M, -(-N // _ADDED))
+        _add_up_kernel[grid](
+            parts.sums, parts.scales, parts.bias, add_to, out, N, M * N, NUM_SPLITS=splits, BLOCK=_ADDED
+        )
+    return out
+
+
+def linear(x: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+    """As `kernels.linear.linear`, which has checked the arguments."""
+    return add_up(linear_parts(x, data, scales, bias), add_to)

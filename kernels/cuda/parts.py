@@ -1,0 +1,37 @@
+"""A matrix product whose splits along K are not added up yet.
+
+    out[m, n] = (sums[0, m, n] + ... + sums[S - 1, m, n]) scales[n] + bias[n]
+
+Whoever reads it adds, always from the first split to the last, which saves the pass that would only add.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """sums: [S, M, N] float32. scales, bias: [N] float32."""
+
+    sums: Tensor
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@triton.jit
+def load_product(
+    sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N: tl.int64, split_stride: tl.int64, NUM_SPLITS: tl.constexpr
+):
+    """out[row, columns]; row is int64, or as `columns` with other axes of size 1."""
+    places = row * N + columns
+    total = tl.load(sums_ptr + places, mask=mask, other=0.0)
+    for split in tl.static_range(1, NUM_SPLITS):
+        total += tl.load(sums_ptr + split * split_stride + places, mask=mask, other=0.0)
+    if scales_ptr is not None:
+        total *= tl.load(scales_ptr + columns, mask=mask, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + columns, mask=mask, other=0.0)
+    return total

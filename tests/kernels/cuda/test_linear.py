@@ -1,0 +1,69 @@
+"""Products on CUDA: right, and with rows that do not know of each other."""
+
+import pytest
+import torch
+
+from kernels.cuda.linear import add_up, linear, linear_parts, num_splits
+from tests.kernels.cuda.device import DEVICE, DTYPES, make
+
+# Both sides of the blocks of 16 rows, 64 outputs and 64 columns, of eight row tiles, and of a split of K.
+SHAPES = [(1, 63, 16), (15, 64, 63), (16, 65, 64), (17, 100, 65), (127, 64, 192), (129, 66, 511), (33, 1, 513)]
+
+
+def tolerance(K: int) -> float:
+    return 1e-5 * K  # float32 sums of K products of size 1; products of two bfloat16 are exact in float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "N", "K"), SHAPES)
+def test_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: int) -> None:
+    x, w, bias = make(M, K, seed=1, dtype=dtype), make(N, K, seed=2, dtype=dtype), make(N, seed=3)
+    out = linear(x, w, None, bias)
+    expected = x.double() @ w.double().T + bias.double()
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(K))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_one_byte_give_the_product_of_what_they_stand_for(dtype: torch.dtype, kind: torch.dtype) -> None:
+    M, N, K = 17, 70, 130
+    data = (torch.randn(N, K) * 40).clamp(-127, 127).to(kind).to(DEVICE)
+    x, scales, add_to = make(M, K, seed=1, dtype=dtype), make(N, seed=2).abs() / 40, make(M, N, seed=3)
+    expected = add_to.double() + x.double() @ data.double().T * scales.double()
+
+    out = linear(x, data, scales, None, add_to)
+
+    assert out is add_to
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(K))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("K", [200, 768])  # whole, and in splits
+def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, kind: torch.dtype | None, K: int) -> None:
+    x, w = make(130, K, seed=4, dtype=dtype), make(70, K, seed=5, dtype=dtype)
+    data = w if kind is None else (w * 20).to(kind)
+    all_rows = linear(x, data, None, None)
+
+    for M in (1, 16, 17, 33, 128):
+        assert torch.equal(linear(x[:M], data, None, None), all_rows[:M]), M
+    for first in (1, 19, 129):
+        assert torch.equal(linear(x[first:].contiguous(), data, None, None), all_rows[first:]), first
+
+
+def test_splits_depend_on_the_weight_alone_and_fill_the_device() -> None:
+    assert [num_splits(N, K) for N, K in ((6144, 4096), (4096, 14336), (28672, 4096), (128_256, 4096))] == [4, 4, 1, 1]
+    assert num_splits(1024, 128) == 1
+
+
+def test_parts_are_added_from_the_first_to_the_last() -> None:
+    parts = linear_parts(make(3, 1100, seed=1), make(40, 1100, seed=2))
+    expected = parts.sums[0]
+    for part in parts.sums[1:]:
+        expected = expected + part
+    assert parts.sums.shape[0] > 2
+    assert torch.equal(add_up(parts), expected)
+
+
+def test_no_rows_give_no_rows() -> None:
+    assert linear(make(0, 8, seed=1), make(4, 8, seed=2), None, None).shape == (0, 4)

@@ -1,16 +1,23 @@
-"""Points Django at a data folder that goes away, and leaves out what this machine has no packages for."""
+"""Points Django at a data folder that goes away, and leaves out what this machine has no packages for.
+
+SLIPSTREAM_TEST_DATABASE=postgres runs everything on PostgreSQL instead of SQLite.
+"""
 
 import atexit
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # Before torch is loaded: threads that spin while they wait make a pass up to 25 times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 collect_ignore: list[str] = []
 
+_test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]  # a developer's own installation is none of the tests' business
 
@@ -20,10 +27,25 @@ atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
 if importlib.util.find_spec("django"):
     os.environ["SLIPSTREAM_DATA_DIR"] = _temporary
     os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
+    if _test_database == "postgres":
+        from tests.databases import postgres_server
+        from tests.postgres import OWNER
+
+        os.environ["SLIPSTREAM_DATABASE_URL"] = postgres_server().url("slipstream", OWNER)
 
     import django
 
     django.setup()
+    os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes that a test starts get a database of their own
+
+    from control.tenancy.scope import Across, across_tenants
+
+    @pytest.fixture(autouse=True)
+    def _all_tenants() -> Iterator[None]:
+        """A test's own code is an operator's. What it calls over HTTP starts as nobody, as live."""
+        with across_tenants(Across.COMMAND):
+            yield
+
 else:
     collect_ignore += ["control", "workers/tasks", "e2e", "sdk"]
 

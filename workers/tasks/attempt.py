@@ -35,6 +35,7 @@ from control.jobs.state import Claim, LeaseLost
 from control.pipelines.stages import pipelines_advance_after_job
 from control.settings.config import get_config
 from control.storage import StorageError
+from control.tenancy.scope import as_tenant
 from workers.contracts import FailureClass
 from workers.tasks.lease import Lease
 from workers.tasks.outcomes import AttemptFailed, Cancelled, Draining
@@ -75,6 +76,13 @@ def look_at(job_id: str, *, worker: str, stop: threading.Event, handlers: Mappin
     claim = job_claim(job_id=job_id, worker=worker)
     if claim is None:
         return False
+    with as_tenant(claim.organization_id):
+        _look_closer(claim, stop=stop, handlers=handlers)
+    return True
+
+
+def _look_closer(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
+    job_id = claim.job_id
     job = Job.objects.select_related("organization").get(pk=job_id)
     with structlog.contextvars.bound_contextvars(job_id=job_id, fence=claim.fence), _work_folder(claim) as folder:
         log.info("job claimed", kind=job.kind, attempt=job.attempt)
@@ -86,7 +94,6 @@ def look_at(job_id: str, *, worker: str, stop: threading.Event, handlers: Mappin
             except LeaseLost:
                 log.warning("lease lost")
     pipelines_advance_after_job(job_id=job_id)
-    return True
 
 
 def _work(attempt: Attempt, handler: Handler) -> None:

@@ -10,6 +10,7 @@ from django.db import DatabaseError, connection
 from control.jobs.services import job_renew
 from control.jobs.state import Claim, LeaseLost
 from control.settings.config import get_config
+from control.tenancy.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +49,9 @@ class Lease:
         try:
             while not self._closed.wait(self._interval_seconds):
                 try:
-                    if job_renew(claim=self.claim):
-                        self.cancel_requested.set()
+                    with as_tenant(self.claim.organization_id):
+                        if job_renew(claim=self.claim):
+                            self.cancel_requested.set()
                     renewed_at = time.monotonic()
                 except LeaseLost:
                     # A finished attempt gives its lease up by its last write; that is no loss.

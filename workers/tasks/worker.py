@@ -21,6 +21,7 @@ from control.jobs.selectors import jobs_due, jobs_to_cancel
 from control.jobs.services import reconcile, worker_beat, worker_leave
 from control.pipelines.stages import pipelines_reconcile
 from control.settings.config import get_config
+from control.tenancy.scope import Across, across_tenants
 from control.uploads.services import uploads_expire
 from workers.tasks.attempt import Handler, look_at
 from workers.tasks.batch import BatchHandler
@@ -67,7 +68,8 @@ class JobWorker:
                 self.stop.wait(get_job_config().poll_seconds)
 
     def _look_at_next(self) -> bool:
-        job_id = jobs_due().values_list("pk", flat=True).first()
+        with across_tenants(Across.CLAIM):
+            job_id = jobs_due().values_list("pk", flat=True).first()
         return job_id is not None and self.look_at(job_id)
 
     def _keep_house(self) -> None:
@@ -82,8 +84,9 @@ class JobWorker:
         )
         while not self.stop.is_set():
             close_old_connections()
-            for complaint, chore in chores:
-                _safely(chore, complaint)
+            with across_tenants(Across.HOUSEKEEPING):
+                for complaint, chore in chores:
+                    _safely(chore, complaint)
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
 

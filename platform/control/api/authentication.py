@@ -11,6 +11,7 @@ from control.accounts.models import ApiKey, Organization
 from control.accounts.scopes import is_granted, scope_needed
 from control.accounts.selectors import api_key_authenticate
 from control.api.errors import ApiError
+from control.tenancy.scope import Across, across_tenants, enter_tenant
 
 
 def authenticate_request(request: HttpRequest) -> ApiKey:
@@ -23,7 +24,10 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
             "missing_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    return api_key_authenticate(token.strip())
+    with across_tenants(Across.AUTHENTICATION):
+        key = api_key_authenticate(token.strip())
+    enter_tenant(key.organization_id)
+    return key
 
 
 def require_scope(key: ApiKey, scope: str, method: str) -> None:

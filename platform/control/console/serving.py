@@ -60,6 +60,7 @@ class SpeculatorAdmin(RowsAdmin):
     def by_concurrency(self, row: Speculator) -> SafeString:
         entries = row.report.get("concurrencies") or []
         columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
+        columns.sort(key=lambda column: column != "concurrency")  # PostgreSQL does not keep the order of keys
         lines = [[number(entry.get(column)) for column in columns] for entry in entries]
         return table(row, "concurrencies", [column.replace("_", " ") for column in columns], lines)
 

@@ -19,6 +19,7 @@ from control.jobs.selectors import is_due, jobs_due
 from control.jobs.state import Claim, event_add, from_now, held, transition, update_held
 from control.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.settings.config import get_config
+from control.tenancy.scope import Across, across_tenants
 from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
@@ -50,7 +51,7 @@ def job_cancel(*, job: Job) -> bool:
 
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
     """Takes a due job: one UPDATE, so of two racing workers one gets it. None: not due, or somebody has it."""
-    with transaction.atomic():
+    with across_tenants(Across.CLAIM), transaction.atomic():
         claimed = (
             Job.objects.filter(pk=job_id)
             .filter(is_due())
@@ -68,10 +69,14 @@ def job_claim(*, job_id: str, worker: str) -> Claim | None:
         )
         if not claimed:
             return None
-        row = Job.objects.only("fence", "stalled_attempts").get(pk=job_id)  # ours: the UPDATE holds its lock
+        row = Job.objects.get(pk=job_id)  # ours: the UPDATE holds its lock
         event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
     return Claim(
-        job_id=job_id, fence=row.fence, worker=worker, is_exhausted=row.stalled_attempts > MAX_STALLED_ATTEMPTS
+        job_id=job_id,
+        organization_id=row.organization_id,
+        fence=row.fence,
+        worker=worker,
+        is_exhausted=row.stalled_attempts > MAX_STALLED_ATTEMPTS,
     )
 
 

@@ -41,6 +41,7 @@ class Claim:
     """The right to work on a job, until the lease runs out or somebody claims it after that."""
 
     job_id: str
+    organization_id: str
     fence: int
     worker: str
     is_exhausted: bool  # too many attempts without progress: fail it instead of trying again

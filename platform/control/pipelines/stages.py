@@ -24,6 +24,7 @@ from control.pipelines.models import Pipeline
 from control.pipelines.requests import Gate
 from control.pipelines.selectors import pipeline_fresh, pipelines_active, pipelines_waiting_for_job
 from control.pipelines.state import Status, transition
+from control.tenancy.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,8 @@ def pipelines_reconcile() -> None:
     """What makes a missed call harmless; every worker does it every few seconds."""
     for pipeline in pipelines_active():
         try:
-            pipeline_advance(pipeline=pipeline)
+            with as_tenant(pipeline.organization_id):
+                pipeline_advance(pipeline=pipeline)
         except Exception:  # one pipeline's trouble must not stop the others
             log.exception("pipeline not moved on", pipeline_id=pipeline.pk)
 

@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "control.accounts",
+    "control.tenancy",
     "control.idempotency",
     "control.files",
     "control.uploads",
@@ -45,6 +46,7 @@ AUTH_PASSWORD_VALIDATORS = [
 
 MIDDLEWARE = [
     "control.api.request_id.RequestIdMiddleware",  # first: errors of all others carry the id too
+    "control.tenancy.middleware.TenancyMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -19,6 +19,7 @@ class Config(BaseSettings):
 
     data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
+    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"  # `migrate` grants it rights
     redis_url: SecretStr | None = None  # none: workers poll
     s3_bucket: str | None = None  # none: a folder in data_dir
     s3_endpoint_url: str | None = None  # none: AWS

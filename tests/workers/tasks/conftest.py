@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from control.settings.config import Config
 from tests.control.factories import make_base_model, make_organization
+from tests.databases import connected_to, fresh_postgres
 from tests.workers.tasks.live import ROOT, LiveStack
 
 LEASE_SECONDS, RENEW_SECONDS, RECONCILE_SECONDS = 2.0, 0.5, 0.5
@@ -28,14 +30,20 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def database_kind() -> str:
+    """What the whole run is on; a test that is about one of the two names it by `parametrize`."""
+    return str(connections["default"].vendor)
+
+
+@pytest.fixture
 def stack(
     tmp_path: Path,
     migrated_database: Path,
+    database_kind: str,
     django_db_setup: None,
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveStack]:
-    shutil.copy(migrated_database, tmp_path / "slipstream.sqlite3")
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
     environment = {
         **os.environ,
@@ -49,20 +57,24 @@ def stack(
         "SLIPSTREAM_STALL_SECONDS": "5",
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
     }
-    in_memory = connections["default"]
-    monkeypatch.setitem(connections.settings["default"], "NAME", str(tmp_path / "slipstream.sqlite3"))
-    connections["default"] = connections.create_connection("default")
-    with django_db_blocker.unblock():
-        (tmp_path / "model").mkdir()
-        base_model = make_base_model()
-        base_model.path = str(tmp_path / "model")
-        base_model.save()
-        live = LiveStack(
-            data_dir=tmp_path, base_model=base_model, organization=make_organization(), environment=environment
-        )
-        try:
-            yield live
-        finally:
-            live.close()
-            connections["default"].close()
-            connections["default"] = in_memory
+    with ExitStack() as ending:
+        if database_kind == "postgresql":
+            environment["SLIPSTREAM_DATABASE_URL"] = ending.enter_context(fresh_postgres())
+            ending.enter_context(connected_to(environment["SLIPSTREAM_DATABASE_URL"]))
+        else:
+            shutil.copy(migrated_database, tmp_path / "slipstream.sqlite3")
+            ending.enter_context(connected_to(None, sqlite_path=tmp_path / "slipstream.sqlite3"))
+        ending.enter_context(django_db_blocker.unblock())
+        live = make_stack(tmp_path, environment)
+        ending.callback(live.close)
+        yield live
+
+
+def make_stack(folder: Path, environment: dict[str, str]) -> LiveStack:
+    (folder / "model").mkdir()
+    base_model = make_base_model()
+    base_model.path = str(folder / "model")
+    base_model.save()
+    return LiveStack(
+        data_dir=folder, base_model=base_model, organization=make_organization(), environment=environment
+    )

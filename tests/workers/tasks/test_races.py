@@ -1,15 +1,18 @@
-"""Races between threads over one database file."""
+"""Races between threads, on both databases."""
 
 import threading
 
+import pytest
 from django.db import connection
 
 from control.jobs.models import Job
 from control.jobs.services import job_claim, job_submit
 from control.jobs.state import Claim
+from tests.databases import needs_postgres
 from tests.workers.tasks.live import LiveStack
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
 def test_of_racing_claimers_one_wins(stack: LiveStack) -> None:
     job = job_submit(organization=stack.organization, kind=Job.Kind.BATCH, params={})
     start, won = threading.Barrier(4), list[Claim]()

@@ -16,6 +16,7 @@ from django.db import DatabaseError, close_old_connections
 from control.deployments.supervisor import Patience, Supervisor
 from control.jobs.services import worker_beat, worker_leave
 from control.settings.config import get_config
+from control.tenancy.scope import Across, across_tenants
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +41,7 @@ class Command(BaseCommand):
         lock = _acquire(config.data_dir / "supervisor.lock", stop)
         if lock is None:
             return
-        with lock:
+        with lock, across_tenants(Across.SUPERVISION):
             patience = Patience(drain_seconds=options["drain_seconds"])
             _supervise(Supervisor(config, patience=patience, lifeline=options["lifeline"]), stop)
 

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.catalog.services import base_model_register
+from control.tenancy.scope import Across, across_tenants
 
 
 class Command(BaseCommand):
@@ -20,6 +21,10 @@ class Command(BaseCommand):
         parser.add_argument("--organization", help="Its name; none: every organization may use the model.")
 
     def handle(self, **options: Any) -> None:
+        with across_tenants(Across.COMMAND):
+            self._register(options)
+
+    def _register(self, options: dict[str, Any]) -> None:
         organization = None
         if options["organization"] is not None:
             organization = Organization.objects.filter(name=options["organization"]).first()

@@ -23,6 +23,7 @@ from control.embedded.ports import free_port
 from control.embedded.stack import Stack, wait_until
 from control.jobs.models import Worker
 from control.settings.config import Config, get_config
+from control.tenancy.scope import Across, across_tenants
 
 START_SECONDS = 90.0
 WATCH_SECONDS = 0.25
@@ -48,8 +49,9 @@ class Command(BaseCommand):
             ready_path = config.data_dir / "ready.json"
             ready_path.unlink(missing_ok=True)
             call_command("migrate", interactive=False, verbosity=0)
-            credentials = first_start(config.data_dir / "credentials.json")
-            _register(options["models"])
+            with across_tenants(Across.COMMAND):
+                credentials = first_start(config.data_dir / "credentials.json")
+                _register(options["models"])
             try:
                 self._serve(config, credentials, ready_path, ended, host=options["host"], port=options["port"])
             finally:

@@ -1,0 +1,25 @@
+"""`manage.py check --database default`: a role that policies do not bind is worth a warning."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Tags, Warning, register  # noqa: A004  # Django's name
+from django.db import connections
+
+
+@register(Tags.database)
+def check_role(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    return [found for alias in databases or () for found in _check(alias)]
+
+
+def _check(alias: str) -> list[CheckMessage]:
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rolname, rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
+        name, escapes = cursor.fetchone()
+    if not escapes:
+        return []
+    hint = "Connect as a role that owns nothing, such as the one of SLIPSTREAM_DATABASE_ROLE; migrate as the owner."
+    return [Warning(f"row-level security does not bind the role {name!r}", hint=hint, id="tenancy.W001")]

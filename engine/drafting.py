@@ -31,6 +31,7 @@ class Drafting:
         self._resting = False
         self._put_by: deque[Pass] = deque()
         self._num_put_by = 0  # rows
+        self._observe_seconds = 0.0  # that the last pass took to observe: a draft's price too
 
     def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
         """One draft each, of no more nodes together than `room`; `other_rows` are in the pass anyway."""
@@ -41,15 +42,17 @@ class Drafting:
         self._resting = nodes == 0
         if self._resting:
             return nothing
-        started = time.perf_counter()
+        started = proposing = time.perf_counter()
         try:
             self._hand_over()
+            proposing = time.perf_counter()
             drafts = self.drafter.propose(decoding, nodes)
             limited = [self._limited(s, d, nodes) for s, d in zip(decoding, drafts, strict=True)]
         except Exception:
             logger.exception("drafter %s failed; decoding plainly", self.drafter.name)
             limited = nothing
-        return self.budget.admit(limited, other_rows, time.perf_counter() - started)
+        draft_seconds = time.perf_counter() - proposing + self._observe_seconds
+        return self.budget.admit(limited, other_rows, draft_seconds, resume_seconds=proposing - started)
 
     def observe(self, done: Pass) -> None:
         if self._max_nodes == 0 or not done.kept:
@@ -60,10 +63,12 @@ class Drafting:
             while self._num_put_by > _MOST_PUT_BY:
                 self._num_put_by -= self._put_by.popleft().hidden.shape[0]
             return
+        started = time.perf_counter()
         try:
             self._hand_over()
         except Exception:
             logger.exception("drafter %s failed to observe a pass", self.drafter.name)
+        self._observe_seconds = time.perf_counter() - started
 
     def forget(self, request_id: str) -> None:
         try:

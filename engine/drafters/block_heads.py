@@ -18,10 +18,11 @@ from torch import Tensor
 from engine.draft import Draft, grow_tree
 from engine.drafters.block_model import BlockModel, ConfidenceHead
 from engine.drafters.block_tree import PairTable, grow_conditional_tree
-from engine.drafters.choice import best_columns, choose
+from engine.drafters.choice import choose
 from engine.models.base import Model
 from engine.request import SamplingParams
 from kernels.linear import LinearWeight, linear, pack
+from kernels.top_k import top_k
 
 _CANDIDATES = 8  # under a node
 _PAIRED = 24  # candidates of a depth that a Markov head sees
@@ -74,13 +75,13 @@ class BlockHeads:
 
     def _conditional(self, logits: Tensor, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
         S, depths, _ = hidden.shape
-        values, columns = best_columns(logits, min(_PAIRED, logits.shape[-1]))  # [S * depths, P]
+        values, columns, masses = top_k(logits, min(_PAIRED, logits.shape[-1]))  # [S * depths, P]
         columns = columns.view(S, depths, -1)
         tokens = columns if self._vocab is None else self._vocab[columns]
         first = torch.tensor([anchor.token for anchor in anchors], device=tokens.device)
         parents = torch.cat([first.view(S, 1, 1).expand(-1, -1, tokens.shape[-1]), tokens[:, :-1]], dim=1)
         scores = values.view(S, depths, 1, -1) + self._corrections(hidden, parents, columns)  # [S, depths, P, P]
-        share = _share(logits.logsumexp(-1), values, scores.flatten(0, 1))
+        share = _share(masses, values, scores.flatten(0, 1))
         P = tokens.shape[-1]
         found = choose(
             scores.view(-1, P),

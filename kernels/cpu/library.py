@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c")
+_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c", "top_k.c")
 _HEADERS = ("common.h", "ops.h", "pool.h")
 # No -ffast-math: it would let the compiler reorder sums, and differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT),
     ),
     "slipstream_decoder": (_POINTER, _POINTER),
+    "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
 }
 _FAILING = ("slipstream_decoder",)  # these return 0 when all went well
 

@@ -17,7 +17,7 @@ def random_logits(rows: int, size: int, *, scale: float = 3.0) -> torch.Tensor:
     return scale * torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("size", [5, 300, 16384])  # the last is searched by chunks
+@pytest.mark.parametrize("size", [5, 300, 16384])
 def test_greedy_candidates_are_the_likeliest_whatever_the_filters(size: int) -> None:
     logits = random_logits(3, size)
     found = choose(logits, [GREEDY] * 3, [7, 8, 9], count=8)

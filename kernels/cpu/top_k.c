@@ -1,0 +1,56 @@
+/* The best of each row of logits, and the logarithm of the row's mass. */
+#include <math.h>
+
+#include "common.h"
+#include "pool.h"
+
+enum { PARALLEL = 1 << 17 }; /* logits; waking the team costs as much as reading that many */
+
+struct best {
+    const float *logits; /* [M, V] */
+    float *values;       /* [M, count], descending; of equal ones the lower column first */
+    int64_t *columns;    /* [M, count] */
+    float *masses;       /* [M]: log sum exp */
+    int64_t M, V, count;
+    counter next;
+};
+
+ALWAYS void insert(float *values, int64_t *columns, int64_t count, float value, int64_t column) {
+    int64_t place = count - 1;
+    if (!(value > values[place])) return;
+    for (; place > 0 && value > values[place - 1]; place--) {
+        values[place] = values[place - 1];
+        columns[place] = columns[place - 1];
+    }
+    values[place] = value;
+    columns[place] = column;
+}
+
+static void best_of_row(const struct best *b, int64_t m) {
+    const float *row = b->logits + m * b->V;
+    float *values = b->values + m * b->count;
+    int64_t *columns = b->columns + m * b->count, i = 0;
+    for (int64_t k = 0; k < b->count; k++) values[k] = -INFINITY, columns[k] = k;
+    for (; i + LANES <= b->V; i += LANES) {
+        if (!(vf_max(vf_load(row + i)) > values[b->count - 1])) continue;
+        for (int64_t j = i; j < i + LANES; j++) insert(values, columns, b->count, row[j], j);
+    }
+    for (; i < b->V; i++) insert(values, columns, b->count, row[i], i);
+    vf sum = vf_set(0.0f);
+    for (i = 0; i + LANES <= b->V; i += LANES) sum += vf_exp(vf_load(row + i) - values[0]);
+    float total = vf_sum(sum);
+    for (; i < b->V; i++) total += expf(row[i] - values[0]);
+    b->masses[m] = values[0] + logf(total);
+}
+
+static void work(void *context) {
+    struct best *b = context;
+    for (int64_t m; (m = claim(&b->next, b->M)) >= 0;) best_of_row(b, m);
+}
+
+void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *masses, int64_t M, int64_t V,
+                      int64_t count) {
+    struct best b = {logits, values, columns, masses, M, V, count, 0};
+    if (M * V < PARALLEL) work(&b);
+    else team_run(work, &b);
+}

@@ -1,0 +1,39 @@
+"""The best columns of each row of logits, and the logarithm of the row's mass: what a drafter makes candidates of.
+
+P(column) = exp(value - mass)        mass = log sum_v exp(logits[v])
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+from kernels.cpu.library import library
+
+_MOST = 64  # beyond it, insertion costs more than torch's selection
+
+
+def top_k_reference(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `top_k`, but that it says nothing of the order of equal logits."""
+    values, columns = logits.topk(count, dim=-1)
+    return values, columns, logits.logsumexp(-1)
+
+
+def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [M, V] float32 -> values [M, count] float32, descending, their columns int64, and masses [M] float32.
+
+    Of equal logits the lower column comes first. On the CPU one call; torch's logsumexp alone wakes its threads for
+    0.2 ms (4 rows of 1809 logits, two cores).
+
+    Raises: ValueError: not float32 [M, V], or not 1 <= count <= V.
+    """
+    M, V = logits.shape
+    check_tensor(logits, "logits", (M, V), torch.float32)
+    if not 1 <= count <= V:
+        raise ValueError(f"count must be in 1..{V}, got {count}")
+    kernels = library() if logits.device.type == "cpu" else None
+    if kernels is None or count > _MOST:
+        return top_k_reference(logits, count)
+    values, masses = torch.empty(M, count), torch.empty(M)
+    columns = torch.empty(M, count, dtype=torch.int64)
+    kernels.slipstream_top_k(*(tensor.data_ptr() for tensor in (logits, values, columns, masses)), M, V, count)
+    return values, columns, masses

@@ -43,6 +43,7 @@ class Adapters:
         self._device = device
         self._supported = supported
         self._loaded: dict[str, LoraAdapter] = {}
+        self.default: LoraAdapter | None = None  # of requests that name none
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from engine.drafters.mtp import MtpDrafter
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
-from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.loop import Engine
 from engine.model import Decoder
 from engine.models.base import Model
@@ -25,7 +25,7 @@ from engine.tokenizer import Tokenizer
 from engine.weights import load_weights
 
 # or several of them: "eagle3+suffix"
-DRAFTERS = ("none", "ngram", "suffix", "medusa", "eagle3", "mtp", "block", "draft_model")
+DRAFTERS = ("none", "ngram", "suffix", "medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
@@ -79,7 +79,7 @@ def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_
         return Eagle3Drafter.load(speculator_dir, model)
     if name == "block":
         return BlockDrafter.load(speculator_dir, model)
-    return MedusaDrafter.load(speculator_dir, model)
+    return MedusaDrafter.load(speculator_dir, model)  # of turbo_lora too, whose adapter is `apply_adapter`'s
 
 
 def _load_draft_model(folder: Path, target: Model, target_dir: Path | None) -> Drafter:
@@ -104,4 +104,18 @@ def load_engine(
     """Raises: ModelNotLoadable, SpeculatorNotLoadable."""
     config = config or EngineConfig()
     model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
-    return Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
+    engine = Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
+    apply_adapter(engine, drafter, speculator_dir)
+    return engine
+
+
+def apply_adapter(engine: Engine, drafter: str, speculator_dir: Path | None) -> None:
+    """Makes a turbo_lora's adapter that of all requests which name none; with other drafters nothing changes.
+
+    Raises: SpeculatorNotLoadable.
+    """
+    if "turbo_lora" in drafter.split("+") and speculator_dir is not None:
+        try:
+            engine.adapters.default = engine.adapters.read("turbo_lora", speculator_dir)
+        except AdapterNotLoadable as error:
+            raise SpeculatorNotLoadable(str(error)) from error

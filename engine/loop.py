@@ -105,7 +105,7 @@ class Engine:
         if self.scheduler.find(request.request_id) is not None:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
-        adapter = None if request.adapter is None else self.adapters.get(request.adapter)
+        adapter = self.adapters.default if request.adapter is None else self.adapters.get(request.adapter)
         grammar = request.sampling.grammar
         constraint = None if grammar is None else grammar.start()
         self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))

@@ -71,6 +71,7 @@ class BatchSpec:
     speculator_dir: str | None = None
     max_batch_size: int = 16
     dtype: str = "auto"
+    weights: str = "auto"  # or int8
     device: str = "auto"
 
 
@@ -79,19 +80,21 @@ class TrainingSpec:
     """Train a speculator on answers; resume from `checkpoint_dir` when it holds a checkpoint.
 
     `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
-    `hyperparameters` are those of `method` (see workers/training/<method>/config.py); unknown keys are an error.
+    `hyperparameters` are those of `method` (see workers/hyperparameters); unknown keys are an error.
+    `initial_speculator_dir` holds one of the same method to go on from.
     """
 
     kind: str = "training"
     job_id: str
     model_dir: str
     target_revision: str
-    method: str  # "medusa"
+    method: str  # one of workers.hyperparameters.kinds.KINDS
     tokens_paths: tuple[str, ...]
     output_dir: str
     checkpoint_dir: str
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    initial_speculator_dir: str | None = None
     device: str = "auto"
 
 
@@ -114,6 +117,7 @@ class EvaluationSpec:
     max_tokens: int | None = None  # caps every row's own max_tokens
     repeats: int = 1
     dtype: str = "auto"
+    weights: str = "auto"  # or int8
     device: str = "auto"
 
 

@@ -162,6 +162,7 @@ class MtpDrafter(Drafter):
             [row.sequence.request.sampling for row in level],
             [row.position + 2 for row in level],
             count=_CANDIDATES,
+            vocab=self._module.vocab,
         )
         for tree in trees.values():
             tree.start_level()

@@ -17,6 +17,8 @@ from kernels.rope import HeadNorms
 class PredictionModule(Protocol):
     """`MtpModule` of engine/models/deepseek_mtp.py, or `DensePrediction`."""
 
+    vocab: Tensor | None  # [Vd] int64, the target's id of each column of the logits; None: as the target's
+
     @property
     def slot_bytes(self) -> int:
         """What `make_keys` takes per slot."""
@@ -28,7 +30,7 @@ class PredictionModule(Protocol):
         """Runs M rows and returns o [M, H] in the model's dtype; hidden [M, H] likewise, next_token_ids [M] int64."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """o [M, H] -> [M, V] float32."""
+        """o [M, H] -> [M, Vd] float32."""
 
 
 class DensePrediction:
@@ -40,6 +42,10 @@ class DensePrediction:
                 f"the MTP module is for hidden size {config.hidden_size} and {config.vocab_size} tokens, "
                 f"the model has {target.hidden_size} and {target.vocab_size}"
             )
+        self.vocab = None if module.draft_vocab is None else module.draft_vocab.to(model.device)
+        if self.vocab is not None and not 0 <= int(self.vocab.min()) <= int(self.vocab.max()) < target.vocab_size:
+            raise SpeculatorNotLoadable(f"the MTP module proposes tokens that are not in 0..{target.vocab_size - 1}")
+        self._head = None if self.vocab is None else pack(model.lm_head[self.vocab])
         self._model = model
         self._attention = module.layer.self_attn
         layer = module.layer
@@ -87,7 +93,7 @@ class DensePrediction:
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        return self._model.logits(hidden) if self._head is None else linear(hidden.contiguous(), self._head)
 
     def _head_norms(self) -> HeadNorms | None:
         query, key = self._attention.q_norm, self._attention.k_norm

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, PretrainedConfig
 
-from engine.drafters.modules import GatedMlp
+from engine.drafters.modules import GatedMlp, Norm
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.rotary import tables_of
 from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
+VOCAB_FILE = "draft_vocab.json"  # beside the layout: other engines draft from the whole vocabulary
 _LAYER_TYPES = ("llama", "qwen2", "qwen3")
 _IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's, or derived
 
@@ -95,17 +96,14 @@ class MtpAttention(nn.Module):
         self.v_proj = nn.Linear(H, keys, bias=bias or layer.model_type == "qwen2")
         self.o_proj = nn.Linear(queries, H, bias=bias)
         normed = layer.model_type == "qwen3"
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
+        self.q_norm = Norm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
+        self.k_norm = Norm(self.head_dim, eps=layer.rms_norm_eps) if normed else None
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, visible: Tensor) -> Tensor:
         """x [T, H]; cosines, sines [T, D / 2]; visible [T, T] bool -> [T, H]."""
-        query, keys, values = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            query, keys = self.q_norm(query), self.k_norm(keys)
-        query, keys = rotate(query, cosines, sines), rotate(keys, cosines, sines)
+        query = rotate(self.query(x), cosines, sines)
+        keys, values = self.keys_values(x)
+        keys = rotate(keys, cosines, sines)
         group = self.num_heads // self.num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         mixed = functional.scaled_dot_product_attention(
@@ -114,32 +112,57 @@ class MtpAttention(nn.Module):
         out: Tensor = self.o_proj(mixed.transpose(0, 1).flatten(1))
         return out
 
+    def query(self, x: Tensor) -> Tensor:
+        """x [R, H] -> [R, Hq, D], not rotated."""
+        query: Tensor = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        return query if self.q_norm is None else self.q_norm(query)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [R, H] -> [R, Hkv, D] each, keys not rotated."""
+        keys = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
+        return keys if self.k_norm is None else self.k_norm(keys), self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+
 
 class MtpLayer(nn.Module):
     def __init__(self, layer: PretrainedConfig) -> None:
         super().__init__()
         H, eps = layer.hidden_size, layer.rms_norm_eps
-        self.token_layernorm, self.hidden_layernorm = nn.RMSNorm(H, eps=eps), nn.RMSNorm(H, eps=eps)
+        self.token_layernorm, self.hidden_layernorm = Norm(H, eps=eps), Norm(H, eps=eps)
         self.input_proj = nn.Linear(2 * H, H, bias=False)
-        self.input_layernorm = nn.RMSNorm(H, eps=eps)
+        self.input_layernorm = Norm(H, eps=eps)
         self.self_attn = MtpAttention(layer)
-        self.post_attention_layernorm = nn.RMSNorm(H, eps=eps)
+        self.post_attention_layernorm = Norm(H, eps=eps)
         self.mlp = GatedMlp(H, layer.intermediate_size, bias=getattr(layer, "mlp_bias", False))
-        self.final_layernorm = nn.RMSNorm(H, eps=eps)
+        self.final_layernorm = Norm(H, eps=eps)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, cosines: Tensor, sines: Tensor, visible: Tensor) -> Tensor:
-        x = self.input_proj(torch.cat([self.token_layernorm(embeddings), self.hidden_layernorm(hidden)], dim=-1))
-        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, visible)
+        x = self.read(hidden, embeddings)
+        return self.finish(x, self.self_attn(self.input_layernorm(x), cosines, sines, visible))
+
+    def read(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        """[R, H] each -> where the residual starts, [R, H]."""
+        x: Tensor = self.input_proj(torch.cat([self.token_layernorm(embeddings), self.hidden_layernorm(hidden)], -1))
+        return x
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual [R, H], attended [R, H] after o_proj -> o [R, H]."""
+        x = residual + attended
         out: Tensor = self.final_layernorm(x + self.mlp(self.post_attention_layernorm(x)))
         return out
 
 
 class Mtp(nn.Module):
-    """Parameters bear the names of the layout, so `state_dict()` is the file."""
+    """Parameters bear the names of the layout, so `state_dict()` is the file.
 
-    def __init__(self, config: MtpConfig) -> None:
+    draft_vocab: [Vd] int64, ascending ids of the tokens it may propose; None: all.
+    """
+
+    draft_vocab: Tensor | None
+
+    def __init__(self, config: MtpConfig, draft_vocab: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
+        self.register_buffer("draft_vocab", draft_vocab, persistent=False)
         self.mtp_layers = nn.ModuleList([MtpLayer(config.layer)])
 
     @property
@@ -173,6 +196,8 @@ class Mtp(nn.Module):
         tensors = {k: v.detach().to(self.config.dtype).contiguous() for k, v in self.state_dict().items()}
         save_file(tensors, folder / WEIGHTS_FILE)
         (folder / "config.json").write_text(json.dumps(self.config.to_values(), indent=2) + "\n")
+        if self.draft_vocab is not None:
+            (folder / VOCAB_FILE).write_text(json.dumps(self.draft_vocab.tolist()) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Mtp":
@@ -185,9 +210,12 @@ class Mtp(nn.Module):
                 for name, tensor in load_file(path).items()
                 if not name.startswith(_IGNORED)
             }
-            module = cls(replace(config, dtype=tensors["mtp_layers.0.input_proj.weight"].dtype))
+            vocab = None
+            if (folder / VOCAB_FILE).exists():
+                vocab = torch.tensor(json.loads((folder / VOCAB_FILE).read_text()), dtype=torch.int64)
+            module = cls(replace(config, dtype=tensors["mtp_layers.0.input_proj.weight"].dtype), vocab)
             module.rotary_tables(1)
             module.load_state_dict(tensors)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, ModelNotLoadable) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError, ModelNotLoadable) as error:
             raise SpeculatorNotLoadable(f"{folder} holds no MTP module: {error}") from error
         return module

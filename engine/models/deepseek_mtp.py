@@ -36,6 +36,8 @@ class MtpWeights:
 
 
 class MtpModule:
+    vocab: Tensor | None = None  # it guesses from the target's whole vocabulary
+
     def __init__(self, model: Deepseek, weights: MtpWeights) -> None:
         self.model = model
         self.weights = weights

@@ -74,7 +74,9 @@ def compute_hidden_rows(
 class TapRows:
     """Every position of several conversations, one conversation after the other, and what chose their answers.
 
-    taps: [R, T, H] in the model's dtype, the residual streams of each position.
+    taps: [R, T, H] in the model's dtype, the residual streams of each position; where none were asked for, T is 1 and
+        it is the final hidden state.
+    first_tokens: [C]. The token at position 0.
     tokens: [R] int64. The token after each position; the last P and N of a conversation are its answer's.
     positions: [R] int64, from 0 in each conversation.
     starts: [C + 1]. First row of each conversation, and R.
@@ -87,6 +89,7 @@ class TapRows:
     tokens: Tensor
     positions: Tensor
     starts: tuple[int, ...]
+    first_tokens: tuple[int, ...]
     prompt_lengths: tuple[int, ...]
     hidden: Tensor
     answer_starts: tuple[int, ...]
@@ -104,19 +107,21 @@ def compute_tap_rows(
     file: Path | None,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> TapRows:
-    """As `compute_hidden_rows`; `file` keeps the taps, which are most of it."""
+    """As `compute_hidden_rows`; `file` keeps the taps, which are most of it.
+
+    tap_layers: as the model's `hidden_states`; may be empty, as said of `TapRows`.
+    """
     lengths = [c.num_tokens - 1 for c in conversations]
     starts = (0, *itertools.accumulate(lengths))
     answer_starts = (0, *itertools.accumulate(len(c.completion_token_ids) for c in conversations))
-    shape = (starts[-1], len(tap_layers), decoder.config.hidden_size)
+    shape = (starts[-1], max(1, len(tap_layers)), decoder.config.hidden_size)
     taps = _empty_rows(shape, decoder, file)
     hidden = _empty_rows((answer_starts[-1], decoder.config.hidden_size), decoder, None)
     following: list[int] = []
     for index, conversation in enumerate(conversations):
         tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids)
         states = decoder.hidden_states(torch.tensor(tokens[:-1], device=decoder.device), tap_layers)
-        assert states.taps is not None
-        taps[starts[index] : starts[index + 1]] = states.taps
+        taps[starts[index] : starts[index + 1]] = states.final.unsqueeze(1) if states.taps is None else states.taps
         answer = states.final[len(conversation.prompt_token_ids) - 1 :]
         hidden[answer_starts[index] : answer_starts[index + 1]] = answer
         following += tokens[1:]
@@ -126,6 +131,7 @@ def compute_tap_rows(
         tokens=torch.tensor(following, dtype=torch.int64, device=decoder.device),
         positions=torch.cat([torch.arange(length) for length in lengths]).to(decoder.device),
         starts=starts,
+        first_tokens=tuple(c.prompt_token_ids[0] for c in conversations),
         prompt_lengths=tuple(len(c.prompt_token_ids) for c in conversations),
         hidden=hidden,
         answer_starts=answer_starts,

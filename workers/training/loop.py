@@ -1,12 +1,14 @@
 """The training loop of every method: optimizer, schedule, evaluation, early stopping, checkpoints.
 
-A step is a pure function of the snapshot before it: the batch follows from (seed, step), all other randomness from
-torch's generator, which the snapshot holds. So a run killed anywhere goes on from its last checkpoint to the same bits
-(same machine, build and number of threads). A budget in seconds gives this up: its schedule follows the clock.
+A step is a pure function of the snapshot before it: its rows and all other randomness follow from (seed, step). So a
+run killed anywhere goes on from its last checkpoint to the same bits (same machine, build and number of threads and of
+processes). A budget in seconds gives this up: its schedule follows the clock.
 
-    snapshot ─ batch(step) ─ loss ─ clip ─ AdamW ─ every n steps: validate, keep the best, checkpoint
+    snapshot ─ rows(step) ─ loss of every part ─ gradients added up ─ clip ─ AdamW, Muon
+             ─ every n steps: validate, keep the best, checkpoint
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,28 +19,20 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from workers.contracts import Checkpoint, Metrics, Progress
+from workers.contracts import Checkpoint, Event, Metrics, Progress
 from workers.emitter import Emit
+from workers.hyperparameters.loop import LoopParameters
 from workers.training.checkpoint import Snapshot, load_newest_checkpoint, save_checkpoint
+from workers.training.optimizers import (
+    make_optimizers,
+    optimizer_tensors,
+    restore_optimizers,
+    set_learning_rate,
+)
+from workers.training.processes import ALONE, Processes
 
-_BETAS = (0.9, 0.95)
 _FINAL_LEARNING_RATE = 0.05  # of the highest
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopConfig:
-    epochs: int
-    batch_rows: int
-    learning_rate: float
-    weight_decay: float
-    warmup_steps: int
-    grad_clip: float
-    evaluate_every: int
-    patience: int  # 0: never stop early
-    seed: int
-    max_steps: int | None = None
-    max_seconds: float | None = None
+_LIVE_EVERY = 10  # steps between figures of the training loss alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +50,7 @@ class Method(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """All its parameters are trained."""
+        """Its parameters that require a gradient are trained."""
         ...
 
     @property
@@ -71,9 +65,9 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    total: Tensor  # scalar, differentiable
+    total: Tensor  # scalar, differentiable; a mean over tokens
     nats: float  # sum over tokens and depths
-    num_tokens: int
+    num_tokens: int  # a token counts once a depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,37 +93,45 @@ class Outcome:
 
 def train(
     method: Method,
-    config: LoopConfig,
+    config: LoopParameters,
     *,
+    seed: int,
     checkpoint_dir: Path,
     emit: Emit,
+    processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Trains to the end, from the newest whole checkpoint if there is one."""
-    return _Run(method, config, checkpoint_dir, emit, clock).to_the_end()
+    """Trains to the end, from the newest whole checkpoint if there is one; every process sees the same folder."""
+    return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).to_the_end()
 
 
 class _Run:
     def __init__(
-        self, method: Method, config: LoopConfig, checkpoint_dir: Path, emit: Emit, clock: Callable[[], float]
+        self,
+        method: Method,
+        config: LoopParameters,
+        seed: int,
+        checkpoint_dir: Path,
+        emit: Emit,
+        processes: Processes,
+        clock: Callable[[], float],
     ) -> None:
         self._method = method
         self._config = config
+        self._seed = seed
         self._folder = checkpoint_dir
-        self._emit = emit
+        self._to = emit
+        self._processes = processes
         self._clock = clock
-        torch.manual_seed(config.seed)
-        self._order = RowOrder(method.num_rows, config.batch_rows, config.seed)
+        self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
-        self._parameters = dict(method.module.named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(), lr=config.learning_rate, betas=_BETAS, weight_decay=config.weight_decay
-        )
+        self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
+        self._optimizers = make_optimizers(self._parameters, config)
         self._best = _copies(self._parameters)
         self._at = Progression()
         self._started = clock()
-        self._nats, self._num_tokens, self._num_rows = 0.0, 0, 0  # since the last evaluation
-        self._window_started = self._started
+        self._window = _Window(self._started)
+        self._live = _Window(self._started)
 
     def to_the_end(self) -> Outcome:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
@@ -141,30 +143,53 @@ class _Run:
             if self._at.stopped or self._at.step % self._config.evaluate_every == 0:
                 self._evaluate()
                 self._checkpoint()
+            elif self._at.step % _LIVE_EVERY == 0:
+                self._emit(Metrics(step=self._at.step, data={"loss": self._live.loss, **self._speed(self._live)}))
+                self._live = _Window(self._clock())
         self._emit(Progress(done=self._at.step, total=self._at.step, unit="steps"))
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(self._best[name])
+        self._method.module.eval()
         return Outcome(self._at, self._method.validate())
 
+    def _emit(self, event: Event) -> None:
+        if self._processes.is_first:
+            self._to(event)
+
     def _step(self) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.learning_rate * learning_rate_factor(
-                self._at.step, self._fraction_done(), self._config.warmup_steps
-            )
-        self._method.module.train()
-        loss = self._method.loss(self._order.batch(self._at.step))
-        self._optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss.total)
+        factor = learning_rate_factor(self._at.step, self._fraction_done(), self._config.warmup_steps)
+        set_learning_rate(self._optimizers, self._config.learning_rate * factor)
+        nats, num_tokens = self._add_gradients()
         nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
-        self._optimizer.step()
-        self._nats += loss.nats
-        self._num_tokens += loss.num_tokens
-        self._num_rows += self._config.batch_rows
-        self._at = replace(self._at, step=self._at.step + 1, elapsed_seconds=self._clock() - self._started)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        elapsed = self._processes.told_by_first(self._clock() - self._started)
+        self._at = replace(self._at, step=self._at.step + 1, elapsed_seconds=elapsed)
         if self._fraction_done() >= 1.0:
             self._at = replace(self._at, stopped="steps" if self._at.step >= self._total_steps else "seconds")
+        for window in (self._window, self._live):
+            window.nats, window.num_tokens = window.nats + nats, window.num_tokens + num_tokens
         self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
+
+    def _add_gradients(self) -> tuple[float, int]:
+        """Leaves the gradient of the mean over all tokens of the step. Returns its nats and tokens."""
+        torch.manual_seed(_step_seed(self._seed, self._at.step, self._processes.rank))
+        self._method.module.train()
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        sums = torch.zeros(2, dtype=torch.float64)  # nats, tokens
+        for part in self._order.batch(self._at.step).tensor_split(self._config.accumulate):
+            if len(mine := self._processes.share(part)):
+                loss = self._method.loss(mine)
+                torch.autograd.backward(loss.total * loss.num_tokens)
+                sums += torch.tensor([loss.nats, loss.num_tokens], dtype=torch.float64)
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        self._processes.add_up([*gradients, sums])
+        nats, num_tokens = float(sums[0]), int(sums[1])
+        for gradient in gradients:
+            gradient.div_(max(1, num_tokens))
+        return nats, num_tokens
 
     def _fraction_done(self) -> float:
         of_steps = self._at.step / self._total_steps
@@ -175,7 +200,7 @@ class _Run:
     def _evaluate(self) -> None:
         self._method.module.eval()
         found = self._method.validate()
-        better = found.acceptance_length > self._at.best_acceptance_length
+        better = self._processes.told_by_first(found.acceptance_length) > self._at.best_acceptance_length
         if better:
             self._best = _copies(self._parameters)
         num_worse = 0 if better else self._at.num_worse + 1
@@ -189,9 +214,8 @@ class _Run:
         )
         if not self._at.stopped and 0 < self._config.patience <= num_worse:
             self._at = replace(self._at, stopped="patience")
-        self._emit(Metrics(step=self._at.step, data=entry | self._speed()))
-        self._nats, self._num_tokens, self._num_rows = 0.0, 0, 0
-        self._window_started = self._clock()
+        self._emit(Metrics(step=self._at.step, data=entry | self._speed(self._window)))
+        self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, found: Validation) -> dict[str, float]:
         """Those that a resumed run repeats exactly; `loss` is there once a step was made."""
@@ -200,27 +224,27 @@ class _Run:
             "acceptance_length": found.acceptance_length,
             "epoch": self._at.step / self._order.steps_per_epoch,
         }
-        if self._num_tokens:
-            figures["loss"] = self._nats / self._num_tokens
+        if self._window.num_tokens:
+            figures["loss"] = self._window.loss
         return figures | {f"accuracy_depth_{i}": a for i, a in enumerate(found.accuracy_per_depth, start=1)}
 
-    def _speed(self) -> dict[str, float]:
-        seconds = self._clock() - self._window_started
+    def _speed(self, window: "_Window") -> dict[str, float]:
+        seconds = self._clock() - window.started
         if self._at.step == 0 or seconds <= 0:
             return {}
         done = self._fraction_done()
         return {
-            "tokens_per_second": self._num_rows / seconds,
+            "tokens_per_second": window.num_tokens / seconds,
             "eta_seconds": self._at.elapsed_seconds / done * (1.0 - done),
         }
 
     def _checkpoint(self) -> None:
-        tensors: dict[str, Tensor] = {"random_state": torch.get_rng_state()}
+        if not self._processes.is_first:
+            return
+        tensors = optimizer_tensors(self._parameters, self._optimizers)
         for name, parameter in self._parameters.items():
             tensors[f"weights.{name}"] = parameter.detach()
             tensors[f"best.{name}"] = self._best[name]
-            for moment in _MOMENTS:
-                tensors[f"{moment}.{name}"] = self._optimizer.state[parameter][moment]
         snapshot = Snapshot(self._at.step, {k: v.cpu() for k, v in tensors.items()}, self._state())
         path = save_checkpoint(self._folder, snapshot)
         self._emit(Checkpoint(path=str(path), step=self._at.step))
@@ -234,17 +258,26 @@ class _Run:
         state = {**snapshot.state, "history": tuple(snapshot.state["history"])}
         self._at = Progression(step=snapshot.step, **state)
         self._started = self._clock() - self._at.elapsed_seconds
-        self._window_started = self._clock()
+        self._window, self._live = _Window(self._clock()), _Window(self._clock())
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(snapshot.tensors[f"weights.{name}"])
                 self._best[name] = snapshot.tensors[f"best.{name}"].to(parameter.device)
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(snapshot.step)),
-                    **{m: snapshot.tensors[f"{m}.{name}"].to(parameter.device) for m in _MOMENTS},
-                }
-        torch.set_rng_state(snapshot.tensors["random_state"])
+        restore_optimizers(self._parameters, self._optimizers, snapshot.tensors)
         self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
+
+
+@dataclass(slots=True)
+class _Window:
+    """Sums over the steps since `started`."""
+
+    started: float
+    nats: float = 0.0
+    num_tokens: int = 0
+
+    @property
+    def loss(self) -> float:
+        return self.nats / max(1, self.num_tokens)
 
 
 class RowOrder:
@@ -277,6 +310,11 @@ def learning_rate_factor(step: int, fraction_done: float, warmup_steps: int) -> 
     warmup = min(1.0, (step + 1) / max(1, warmup_steps))
     cosine = 0.5 * (1.0 + math.cos(math.pi * fraction_done))
     return warmup * (_FINAL_LEARNING_RATE + (1.0 - _FINAL_LEARNING_RATE) * cosine)
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    """Of all that a step draws; 32 bits, which is what torch's generator on the CPU takes in."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4])
 
 
 def _copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from engine.models.base import Model
@@ -15,7 +16,10 @@ from workers.training.hidden_states import TapRows, compute_tap_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """cache: folder for what does not fit into memory, made when it is needed."""
+    """
+    cache: folder for what does not fit into memory, made when it is needed.
+    initial: folder of a speculator of the same kind to go on from.
+    """
 
     model_dir: Path
     target: Model
@@ -23,6 +27,7 @@ class Preparation:
     cache: Path
     seed: int
     emit: Emit
+    initial: Path | None = None
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -40,9 +45,9 @@ class Preparation:
         return None if in_memory else self.cache / f"{name}.bin"
 
     def tap_rows(self, tap_layers: Sequence[int], *, memory_bytes: int) -> tuple[TapRows, TapRows]:
-        """Runs the target over all conversations. Rows for training and for validation."""
+        """Runs the target over all conversations. Rows for training and for validation; `tap_layers` may be empty."""
         target, corpus = self.target, self.corpus
-        row_bytes = len(tap_layers) * target.config.hidden_size * target.dtype.itemsize
+        row_bytes = max(1, len(tap_layers)) * target.config.hidden_size * target.dtype.itemsize
         needed = sum(c.num_tokens for c in self.conversations) * row_bytes
 
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
@@ -56,3 +61,8 @@ class Preparation:
         """Of progress over all conversations, `before` of them done already."""
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
+
+
+def in_bfloat16(precision: str, device: torch.device) -> bool:
+    """Whether products are made so; `precision` as in LoopParameters."""
+    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")

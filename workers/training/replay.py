@@ -69,8 +69,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Replayed]:
     for index, (start, length, prompt) in enumerate(zip(rows.starts, lengths, rows.prompt_lengths, strict=False)):
         slots = list(range(start + index, start + index + length))
         cache.write_tables([index] * length, range(length), slots)
-        # The first token is read by no drafter: what stands for it here is never looked at.
-        ids = [0, *tokens[start : start + length - 1]]
+        ids = [rows.first_tokens[index], *tokens[start : start + length - 1]]
         sampling = SamplingParams(max_tokens=length - prompt, temperature=0.0)
         request = Request(f"simulated-{index}", tuple(ids[:prompt]), sampling)
         sequence = Sequence(request, ids[:prompt], None, SpeculationStats(), table_row=index, slots=slots)

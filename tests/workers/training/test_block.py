@@ -19,8 +19,6 @@ from engine.request import Request, SamplingParams
 from tests.workers.support import Recorder
 from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Event, Finished, Progress, TrainingSpec
-from workers.failures import UserConfigError
-from workers.training.block.config import BlockHyperparameters
 from workers.training.block.data import blocks_of, num_anchors
 from workers.training.block.loss import block_loss, weighted
 from workers.training.data import IGNORED, Conversation, read_corpus
@@ -33,21 +31,6 @@ FAST = {
     **{"max_steps": 40, "evaluate_every": 20, "batch_rows": 8, "epochs": 100, "learning_rate": 6e-3, "patience": 0},
     **{"anchors": 8, "num_taps": 2, "markov_rank": 8, "block_size": 4, "draft_budget": BUDGET},
 }
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"steps": 4}, r"got also \['steps'\]"),
-        ({"anchors": 0}, "anchors must be at least 1, got 0"),
-        ({"block_size": 17}, "block_size must be at most 16, got 17"),
-        ({"block_size": 1, "sample_from_anchor": False}, "block_size must be at least 2"),
-        ({"decay": 0}, "decay must be above 0, got 0"),
-    ],
-)
-def test_a_wrong_hyperparameter_is_the_customers_error(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UserConfigError, match=message):
-        BlockHyperparameters.from_values(values)
 
 
 def test_a_block_is_to_guess_what_follows_its_anchor(tiny_model: Path) -> None:

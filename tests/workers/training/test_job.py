@@ -19,10 +19,11 @@ from tests.workers.support import Recorder, run_child, start_child, token_rows, 
 from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event
 from workers.failures import UserConfigError
+from workers.hyperparameters.loop import LoopParameters
+from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.training.data import read_corpus
 from workers.training.hidden_states import compute_hidden_rows
 from workers.training.job import run_training
-from workers.training.medusa.config import MedusaHyperparameters
 from workers.training.medusa.method import MedusaMethod
 
 BUDGET = 15
@@ -85,10 +86,8 @@ def simulate(folder: Path, model: Path, tokens: Path) -> float:
     decoder, stored = load_model(model), MedusaHeads.load(folder)
     corpus = read_corpus([tokens], validation_fraction=0.1)
     rows = compute_hidden_rows(decoder, (*corpus.train, *corpus.validation), file=None)
-    parameters = MedusaHyperparameters(draft_budget=BUDGET)
-    method = MedusaMethod(decoder, parameters, draft_vocab=stored.draft_vocab, train=rows, validation=rows)
-    method.heads.load_state_dict(stored.state_dict())
-    return method.simulate(rows).length
+    parameters = MedusaHyperparameters(loop=LoopParameters(draft_budget=BUDGET))
+    return MedusaMethod(decoder, parameters, stored, train=rows, validation=rows).simulate(rows).length
 
 
 def test_hidden_states_in_a_file_give_the_same_weights(
@@ -132,8 +131,14 @@ def test_a_job_killed_in_the_middle_goes_on_to_the_same_bits(tmp_path: Path, tin
 
 
 def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
-    with pytest.raises(UserConfigError, match="method must be one of medusa, eagle3, block, got 'psychic'"):
+    with pytest.raises(UserConfigError, match=r"method must be one of medusa, .*, got 'psychic'"):
         run_training(replace(make_spec(tmp_path, tiny_model, tokens), method="psychic"), Recorder())
+
+
+def test_a_wrong_hyperparameter_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    with pytest.raises(UserConfigError, match=r"num_heads must be int, got 2\.5") as raised:
+        run_training(make_spec(tmp_path, tiny_model, tokens, num_heads=2.5), Recorder())
+    assert raised.value.code == "invalid_hyperparameters"
 
 
 def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> None:

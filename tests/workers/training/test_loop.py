@@ -1,5 +1,6 @@
 """The loop's promises on a method of one small layer: same bits after a restart, the best weights at the end."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from tests.workers.support import Recorder
 from workers.contracts import Event
-from workers.training.loop import BatchLoss, LoopConfig, Outcome, RowOrder, Validation, learning_rate_factor, train
+from workers.emitter import Emit
+from workers.hyperparameters.loop import LoopParameters
+from workers.training import loop
+from workers.training.loop import BatchLoss, Outcome, RowOrder, Validation, learning_rate_factor
 
-CONFIG = LoopConfig(
+CONFIG = LoopParameters(
     epochs=4,
     batch_rows=8,
     learning_rate=0.05,
@@ -21,7 +25,6 @@ CONFIG = LoopConfig(
     grad_clip=1.0,
     evaluate_every=5,
     patience=0,
-    seed=3,
 )
 
 
@@ -59,6 +62,17 @@ class Regression:
         return Validation(
             acceptance_length=length, acceptance_rate_per_position=(), accuracy_per_depth=(0.5,), loss=error
         )
+
+
+def train(
+    method: Regression,
+    config: LoopParameters,
+    *,
+    checkpoint_dir: Path,
+    emit: Emit,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    return loop.train(method, config, seed=3, checkpoint_dir=checkpoint_dir, emit=emit, clock=clock)
 
 
 class Killed(Exception):

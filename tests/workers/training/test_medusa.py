@@ -1,42 +1,14 @@
-"""Medusa's hyperparameters, labels and loss."""
+"""Medusa's labels and loss."""
 
 import math
 
 import pytest
 import torch
 
-from workers.failures import UserConfigError
 from workers.training.data import IGNORED
 from workers.training.hidden_states import HiddenRows
-from workers.training.medusa.config import MedusaHyperparameters
 from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_head": 4}, r"got also \['num_head'\]"),
-        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
-        ({"num_heads": 17}, "num_heads must be at most 16, got 17"),
-        ({"num_heads": 2.5}, "num_heads must be int, got 2.5"),
-        ({"num_heads": True}, "num_heads must be int, got True"),
-        ({"learning_rate": "fast"}, "learning_rate must be float, got 'fast'"),
-        ({"learning_rate": 0}, "learning_rate must be above 0, got 0"),
-        ({"max_seconds": -1}, "max_seconds must be above 0 or null, got -1"),
-        ({"validation_fraction": 1.0}, r"validation_fraction must be in \[0, 1\), got 1.0"),
-        ({"precision": "int4"}, "precision must be auto, float32 or bfloat16, got 'int4'"),
-    ],
-)
-def test_a_wrong_hyperparameter_is_the_customers_error(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UserConfigError, match=message) as raised:
-        MedusaHyperparameters.from_values(values)
-    assert raised.value.code == "invalid_hyperparameters"
-
-
-def test_numbers_may_come_as_json_writes_them() -> None:
-    found = MedusaHyperparameters.from_values({"learning_rate": 1, "max_steps": None, "tied": False})
-    assert (found.learning_rate, found.max_steps, found.tied) == (1, None, False)
 
 
 def test_labels_are_places_in_the_draft_vocabulary_and_end_with_the_answer() -> None:

@@ -16,13 +16,13 @@ from engine.drafters.block import BlockDrafter
 from engine.drafters.block_config import BlockConfig
 from engine.drafters.block_model import BlockModel
 from engine.models.base import Model
-from workers.training.block.config import BlockHyperparameters
+from workers.hyperparameters.block import BlockHyperparameters
 from workers.training.block.data import Blocks, blocks_of, num_anchors
 from workers.training.block.loss import DepthSums, block_loss, weighted
 from workers.training.data import IGNORED
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
-from workers.training.preparation import Preparation
+from workers.training.preparation import Preparation, in_bfloat16
 from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
@@ -35,43 +35,41 @@ class BlockMethod:
         self,
         target: Model,
         parameters: BlockHyperparameters,
-        config: BlockConfig,
+        module: BlockModel,
         *,
-        draft_vocab: Tensor,
         train: TapRows,
         validation: TapRows,
-        seed: int,
     ) -> None:
-        """draft_vocab: [Vd] int64, ascending token ids."""
+        """`module`: as it is served."""
         self._target, self._parameters = target, parameters
         self._train, self._validation = train, validation
-        vocab = draft_vocab.to(target.device)
-        self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
-        self.block = _initial_module(config, vocab, target, seed=seed).to(target.device)
-        self._place = torch.full((config.vocab_size + 1,), IGNORED, device=target.device)
-        self._place[vocab] = torch.arange(vocab.shape[0], device=target.device)
         sizes = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
         self._scale = 1.0 / sizes.clamp(min=1e-6)
-        wants_bfloat16 = {"auto": target.device.type == "cuda", "float32": False, "bfloat16": True}
-        self._bfloat16 = wants_bfloat16[parameters.precision]
+        self.block = module.to(target.device)
+        vocab = module.draft_vocab
+        self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
+        self._place = torch.full((module.config.vocab_size + 1,), IGNORED, device=target.device)
+        self._place[vocab] = torch.arange(vocab.shape[0], device=target.device)
+        self._bfloat16 = in_bfloat16(parameters.loop.precision, target.device)
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: BlockHyperparameters) -> "BlockMethod":
-        """Runs the target over all conversations."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
         target = preparation.target
-        vocab = preparation.draft_vocab(parameters.draft_vocab_size)
-        config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
-        taps = config.tap_layers
-        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.cache_memory_bytes)
-        return cls(
-            target,
-            parameters,
-            config,
-            draft_vocab=vocab,
-            train=train,
-            validation=validation,
-            seed=preparation.seed,
-        )
+        if preparation.initial is not None:
+            module = BlockModel.load(preparation.initial)
+            BlockDrafter(module, target)  # does it fit the target?
+        else:
+            vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+            config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
+            module = _initial_module(config, vocab, target, seed=preparation.seed)
+        taps = module.config.tap_layers
+        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.loop.cache_memory_bytes)
+        method = cls(target, parameters, module, train=train, validation=validation)
+        if preparation.initial is not None:
+            with torch.no_grad():
+                module.fc.weight.div_(method._scale.flatten())
+        return method
 
     @property
     def draft_vocab_size(self) -> int:
@@ -138,7 +136,7 @@ class BlockMethod:
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
         drafter = BlockDrafter(self.served(), self._target)  # packs the weights in the model's dtype, as served
-        return simulate(drafter, self._validation, self._target, budget=self._parameters.draft_budget)
+        return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
     def _blocks_loss(self, rows: TapRows, conversation: int, anchors: Tensor) -> tuple[Tensor, Tensor, DepthSums]:
         config = self.block.config
@@ -170,9 +168,7 @@ class BlockMethod:
         return hidden[:, config.first_row : config.first_row + config.max_depth]
 
 
-def make_config(
-    preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int
-) -> BlockConfig:
+def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int) -> BlockConfig:
     """Layers of the target's own shape, with Qwen3's head norms."""
     target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     transformer = {

@@ -1,4 +1,4 @@
-"""The loss of EAGLE-3, in nats per token of each step of the unroll.
+"""The loss of EAGLE-3, and of the others that read one row a token, in nats per token of each step of the unroll.
 
     loss_s = (1 - w) * -log p_s(token) + w * -sum_v q(v) log p_s(v)        loss = sum_s step_decay**s * loss_s
 
@@ -9,7 +9,6 @@ so that no more than a chunk of logits is ever there.
 Source: Li et al. 2025, arXiv:2503.01840; the chunks: Liger's fused linear cross-entropy, arXiv:2410.10989.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workers.training.data import IGNORED
+from workers.training.figures import Sums
 
-_CHUNK = 2048  # rows
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Over rows; ratios are formed after the last reduction."""
-
-    nats: float  # of the chosen tokens
-    correct: int  # rows whose first guess was right
-    count: int
+_CHUNK = 2048 * 8192  # logits
 
 
 def step_loss(
@@ -37,7 +28,7 @@ def step_loss(
 
     Args:
         features: [A, H], the drafter's, after its last norm.
-        lm_head: [Vd, H].
+        lm_head: [Vd, H]; gets a gradient if it requires one.
         labels: [A] int64, `IGNORED` where there is nothing to learn.
         target: [R, Vd] float32, the target's probabilities; None where `soft_weight` is 0.
         chosen: [A] int64. Row of `target` for each label.
@@ -63,11 +54,13 @@ class _CrossEntropy(torch.autograd.Function):
         chosen: Tensor,
         soft_weight: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        to_features, to_head = torch.zeros_like(features), torch.zeros_like(lm_head)
+        to_features = torch.zeros_like(features)
+        to_head = torch.zeros_like(lm_head) if ctx.needs_input_grad[1] else None
+        size = max(1, _CHUNK // lm_head.shape[0])
         total, nats = (features.new_zeros((), dtype=torch.float32) for _ in range(2))
         correct = labels.new_zeros(())
-        for start in range(0, features.shape[0], _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for start in range(0, features.shape[0], size):
+            rows = slice(start, start + size)
             log_p = (features[rows] @ lm_head.T).float().log_softmax(-1)  # [C, Vd]
             own = log_p.gather(-1, labels[rows].unsqueeze(-1))
             wanted = torch.zeros_like(log_p) if target is None else soft_weight * target[chosen[rows]]
@@ -77,7 +70,8 @@ class _CrossEntropy(torch.autograd.Function):
             nats, correct = nats - own.sum(), correct + (log_p.argmax(-1) == labels[rows]).sum()
             error = (log_p.exp() - wanted).to(features.dtype)
             to_features[rows] = error @ lm_head
-            to_head += error.T @ features[rows]
+            if to_head is not None:
+                to_head += error.T @ features[rows]
         ctx.save_for_backward(to_features, to_head)
         ctx.mark_non_differentiable(nats, correct)
         return total, nats, correct
@@ -86,4 +80,4 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         to_features, to_head = ctx.saved_tensors
-        return grad * to_features, grad * to_head, None, None, None, None
+        return grad * to_features, None if to_head is None else grad * to_head, None, None, None, None

@@ -12,14 +12,15 @@ from engine.drafters.eagle3_config import Eagle3Config, default_taps
 from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
 from engine.rotary import tables_of
+from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
 from workers.training.data import IGNORED
-from workers.training.eagle3.config import Eagle3Hyperparameters
 from workers.training.eagle3.data import Eagle3Batch, make_batch
-from workers.training.eagle3.loss import Sums, step_loss
+from workers.training.eagle3.loss import step_loss
 from workers.training.eagle3.unroll import Unroll
+from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
-from workers.training.preparation import Preparation
+from workers.training.preparation import Preparation, in_bfloat16
 from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
@@ -28,46 +29,34 @@ _INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to
 
 class Eagle3Method:
     def __init__(
-        self,
-        target: Model,
-        parameters: Eagle3Hyperparameters,
-        config: Eagle3Config,
-        *,
-        draft_vocab: Tensor,
-        train: TapRows,
-        validation: TapRows,
-        seed: int,
+        self, target: Model, parameters: Eagle3Hyperparameters, module: Eagle3, *, train: TapRows, validation: TapRows
     ) -> None:
-        """draft_vocab: [Vd] int64, ascending token ids."""
         self._target, self._parameters = target, parameters
-        device, vocab = target.device, draft_vocab.to(target.device)
-        self.eagle3 = initial_module(config, draft_vocab, target.lm_head, seed=seed).to(device)
-        self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
+        device, config = target.device, module.config
+        self.eagle3 = module.to(device)
+        self._lm_head = target.lm_head[module.draft_vocab].float()  # [Vd, H]
         self._place = torch.full((config.vocab_size + 1,), IGNORED, device=device)
-        self._place[vocab] = torch.arange(vocab.shape[0], device=device)
+        self._place[module.draft_vocab] = torch.arange(config.draft_vocab_size, device=device)
         cosines, sines = tables_of(config.layer_config(), config.head_dim, config.max_positions)
-        self._unroll = Unroll(self.eagle3, target.weights.embedding, (cosines.to(device), sines.to(device)))
+        embedding = target.weights.embedding if module.embed_tokens is None else module.embed_tokens.weight
+        self._unroll = Unroll(module, embedding, (cosines.to(device), sines.to(device)))
         self._train, self._validation = train, validation
-        wants_bfloat16 = {"auto": device.type == "cuda", "float32": False, "bfloat16": True}
-        self._bfloat16 = wants_bfloat16[parameters.precision]
+        self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
-        """Runs the target over all conversations."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
         target = preparation.target
-        vocab = preparation.draft_vocab(parameters.draft_vocab_size)
-        config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
-        taps = config.taps_of(target.config.num_layers)
-        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.cache_memory_bytes)
-        return cls(
-            target,
-            parameters,
-            config,
-            draft_vocab=vocab,
-            train=train,
-            validation=validation,
-            seed=preparation.seed,
-        )
+        if preparation.initial is not None:
+            module = Eagle3.load(preparation.initial)
+            Eagle3Drafter(module, target)  # does it fit the target?
+        else:
+            vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+            config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
+            module = initial_module(config, vocab, target.lm_head, seed=preparation.seed)
+        taps = module.config.taps_of(target.config.num_layers)
+        train, validation = preparation.tap_rows(taps, memory_bytes=parameters.loop.cache_memory_bytes)
+        return cls(target, parameters, module, train=train, validation=validation)
 
     @property
     def draft_vocab_size(self) -> int:
@@ -96,24 +85,15 @@ class Eagle3Method:
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        batches, size = [], self._parameters.batch_rows
-        for start in range(0, len(self._validation.prompt_lengths), size):
-            rows = range(start, min(start + size, len(self._validation.prompt_lengths)))
-            batches.append(self._steps(self._validation, list(rows))[1])
-        per_step = list(zip(*batches, strict=True))
-        acceptance = self.simulate()
-        return Validation(
-            acceptance_length=acceptance.length,
-            acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
-            accuracy_per_depth=tuple(sum(s.correct for s in at) / max(1, sum(s.count for s in at)) for at in per_step),
-            loss=sum(s.nats for at in per_step for s in at) / max(1, sum(s.count for at in per_step for s in at)),
-        )
+        count, size = len(self._validation.prompt_lengths), self._parameters.loop.batch_rows
+        batches = [self._steps(self._validation, rows)[1] for rows in batches_of(count, size)]
+        return validation_of(self.simulate(), batches)
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
         drafter = Eagle3Drafter(self.eagle3, self._target)  # packs the weights in the model's dtype, as served
-        return simulate(drafter, self._validation, self._target, budget=self._parameters.draft_budget)
+        return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
     def _steps(self, source: TapRows, conversations: list[int]) -> tuple[list[Tensor], list[Sums]]:
         """Loss and sums of every step of the unroll."""
@@ -141,9 +121,7 @@ class Eagle3Method:
         return functional.linear(batch.hidden, self._lm_head).softmax(-1)
 
 
-def _config(
-    preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int
-) -> Eagle3Config:
+def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int) -> Eagle3Config:
     """The layer is one of the target's own shape."""
     target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     return Eagle3Config(

@@ -29,7 +29,7 @@ class Unroll:
         keys, values = self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))  # [R, Hkv, D]
         keys = self._rotate(keys, batch.positions)
         residual, x = residual[batch.anchors], x[batch.anchors]
-        prefix = _Prefix(keys[batch.keys], values[batch.keys], batch.reach)
+        prefix = Prefix(keys[batch.keys], values[batch.keys], batch.reach)
         own: list[tuple[Tensor, Tensor]] = []
         fed_back = residual
         for step in range(steps):
@@ -53,8 +53,8 @@ class Unroll:
         return rotate(x, self._cosines[positions], self._sines[positions])
 
 
-class _Prefix:
-    """Keys and values of the true positions, padded to [B, Lmax, Hkv, D]."""
+class Prefix:
+    """Keys and values of the true positions, padded to [B, Lmax, Hkv, D]: every step's queries attend to them."""
 
     def __init__(self, keys: Tensor, values: Tensor, reach: Tensor) -> None:
         self._keys = keys.permute(0, 2, 3, 1).unsqueeze(2)  # [B, Hkv, 1, D, Lmax]
@@ -64,7 +64,7 @@ class _Prefix:
         self._grid = (*reach.shape,)
 
     def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], places: Tensor) -> Tensor:
-        """query [A, Hq, D] -> [A, Hq D]."""
+        """query [A, Hq, D] -> [A, Hq D]. own: keys and values [A, Hkv, D] of the anchor's steps, this one the last."""
         A, Hq, D = query.shape
         num_kv_heads, L = self._keys.shape[1], self._keys.shape[-1]
         query = query.view(A, num_kv_heads, -1, D) * D**-0.5  # [A, Hkv, G, D]

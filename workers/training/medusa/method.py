@@ -8,15 +8,16 @@ from torch.nn import functional
 
 from engine.draft import grow_tree
 from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads, token_features
+from engine.drafters.medusa_heads import MedusaHeads, token_features
 from engine.models.base import Model
+from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.training.data import IGNORED, Conversation
 from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
 from workers.training.loop import BatchLoss, Validation
-from workers.training.medusa.config import MedusaHyperparameters
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import DepthSums, medusa_loss
-from workers.training.preparation import Preparation
+from workers.training.medusa.model import first_heads
+from workers.training.preparation import Preparation, in_bfloat16
 from workers.training.simulate import Acceptance, replay
 
 _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
@@ -27,46 +28,37 @@ class MedusaMethod:
         self,
         decoder: Model,
         parameters: MedusaHyperparameters,
+        heads: MedusaHeads,
         *,
-        draft_vocab: Tensor,
         train: HiddenRows,
         validation: HiddenRows,
     ) -> None:
-        """draft_vocab: [Vd] int64, ascending token ids."""
         self._decoder = decoder
         self._parameters = parameters
-        vocab = draft_vocab.to(decoder.device)
-        config = MedusaConfig(
-            hidden_size=decoder.config.hidden_size,
-            num_heads=parameters.num_heads,
-            num_layers=parameters.num_layers,
-            draft_vocab_size=vocab.shape[0],
-            tied=parameters.tied,
-            token_input=parameters.token_input,
-        )
-        self.heads = MedusaHeads(config, vocab, lm_head=decoder.lm_head).to(decoder.device)
-        self._lm_head = decoder.lm_head[vocab].float()  # [Vd, H]
+        self.heads = heads.to(decoder.device)
+        self._lm_head = decoder.lm_head[heads.draft_vocab].float()  # [Vd, H]
         self._train, self._validation = train, validation
-        self._rows = self._labelled(train, vocab)
-        self._validation_rows = self._labelled(validation, vocab)
-        wants_bfloat16 = {"auto": decoder.device.type == "cuda", "float32": False, "bfloat16": True}
-        self._bfloat16 = wants_bfloat16[parameters.precision]
+        self._rows = self._labelled(train)
+        self._validation_rows = self._labelled(validation)
+        self._bfloat16 = in_bfloat16(parameters.loop.precision, decoder.device)
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MedusaHyperparameters) -> "MedusaMethod":
-        """Runs the target over all conversations."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
         target, corpus = preparation.target, preparation.corpus
+        heads = first_heads(preparation, parameters)
         size = target.config.hidden_size
         needed = rows_bytes(preparation.conversations, hidden_size=size, dtype=target.dtype)
+        memory = parameters.loop.cache_memory_bytes
 
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
-            file = preparation.file(name, needed_bytes=needed, memory_bytes=parameters.cache_memory_bytes)
+            file = preparation.file(name, needed_bytes=needed, memory_bytes=memory)
             return compute_hidden_rows(target, conversations, file=file, on_done=preparation.reporter(before=before))
 
         return cls(
             target,
             parameters,
-            draft_vocab=preparation.draft_vocab(parameters.draft_vocab_size),
+            heads,
             train=rows(corpus.train, "train", 0),
             validation=rows(corpus.validation, "validation", len(corpus.train)),
         )
@@ -116,16 +108,16 @@ class MedusaMethod:
             )
             replay(
                 rows.completions[start:end].tolist(),
-                lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], self._parameters.draft_budget),  # type: ignore[misc]
+                lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], self._parameters.loop.draft_budget),  # type: ignore[misc]
                 into=acceptance,
             )
         return acceptance
 
-    def _labelled(self, rows: HiddenRows, vocab: Tensor) -> MedusaRows:
+    def _labelled(self, rows: HiddenRows) -> MedusaRows:
         return medusa_rows(
             rows,
-            num_heads=self._parameters.num_heads,
-            draft_vocab=vocab,
+            num_heads=self.heads.config.num_heads,
+            draft_vocab=self.heads.draft_vocab,
             vocab_size=self._decoder.config.vocab_size,
         )
 
@@ -147,7 +139,7 @@ class MedusaMethod:
 
     def _token_features(self, source: HiddenRows, index: Tensor) -> Tensor | None:
         """[B, H]: of the token that each row's hidden state chose."""
-        if not self._parameters.token_input:
+        if not self.heads.config.token_input:
             return None
         return token_features(self._decoder.weights.embedding[source.completions[index]])
 
@@ -156,7 +148,7 @@ class MedusaMethod:
         """[B, K, Vd]: the target's own logits where each head's token was chosen."""
         if self._parameters.soft_target_weight == 0.0:
             return None
-        shifted = shifted_index(index, num_heads=self._parameters.num_heads, num_rows=source.hidden.shape[0])
+        shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         return functional.linear(source.hidden[shifted].float(), self._lm_head)
 
     def _validation_sums(self) -> DepthSums:

@@ -1,0 +1,79 @@
+"""The artifact of a training job: the speculator's own files, where it came from, how it did, and its curves.
+
+config.json  weights  provenance.json  report.json  tensorboard/
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers.contracts import TrainingSpec
+from workers.hyperparameters.kinds import Hyperparameters, as_values
+from workers.training.checkpoint import sync
+from workers.training.data import Corpus
+from workers.training.loop import Outcome
+from workers.training.preparation import Preparation
+from workers.training.provenance import provenance
+
+TENSORBOARD = "tensorboard"
+
+
+def training_report(
+    spec: TrainingSpec, outcome: Outcome, preparation: Preparation, *, draft_vocab_size: int, cached_bytes: int
+) -> dict[str, Any]:
+    corpus = preparation.corpus
+    progression, validation = outcome.progression, outcome.validation
+    return {
+        "method": spec.method,
+        "acceptance_length": validation.acceptance_length,
+        "acceptance_rate_per_position": list(validation.acceptance_rate_per_position),
+        "accuracy_per_depth": list(validation.accuracy_per_depth),
+        "validation_loss": validation.loss,
+        "steps": progression.step,
+        "best_step": progression.best_step,
+        "stopped_by": progression.stopped,
+        "elapsed_seconds": round(progression.elapsed_seconds, 1),
+        "conversations_train": len(corpus.train),
+        "conversations_validation": len(corpus.validation),
+        "conversations_skipped": corpus.num_skipped,
+        "answers_cut_by_length": corpus.num_cut_by_length,
+        "answer_tokens": sum(len(c.completion_token_ids) for c in corpus.train),
+        "validation_ids": [c.custom_id for c in corpus.validation],
+        "draft_vocab_size": draft_vocab_size,
+        "hidden_states": {"kept_in": "file" if preparation.cache.is_dir() else "memory", "bytes": cached_bytes},
+        "history": list(progression.history),
+    }
+
+
+def write_artifact(
+    folder: Path,
+    save: Callable[[Path], None],
+    *,
+    spec: TrainingSpec,
+    parameters: Hyperparameters,
+    corpus: Corpus,
+    report: dict[str, Any],
+) -> None:
+    """`save` writes the speculator's own files into a folder.
+
+    Effects: the folder is there whole or not at all.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    for old in (partial, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save(partial)
+    command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
+    made_from = provenance(target_revision=spec.target_revision, data_sha256=corpus.sha256, command=command)
+    (partial / "provenance.json").write_text(json.dumps(made_from, indent=2) + "\n")
+    (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    curves = folder.with_name(TENSORBOARD)
+    if curves.is_dir():
+        shutil.copytree(curves, partial / TENSORBOARD)
+    for path in partial.rglob("*"):
+        sync(path)
+    sync(partial)
+    partial.rename(folder)
+    sync(folder.parent)

@@ -1,0 +1,118 @@
+"""A draft model cut out of its target: some of the layers, the target's embedding, rows of its output head.
+
+Rows of the head are kept for the tokens that answers use, the others are zero: such tokens get the logit 0, in training
+and when served, and are as good as never drafted. Layers learn; embedding and head stay the target's.
+
+The layers are those of `transformers`, which the engine's own are tested against.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig
+
+from engine.config import MODEL_TYPES
+from engine.errors import SpeculatorNotLoadable
+
+_WEIGHTS_FILE = "model.safetensors"
+_HEAD = "lm_head.weight"
+_BESIDE = (  # what else makes a folder a model
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
+)
+
+
+class DraftModel(nn.Module):
+    """layers: as AutoModel makes them, embedding and last norm included. draft_vocab: [Vd] int64, ascending."""
+
+    draft_vocab: Tensor
+
+    def __init__(self, layers: nn.Module, draft_vocab: Tensor) -> None:
+        super().__init__()
+        self.layers = layers
+        self.register_buffer("draft_vocab", draft_vocab, persistent=False)
+        layers.get_input_embeddings().requires_grad_(False)  # type: ignore[operator]
+
+    @classmethod
+    def from_target(cls, model_dir: Path, *, num_layers: int, draft_vocab: Tensor) -> "DraftModel":
+        """In float32; `num_layers` 0: an eighth. Raises: SpeculatorNotLoadable: not of the dense models' family."""
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        if config.model_type not in MODEL_TYPES or config.model_type == "deepseek_v3":
+            raise SpeculatorNotLoadable(f"no draft model can be cut out of a {config.model_type}")
+        layers = AutoModel.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
+        kept = kept_layers(config.num_hidden_layers, num_layers)
+        layers.layers = nn.ModuleList([layers.layers[index] for index in kept])
+        for place, layer in enumerate(layers.layers):
+            layer.self_attn.layer_idx = place
+        layers.config.num_hidden_layers = len(kept)
+        if types := getattr(config, "layer_types", None):
+            layers.config.layer_types = [types[index] for index in kept]
+        return cls(layers, draft_vocab)
+
+    @classmethod
+    def load(cls, folder: Path) -> "DraftModel":
+        """One that `save` wrote, in float32. Raises: SpeculatorNotLoadable."""
+        try:
+            head = load_file(folder / _WEIGHTS_FILE)[_HEAD]
+            layers = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise SpeculatorNotLoadable(f"{folder.name} holds no draft model of this kind: {error!r}") from error
+        return cls(layers, (head != 0).any(dim=1).nonzero().flatten())
+
+    @property
+    def config(self) -> PretrainedConfig:
+        config: PretrainedConfig = self.layers.config  # type: ignore[assignment]
+        return config
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids [B, L] int64, padded at their ends -> hidden states [B, L, H] after the final norm."""
+        out: Tensor = self.layers(input_ids=token_ids, use_cache=False).last_hidden_state
+        return out
+
+    def save(self, folder: Path, *, model_dir: Path, lm_head: Tensor, base_model: str) -> None:
+        """Writes a model's folder. lm_head: [V, H], the target's, whose dtype the weights get."""
+        head = torch.zeros_like(lm_head)
+        head[self.draft_vocab] = lm_head[self.draft_vocab]
+        tensors = {f"model.{name}": tensor.detach().to(head.dtype) for name, tensor in self.layers.state_dict().items()}
+        tensors[_HEAD] = head
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+            folder / _WEIGHTS_FILE,
+            metadata={"format": "pt"},
+        )
+        (folder / "config.json").write_text(self._published(head.dtype, base_model).to_json_string())
+        for name in _BESIDE:
+            if (model_dir / name).exists():
+                shutil.copyfile(model_dir / name, folder / name)
+
+    def _published(self, dtype: torch.dtype, base_model: str) -> PretrainedConfig:
+        values: dict[str, Any] = self.config.to_dict() | {
+            "tie_word_embeddings": False,
+            "dtype": str(dtype).removeprefix("torch."),
+            "base_model_name_or_path": base_model,
+        }
+        values.pop("_name_or_path", None)
+        kind = values.pop("model_type")
+        return AutoConfig.for_model(kind, **values)
+
+
+def kept_layers(num_layers: int, wanted: int) -> list[int]:
+    """Evenly spread, the first and the last included. wanted: 0 is an eighth; never more than there are."""
+    count = min(num_layers, wanted or max(1, num_layers // 8))
+    return [index * (num_layers - 1) // max(1, count - 1) for index in range(count)]
+
+
+def trained_head(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
+    """[Vd + 1, H + 1] float32, for features with a 1 behind them: the last row stands for all tokens of logit 0.
+
+    So its softmax over the draft vocabulary is exactly that of the served head, over all V tokens.
+    """
+    num_others = lm_head.shape[0] - draft_vocab.shape[0]
+    rows = nn.functional.pad(lm_head[draft_vocab].float(), (0, 1))
+    rest = torch.zeros(1, rows.shape[1], device=rows.device)
+    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf where there are none
+    return torch.cat([rows, rest.clamp(min=-1e4)])

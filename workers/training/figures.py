@@ -1,0 +1,33 @@
+"""Sums over rows, and the figures they make once nothing is to be added any more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.training.loop import Validation
+from workers.training.simulate import Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    nats: float  # of the chosen tokens
+    correct: int  # rows whose first guess was right
+    count: int
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.nats + other.nats, self.correct + other.correct, self.count + other.count)
+
+
+def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> Validation:
+    """batches: of each, the sums of every depth."""
+    depths = [sum(at[1:], start=at[0]) for at in zip(*batches, strict=True)]
+    return Validation(
+        acceptance_length=acceptance.length,
+        acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
+        accuracy_per_depth=tuple(depth.correct / max(1, depth.count) for depth in depths),
+        loss=sum(depth.nats for depth in depths) / max(1, sum(depth.count for depth in depths)),
+    )
+
+
+def batches_of(count: int, size: int) -> list[list[int]]:
+    """0 .. count - 1 in order, `size` at a time."""
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]

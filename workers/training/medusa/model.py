@@ -1,0 +1,25 @@
+"""Heads to begin with: new ones, or those of a speculator trained before."""
+
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from workers.hyperparameters.medusa import MedusaHyperparameters
+from workers.training.preparation import Preparation
+
+
+def first_heads(preparation: Preparation, parameters: MedusaHyperparameters) -> MedusaHeads:
+    """Raises: SpeculatorNotLoadable: `preparation.initial` holds no heads, or those of another model."""
+    target = preparation.target
+    if preparation.initial is not None:
+        heads = MedusaHeads.load(preparation.initial)
+        MedusaDrafter(heads, target)  # do they fit the target?
+        return heads
+    vocab = preparation.draft_vocab(parameters.draft_vocab_size).to(target.device)
+    config = MedusaConfig(
+        hidden_size=target.config.hidden_size,
+        num_heads=parameters.num_heads,
+        num_layers=parameters.num_layers,
+        draft_vocab_size=vocab.shape[0],
+        tied=parameters.tied,
+        token_input=parameters.token_input,
+    )
+    return MedusaHeads(config, vocab, lm_head=target.lm_head)

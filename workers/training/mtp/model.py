@@ -1,0 +1,92 @@
+"""A module to begin with: one trained before, the model's own, or a new one of the shape of the target's layers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig
+
+from engine.drafters.mtp_layer import DensePrediction
+from engine.drafters.mtp_model import Mtp, MtpConfig
+from engine.errors import SpeculatorNotLoadable
+from workers.hyperparameters.mtp import MtpHyperparameters
+from workers.training.preparation import Preparation
+
+_INITIAL_SCALE = 0.02  # standard deviation of matrices
+_SIZE_ROWS = 16_384  # rows that sizes are taken from
+_LAYER_TYPES = {"mistral": "llama"}  # of others the layer is the target's own kind
+_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # where a model's file has a module of its own
+
+
+def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
+    """In float32: one trained before, else the model's own, else none.
+
+    Raises: SpeculatorNotLoadable: it cannot be read, or does not fit the target.
+    """
+    if preparation.initial is not None:
+        module = Mtp.load(preparation.initial)
+        module.config = replace(module.config, num_steps=parameters.steps)
+    elif (own := own_tensors(preparation.model_dir)) is not None:
+        width = own["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
+        module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            raise SpeculatorNotLoadable(f"the model's own prediction module is of another kind: {error}") from error
+    else:
+        return None
+    DensePrediction(module, preparation.target)  # does it fit the target?
+    return module
+
+
+def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden: Tensor) -> Mtp:
+    """hidden: [R, H], the target's final hidden states; the module's output begins as large in every dimension."""
+    config = _config(
+        preparation, parameters, parameters.intermediate_size or preparation.target.config.intermediate_size
+    )
+    module = Mtp(config, preparation.draft_vocab(parameters.draft_vocab_size))
+    generator = torch.Generator().manual_seed(preparation.seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=_INITIAL_SCALE, generator=generator)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+        module.layer.final_layernorm.weight.copy_(hidden[:_SIZE_ROWS].float().square().mean(0).sqrt())
+    return module
+
+
+def own_tensors(model_dir: Path) -> dict[str, Tensor] | None:
+    """The module that the model was published with, by the names of the layout; None where there is none."""
+    tensors = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as source:
+            for name in source.keys():  # noqa: SIM118 - no mapping
+                if name.startswith(_OWN_PREFIXES):
+                    tensors[name.removeprefix("model.")] = source.get_tensor(name)
+    return tensors or None
+
+
+def _config(preparation: Preparation, parameters: MtpHyperparameters, intermediate_size: int) -> MtpConfig:
+    """The layer is one of the target's own shape."""
+    target = preparation.target.config
+    published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
+    transformer: dict[str, Any] = {
+        "model_type": _LAYER_TYPES.get(target.model_type, target.model_type),
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": target.norm_eps,
+        "rope_parameters": dict(published.rope_parameters),
+        "max_position_embeddings": preparation.target.max_positions,
+    }
+    verifier = {"architectures": list(published.architectures or [])}
+    values = MtpConfig(transformer=transformer, num_steps=parameters.steps, verifier=verifier).to_values()
+    return MtpConfig.from_values(values)

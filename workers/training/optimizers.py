@@ -1,0 +1,58 @@
+"""Optimizers by name, and their state by the parameters' names, as checkpoints keep it."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from workers.hyperparameters.loop import LoopParameters
+
+_BETAS = (0.9, 0.95)
+_PREFIX = "optimizer."
+_NOT_MATRICES = ("lm_head.weight", "markov_w1.weight")  # one row a token: rows that no label touches must not move
+
+
+def make_optimizers(parameters: Mapping[str, nn.Parameter], loop: LoopParameters) -> list[Optimizer]:
+    """Muon takes the hidden layers' matrices at AdamW's learning rate (arXiv:2502.16982), AdamW what is left."""
+    of_muon: list[nn.Parameter] = []
+    if loop.optimizer == "muon":
+        of_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_MATRICES)]
+    taken = set(map(id, of_muon))
+    rest = [p for p in parameters.values() if id(p) not in taken]
+    lr, weight_decay = loop.learning_rate, loop.weight_decay
+    optimizers: list[Optimizer] = []
+    if of_muon:
+        optimizers.append(Muon(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+    if rest:
+        optimizers.append(AdamW(rest, lr=lr, betas=_BETAS, weight_decay=weight_decay))
+    return optimizers
+
+
+def optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    return {
+        f"{_PREFIX}{key}.{name}": value
+        for name, parameter in parameters.items()
+        for optimizer in optimizers
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizers(
+    parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimizer_tensors`."""
+    for optimizer in optimizers:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in parameters.items():
+            if id(parameter) in own:
+                optimizer.state[parameter] = {
+                    key.split(".", 2)[1]: value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+                    for key, value in tensors.items()
+                    if key.startswith(_PREFIX) and key.split(".", 2)[2] == name
+                }
+
+
+def set_learning_rate(optimizers: Sequence[Optimizer], learning_rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate

@@ -1,0 +1,69 @@
+"""Training by several processes: each has the whole model and a share of every batch, gradients are added up.
+
+    torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
+
+All take the same decisions: what depends on a clock is told by the first, which alone writes files and events.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+_LONGEST_WAIT = timedelta(days=2)  # the first answers prompts while the others wait
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, rows: Tensor) -> Tensor:
+        """This process's rows of a batch."""
+        return rows[self.rank :: self.count]
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each by its sum over processes, to the same bits in all of them."""
+        if self.count == 1:
+            return
+        flat = torch.cat([tensor.flatten().float() for tensor in tensors])
+        distributed.all_reduce(flat)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+    def told_by_first(self, value: float) -> float:
+        if self.count == 1:
+            return value
+        told = torch.tensor(value, dtype=torch.float64)
+        distributed.broadcast(told, 0)
+        return float(told)
+
+    def wait_for_all(self) -> None:
+        if self.count > 1:
+            distributed.barrier()
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def joined_processes() -> Iterator[Processes]:
+    """Those that torchrun started, or this one alone."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield ALONE
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, timeout=_LONGEST_WAIT)
+    try:
+        yield Processes(distributed.get_rank(), count)
+    finally:
+        distributed.destroy_process_group()

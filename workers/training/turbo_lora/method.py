@@ -1,0 +1,151 @@
+"""Adapter and heads under training: one loss for both. Validation answers with the engine, adapter and heads.
+
+    loss = -log p(c[j]) + heads_weight * Medusa's, of the adapted model's hidden states
+
+What is accepted depends on what the adapted model says, and the answers at hand are not that. So acceptance is not
+simulated on them: the validation prompts are answered anew, as they will be when served.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.config import EngineConfig
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaHeads, token_features
+from engine.generate import generate
+from engine.load import apply_adapter
+from engine.loop import Engine
+from engine.request import Request, SamplingParams
+from engine.responses import merged_stats
+from workers.hyperparameters.medusa import MedusaHyperparameters
+from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
+from workers.training.data import Conversation
+from workers.training.eagle3.loss import step_loss
+from workers.training.figures import Sums, batches_of, validation_of
+from workers.training.hidden_states import HiddenRows
+from workers.training.loop import BatchLoss, Validation
+from workers.training.medusa.data import medusa_rows, shifted_index
+from workers.training.medusa.loss import medusa_loss
+from workers.training.medusa.model import first_heads
+from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.simulate import Acceptance
+from workers.training.turbo_lora.data import make_batch
+from workers.training.turbo_lora.model import AdaptedTarget
+
+
+class TurboLoraMethod:
+    cached_bytes = 0  # hidden states change with every step
+
+    def __init__(
+        self,
+        preparation: Preparation,
+        parameters: TurboLoraHyperparameters,
+        adapted: AdaptedTarget,
+        heads: MedusaHeads,
+    ) -> None:
+        self._target, self._parameters = preparation.target, parameters
+        self._train, self._validation = preparation.corpus.train, preparation.corpus.validation
+        device = self._target.device
+        self.adapted, self.heads = adapted.to(device), heads.to(device)
+        self.module: nn.Module = nn.ModuleDict({"adapted": self.adapted, "heads": self.heads})
+        self._lm_head = self._target.lm_head.float()  # [V, H]
+        self._draft_head = self._lm_head[heads.draft_vocab]  # [Vd, H]
+        self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
+
+    @classmethod
+    def prepare(cls, preparation: Preparation, parameters: TurboLoraHyperparameters) -> "TurboLoraMethod":
+        """Raises: SpeculatorNotLoadable."""
+        heads = first_heads(
+            preparation,
+            MedusaHyperparameters(
+                num_heads=parameters.num_heads,
+                num_layers=parameters.num_layers,
+                token_input=parameters.token_input,
+                draft_vocab_size=parameters.draft_vocab_size,
+            ),
+        )
+        return cls(preparation, parameters, AdaptedTarget(preparation, parameters), heads)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.heads.config.draft_vocab_size
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._train)
+
+    def save(self, folder: Path, *, base_model: str) -> None:
+        self.heads.save(folder, base_model=base_model)
+        self.adapted.save(folder, base_model=base_model)
+
+    def loss(self, rows: Tensor) -> BatchLoss:
+        loss, sums = self._loss([self._train[row] for row in rows.tolist()])
+        return BatchLoss(loss, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        size = self._parameters.loop.batch_rows
+        batches = [
+            self._loss([self._validation[row] for row in rows])[1] for rows in batches_of(len(self._validation), size)
+        ]
+        return validation_of(self.serve(), batches)
+
+    @torch.no_grad()
+    def serve(self) -> Acceptance:
+        """Answers the validation prompts at temperature 0, as long as the answers at hand."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder), base_model="")
+            drafter = MedusaDrafter.load(Path(folder), self._target)
+            engine = Engine(self._target, drafter, EngineConfig(draft_budget=self._parameters.loop.draft_budget))
+            apply_adapter(engine, "turbo_lora", Path(folder))
+        requests = [
+            Request(
+                str(number),
+                c.prompt_token_ids,
+                SamplingParams(max_tokens=len(c.completion_token_ids), temperature=0.0),
+            )
+            for number, c in enumerate(self._validation)
+        ]
+        stats = merged_stats(completion.speculation for completion in generate(engine, requests))
+        return Acceptance(stats.num_spec_steps, stats.num_accepted_draft_tokens, stats.acceptance_histogram)
+
+    def _loss(self, conversations: list[Conversation]) -> tuple[Tensor, list[Sums]]:
+        """Of both, and the heads' sums by depth."""
+        parameters = self._parameters
+        batch = make_batch(conversations, self._target.device)
+        with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
+            hidden = self.adapted(batch.tokens).flatten(0, 1)[batch.places].float()  # [A, H]
+            everywhere = torch.arange(len(hidden), device=hidden.device)
+            own, _ = step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)
+            heads, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))
+        return own + parameters.heads_weight * heads, sums
+
+    def _heads_loss(self, rows: HiddenRows) -> tuple[Tensor, list[Sums]]:
+        parameters, config = self._parameters, self.heads.config
+        labelled = medusa_rows(
+            rows,
+            num_heads=config.num_heads,
+            draft_vocab=self.heads.draft_vocab,
+            vocab_size=self._target.config.vocab_size,
+        )
+        index = labelled.index
+        tokens = None
+        if config.token_input:
+            tokens = token_features(self._target.weights.embedding[rows.completions[index]])
+        target = None
+        if parameters.soft_target_weight > 0.0:
+            shifted = shifted_index(index, num_heads=config.num_heads, num_rows=rows.hidden.shape[0])
+            target = functional.linear(rows.hidden.detach()[shifted], self._draft_head)
+        loss, sums = medusa_loss(
+            self.heads.logits(rows.hidden[index], self._draft_head, tokens),
+            labelled.labels,
+            target,
+            soft_target_weight=parameters.soft_target_weight,
+            depth_decay=parameters.depth_decay,
+        )
+        depths = zip(sums.nats.tolist(), sums.correct.tolist(), sums.count.tolist(), strict=True)
+        return loss, [Sums(*depth) for depth in depths]

@@ -2,7 +2,7 @@
 
     kernels  <-  engine  <-  workers.jobs, workers.training        (the child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
-    control  ->  workers.contracts only                            (no torch in the web image)
+    control  ->  workers.contracts, workers.hyperparameters only   (no torch in the web image)
     workers.tasks  ->  control services, workers.contracts         (no torch in the supervisor)
 
 An import inside a function, under TYPE_CHECKING or through `import_module("...")` is an import all the same.
@@ -22,6 +22,7 @@ OURS = frozenset({"kernels", "engine", "workers", "control", "slipstream", "benc
 SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "redis", "boto3", "botocore", "psycopg"})
 TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
 CONTRACTS = "workers.contracts"
+HYPERPARAMETERS = "workers.hyperparameters"  # what the API checks before the trainer reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,11 @@ LAYERS = (
         others=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
     ),
     Layer(module=CONTRACTS, others=frozenset()),
-    Layer(module="workers", ours=("kernels", "engine", CONTRACTS), banned=SERVICES),
+    Layer(module=HYPERPARAMETERS, others=frozenset()),
+    Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS), banned=SERVICES),
     Layer(module="workers.tasks", ours=("control", CONTRACTS, "workers.celery_app"), banned=TENSORS),
     Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.tasks"), banned=TENSORS),
-    Layer(module="control", ours=(CONTRACTS,), banned=TENSORS),
+    Layer(module="control", ours=(CONTRACTS, HYPERPARAMETERS), banned=TENSORS),
     Layer(module="slipstream", others=frozenset({"httpx2"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
     Layer(module="benchmarks", ours=("engine", "kernels", "examples"), banned=SERVICES),
@@ -137,6 +139,8 @@ def test_every_import_obeys_the_rule() -> None:
         ("engine/loop.py", "from workers import jobs"),
         ("workers/contracts.py", "import pydantic"),
         ("workers/contracts.py", "import workers.failures"),
+        ("workers/hyperparameters/mtp.py", "import torch"),
+        ("workers/hyperparameters/mtp.py", "from workers.failures import UserConfigError"),
         ("workers/jobs/batch.py", "from control.jobs import services"),
         ("workers/training/medusa/loss.py", "from workers.tasks import run"),
         ("workers/run.py", "import celery"),

@@ -6,7 +6,16 @@ from typing import Any
 
 
 class HyperparameterError(ValueError):
-    """An unknown name, a value of another type or out of range; the message names both sides."""
+    """A value of another type or out of range, or an unknown name; the message names both sides.
+
+    name: the hyperparameter at fault; "kind" for an unknown kind.
+    known: whether there is one of that name.
+    """
+
+    def __init__(self, name: str, message: str, *, known: bool = True) -> None:
+        super().__init__(message)
+        self.name = name
+        self.known = known
 
 
 def require_range(record: object, low: float, high: float, *names: str) -> None:
@@ -14,13 +23,13 @@ def require_range(record: object, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if value is not None and not low <= value <= high:
-            raise HyperparameterError(f"{name} must be in {low}..{high}, got {value}")
+            raise HyperparameterError(name, f"{name} must be in {low}..{high}, got {value}")
 
 
 def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
     """Raises: HyperparameterError."""
     if (value := getattr(record, name)) not in allowed:
-        raise HyperparameterError(f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}")
+        raise HyperparameterError(name, f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}")
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
@@ -29,7 +38,7 @@ def check_types(values: Mapping[str, Any], *records: type) -> None:
     for name, value in values.items():
         if not _fits(value, types[name]):
             wanted = getattr(types[name], "__name__", str(types[name]))
-            raise HyperparameterError(f"{name} must be {wanted}, got {value!r:.80}")
+            raise HyperparameterError(name, f"{name} must be {wanted}, got {value!r:.80}")
 
 
 def _fits(value: Any, annotation: Any) -> bool:

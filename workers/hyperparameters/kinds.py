@@ -39,12 +39,13 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
     Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range.
     """
     if kind not in _RECORDS:
-        raise HyperparameterError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
+        raise HyperparameterError("kind", f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
     record = _RECORDS[kind]
     of_loop = {f.name for f in fields(LoopParameters)}
     known = of_loop | {f.name for f in fields(record)} - {"loop"}
     if unknown := sorted(values.keys() - known):
-        raise HyperparameterError(f"{kind} knows {', '.join(sorted(known))}; got also {', '.join(unknown):.80}")
+        message = f"{kind} knows {', '.join(sorted(known))}; got also {', '.join(unknown):.80}"
+        raise HyperparameterError(unknown[0], message, known=False)
     check_types(values, record, LoopParameters)
     defaults = record()
     loop = replace(defaults.loop, **{name: value for name, value in values.items() if name in of_loop})

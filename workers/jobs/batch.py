@@ -40,7 +40,9 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
             Path(spec.model_dir),
             drafter=spec.drafter,
             speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-            config=EngineConfig(max_batch_size=spec.max_batch_size, dtype=spec.dtype, device=spec.device),
+            config=EngineConfig(
+                max_batch_size=spec.max_batch_size, dtype=spec.dtype, weights=spec.weights, device=spec.device
+            ),
         )
     return answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
 

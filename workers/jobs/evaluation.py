@@ -12,7 +12,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
 from engine.grammars import GrammarCompiler
-from engine.load import load_drafter, load_model
+from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
 from engine.tokenizer import Tokenizer
 from workers.contracts import EvaluationSpec, Finished, Metrics, Progress
@@ -38,6 +38,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         drafter=spec.drafter,
         model=spec.model_name,
         dtype=str(arms.plain.model.dtype).removeprefix("torch."),
+        weights=spec.weights,
         device=str(arms.plain.model.device),
         max_tokens=spec.max_tokens,
         repeats=spec.repeats,
@@ -55,14 +56,17 @@ def _check(spec: EvaluationSpec) -> None:
 
 
 def _load_arms(spec: EvaluationSpec) -> Arms:
-    """Both arms share one copy of the weights."""
-    model = load_model(Path(spec.model_dir), dtype=spec.dtype, device=spec.device)
-    speculator = Path(spec.speculator_dir) if spec.speculator_dir else None
-    config = EngineConfig(max_batch_size=max(spec.concurrencies), dtype=spec.dtype, device=spec.device)
-    return Arms(
-        plain=Engine(model, NoDrafter(), config),
-        speculative=Engine(model, load_drafter(spec.drafter, model, speculator), config),
+    """Both arms share one copy of the weights; where the speculator brings an adapter, both answer with it."""
+    model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
+    model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
+    config = EngineConfig(
+        max_batch_size=max(spec.concurrencies), dtype=spec.dtype, weights=spec.weights, device=spec.device
     )
+    drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
+    arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
+    for engine in (arms.plain, arms.speculative):
+        apply_adapter(engine, spec.drafter, speculator)
+    return arms
 
 
 def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:

@@ -106,7 +106,15 @@ class Factory:
 
 def report_of(*measurements: Measurement) -> dict[str, Any]:
     return evaluation_report(
-        measurements, drafter="d", model="m", dtype="float32", device="cpu", max_tokens=None, repeats=1, rows_refused=0
+        measurements,
+        drafter="d",
+        model="m",
+        dtype="float32",
+        weights="auto",
+        device="cpu",
+        max_tokens=None,
+        repeats=1,
+        rows_refused=0,
     )
 
 

@@ -31,6 +31,7 @@ class BatchHandler:
         if batch.status == Batch.Status.VALIDATING:
             batch_validate(batch=batch)
         _refuse_ended(batch)
+        _refuse_overdue(batch)
         if shards_open(attempt.job.pk).exists():
             self._answer_open_shards(attempt, batch)
         attempt.lease.check()
@@ -69,9 +70,20 @@ def _refuse_ended(batch: Batch) -> None:
         case Batch.Status.CANCELLING | Batch.Status.CANCELLED:
             raise Cancelled
         case Batch.Status.EXPIRED:
-            raise AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
+            raise _expired()
         case Batch.Status.FAILED:
             raise AttemptFailed(FailureClass.INVALID_INPUT, "invalid_batch_input", "The input file is not valid.")
+
+
+def _refuse_overdue(batch: Batch) -> None:
+    """It waited too long for a worker: nothing is begun any more, and what is finished is put together."""
+    seconds = _seconds_left(batch)
+    if seconds is not None and seconds <= 0 and shards_open(batch.job_id).exists():
+        raise _expired()
+
+
+def _expired() -> AttemptFailed:
+    return AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
 
 
 def next_hand(open_shards: Sequence[JobShard]) -> list[JobShard]:

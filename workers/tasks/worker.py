@@ -1,7 +1,8 @@
 """What every worker does beside its jobs, and the worker that finds its jobs by polling.
 
-main thread    look_at, one job at a time: the child dies with this thread
+main thread    one job at a time: the child dies with this thread
 housekeeper    beats, repeats wake-ups, moves pipelines on, ends cancelled jobs that nobody works on
+courier        sends webhooks
 """
 
 import os
@@ -13,18 +14,23 @@ from collections.abc import Callable
 import structlog
 from django.db import DatabaseError, close_old_connections, connection
 
+from control.batches.selectors import batches_overdue
+from control.batches.tidy import batches_tidy
+from control.events.services import events_prune
 from control.files.services import files_expire
 from control.idempotency.services import keys_purge
 from control.jobs.config import get_job_config
 from control.jobs.models import Job
-from control.jobs.selectors import jobs_due, jobs_to_cancel
-from control.jobs.services import reconcile, worker_beat, worker_leave
+from control.jobs.selectors import jobs_to_cancel
+from control.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
+from control.jobs.state import Claim
 from control.pipelines.stages import pipelines_reconcile
 from control.settings.config import get_config
 from control.tenancy.scope import Across, across_tenants
 from control.uploads.services import uploads_expire
 from workers.tasks.attempt import Handler, look_at
 from workers.tasks.batch import BatchHandler
+from workers.tasks.courier import Courier
 from workers.tasks.evaluation import EvaluationHandler
 from workers.tasks.training import TrainingHandler
 
@@ -44,42 +50,48 @@ class JobWorker:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.stop = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
+        self._courier = Courier(self.stop)
 
     def start(self) -> None:
         self._housekeeper.start()
+        self._courier.start()
         log.info("worker started", worker=self.name)
 
     def close(self) -> None:
         self.stop.set()
         self._housekeeper.join(timeout=10)
+        self._courier.join(timeout=20)  # what is being sent has a deadline of its own
         _safely(lambda: worker_leave(worker=self.name), "worker not signed off")
         log.info("worker stopped", worker=self.name)
 
-    def look_at(self, job_id: str) -> bool:
+    def look(self) -> bool:
+        """Works on the job whose turn it is. Returns: False: there is none."""
         if self.stop.is_set():
             return False  # the reconciler of another worker will say it again
-        return look_at(job_id, worker=self.name, stop=self.stop, handlers=HANDLERS)
+        return self._look_at(job_claim_next(worker=self.name))
 
     def poll_forever(self) -> None:
-        """Works on due jobs, oldest first, until `stop` is set."""
+        """Works on due jobs until `stop` is set."""
         while not self.stop.is_set():
             close_old_connections()
-            if not _safely(self._look_at_next, "could not look for jobs"):
+            if not _safely(self.look, "could not look for jobs"):
                 self.stop.wait(get_job_config().poll_seconds)
 
-    def _look_at_next(self) -> bool:
-        with across_tenants(Across.CLAIM):
-            job_id = jobs_due().values_list("pk", flat=True).first()
-        return job_id is not None and self.look_at(job_id)
+    def _look_at(self, claim: Claim | None) -> bool:
+        if claim is not None:
+            look_at(claim, stop=self.stop, handlers=HANDLERS)
+        return claim is not None
 
     def _keep_house(self) -> None:
         chores: tuple[tuple[str, Callable[[], object]], ...] = (
             ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
             ("wake-ups not repeated", reconcile),
-            ("cancelled jobs not ended", self._end_cancelled),
+            ("cancelled and overdue jobs not ended", self._end_waiting),
             ("pipelines not moved on", pipelines_reconcile),
             ("idempotency keys not forgotten", keys_purge),
             ("files not expired", files_expire),
+            ("batches not tidied", batches_tidy),
+            ("old events not deleted", events_prune),
             ("uploads not expired", uploads_expire),
         )
         while not self.stop.is_set():
@@ -90,10 +102,12 @@ class JobWorker:
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
 
-    def _end_cancelled(self) -> None:
-        """A busy worker must not keep a customer waiting who cancelled a job that never began."""
-        for job_id in jobs_to_cancel().values_list("pk", flat=True):
-            self.look_at(job_id)
+    def _end_waiting(self) -> None:
+        """A busy worker must not keep a customer waiting whose job never began and has only to be ended."""
+        overdue = batches_overdue().values_list("job_id", flat=True)
+        for job_id in [*jobs_to_cancel().values_list("pk", flat=True), *overdue]:
+            if not self.stop.is_set():
+                self._look_at(job_claim(job_id=job_id, worker=self.name))
 
 
 def _safely(chore: Callable[[], object], complaint: str) -> bool:

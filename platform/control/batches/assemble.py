@@ -58,9 +58,12 @@ def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | Non
     with ExitStack() as stack:
         files = ResultFiles(*(stack.enter_context(staged_writer()) for _ in fields(ResultFiles)))
         results = collect(batch, files, unanswered=_UNANSWERED.get(end))
+        unanswered = 0 if end == Status.FAILED else results.unanswered  # a failed batch fails its rows
         values = {
             "completed": results.completed,
-            "failed": batch.total - results.completed,
+            "failed": batch.total - results.completed - unanswered,
+            "unanswered": unanswered,
+            "errors_by_code": results.errors_by_code,
             "usage": results.usage,
             "errors": errors,
             "num_errors": len(errors or ()),

@@ -40,3 +40,11 @@ def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Ite
 def _line(number: int, held: bytearray, held_size: int, tail: bytes, max_line_bytes: int) -> Line:
     size = held_size + len(tail)
     return Line(number, bytes(held) + tail if size <= max_line_bytes else None, size)
+
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+def compression_of(head: bytes) -> str | None:
+    """By which program the file that begins so was packed; None: it may be text."""
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)

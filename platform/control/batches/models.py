@@ -8,6 +8,8 @@ from control.files.models import File
 from control.ids import batch_id
 from control.jobs.models import Job
 
+_OPEN = ("validating", "in_progress", "finalizing")
+
 
 class Batch(models.Model):
     class Status(models.TextChoices):
@@ -40,6 +42,9 @@ class Batch(models.Model):
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
+    unanswered = models.PositiveIntegerField(default=0, help_text="Never run: the batch was cancelled, or expired.")
+    errors_by_code = models.JSONField(default=dict, blank=True, help_text="How many rows of the error file, by code.")
+    has_working_files = models.BooleanField(default=True, help_text="Rows and shards, until nobody needs them.")
     created_at = models.DateTimeField(auto_now_add=True)
     in_progress_at = models.DateTimeField(null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)
@@ -52,7 +57,11 @@ class Batch(models.Model):
 
     class Meta:
         verbose_name_plural = "batches"
-        indexes = [models.Index(fields=["organization", "-id"], name="batch_page")]
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="batch_page"),
+            models.Index(fields=["expires_at"], name="batch_in_window", condition=models.Q(status__in=_OPEN)),
+            models.Index(fields=["id"], name="batch_untidy", condition=models.Q(has_working_files=True)),
+        ]
 
     def __str__(self) -> str:
         return self.id

@@ -30,6 +30,8 @@ class ResultFiles:
 @dataclass(frozen=True, slots=True)
 class Results:
     completed: int
+    unanswered: int  # rows whose shard has no winner
+    errors_by_code: dict[str, int]  # of all lines in `ResultFiles.errors`
     usage: dict[str, int]  # input_tokens, output_tokens, total_tokens
 
 
@@ -40,9 +42,10 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         unanswered: code and message of rows whose shard has no winner; None: there must be none.
     Raises: ResultsError.
     """
-    completed, usage = 0, Counter(dict.fromkeys(_USAGE, 0))
-    num_rows = 0
-    rows = _read_json_lines(batch.job.params["rows_key"])
+    completed, num_unanswered, num_rows = 0, 0, 0
+    codes: Counter[str] = Counter()
+    usage = Counter(dict.fromkeys(_USAGE, 0))
+    rows = read_json_lines(batch.job.params["rows_key"])
     for shard in JobShard.objects.filter(job_id=batch.job_id).order_by("row_from"):
         if shard.row_from != num_rows:
             raise ResultsError(f"batch {batch.pk}: a shard must start at row {num_rows}, got {shard.row_from}")
@@ -51,9 +54,12 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         for row in range(shard.row_from, shard.row_to):
             custom_id = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")["custom_id"]
             if entries is not None:
-                completed += _copy(_checked(entries, shard, row, custom_id), files)
+                code = _copy(_checked(entries, shard, row, custom_id), files)
+                completed += code is None
+                codes.update(() if code is None else (code,))
             elif unanswered is not None:
-                files.errors.write(_line(_unanswered(batch, row, custom_id, unanswered)))
+                files.errors.write(json_line(_unanswered(batch, row, custom_id, unanswered)))
+                num_unanswered += 1
             else:
                 raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
         if entries is not None and next(entries, None) is not None:
@@ -61,14 +67,17 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         num_rows = shard.row_to
     if num_rows != batch.total:
         raise ResultsError(f"batch {batch.pk}: shards must cover {batch.total} rows, got {num_rows}")
-    return Results(completed=completed, usage=dict(usage))
+    if unanswered is not None and num_unanswered:
+        codes[unanswered[0]] += num_unanswered
+    return Results(completed=completed, unanswered=num_unanswered, errors_by_code=dict(codes), usage=dict(usage))
 
 
 def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:
-    return _read_json_lines(shard.storage_key)
+    return read_json_lines(shard.storage_key)
 
 
-def _read_json_lines(key: str) -> Iterator[dict[str, Any]]:
+def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
+    """Raises: ObjectMissing: with the first line."""
     with get_storage().open(key) as source:
         for line in read_lines(source, max_line_bytes=_MAX_ENTRY_BYTES):
             assert line.content is not None
@@ -90,15 +99,23 @@ def _checked(entries: Iterator[dict[str, Any]], shard: JobShard, row: int, custo
     return entry
 
 
-def _copy(entry: dict[str, Any], files: ResultFiles) -> int:
-    """Returns: 1 for an answered row, else 0."""
+def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
+    """Returns: the error's code; None: the row has been answered."""
     if not entry["ok"]:
-        files.errors.write(_line(entry["output"]))
-        return 0
-    files.output.write(_line(entry["output"]))
+        files.errors.write(json_line(entry["output"]))
+        return _code(entry["output"])
+    files.output.write(json_line(entry["output"]))
     tokens = ("custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason")
-    files.tokens.write(_line({name: entry[name] for name in tokens}))
-    return 1
+    files.tokens.write(json_line({name: entry[name] for name in tokens}))
+    return None
+
+
+def _code(output: dict[str, Any]) -> str:
+    """A row fails by itself, or its request was refused: then the error stands in the response."""
+    if output["error"] is not None:
+        return str(output["error"]["code"])
+    error = output["response"]["body"].get("error") or {}
+    return str(error.get("code") or f"http_{output['response']['status_code']}")
 
 
 def _unanswered(batch: Batch, row: int, custom_id: str, reason: tuple[str, str]) -> dict[str, Any]:
@@ -111,5 +128,5 @@ def _unanswered(batch: Batch, row: int, custom_id: str, reason: tuple[str, str])
     }
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def json_line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

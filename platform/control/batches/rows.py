@@ -5,23 +5,29 @@ means the batch's model) and Fireworks' (custom_id and body alone).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_LENGTH = 256
+MAX_DEPTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHOWN = 60  # characters of a customer's value that an error message repeats
 
 
 class RowError(ValueError):
-    """A line that cannot become a row. `code` is permanent, `param` the path of the field at fault."""
+    """A line that cannot become a row. `code` is permanent, `param` the path of the field at fault.
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+    `column` is the byte at fault, from 1, of a line that is no JSON.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None, *, column: int | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +40,24 @@ class Row:
 
 def parse_row(line: bytes, *, endpoint: str) -> Row:
     """Raises: RowError."""
-    row = _object(line)
-    custom_id, is_coerced = _custom_id(row)
+    row = parse_object(line)
+    custom_id, is_coerced = read_custom_id(row)
     method = row.get("method", "POST")
     if method != "POST":
-        raise RowError("invalid_method", f"method must be 'POST', got {_show(method)}", "method")
+        raise RowError("invalid_method", f"method must be 'POST', got {shown(method)}", "method")
     url = row.get("url", endpoint)
     if url != endpoint:
-        raise RowError("url_mismatch", f"url must be the batch's endpoint {endpoint!r}, got {_show(url)}", "url")
+        raise RowError("url_mismatch", f"url must be the batch's endpoint {endpoint!r}, got {shown(url)}", "url")
     if "body" not in row:
         raise RowError("invalid_body", "body is missing", "body")
     body = row["body"]
     if not isinstance(body, dict):
-        raise RowError("invalid_body", f"body must be an object, got {_kind(body)}", "body")
+        raise RowError("invalid_body", f"body must be an object, got {kind_of(body)}", "body")
     model = body.get("model", "")
     if model is None:
         model = ""
     if not isinstance(model, str):
-        raise RowError("invalid_body", f"body.model must be a string, got {_kind(model)}", "body.model")
+        raise RowError("invalid_body", f"body.model must be a string, got {kind_of(model)}", "body.model")
     _check_body(body, endpoint)
     return Row(custom_id=custom_id, is_id_coerced=is_coerced, model=model, body=body)
 
@@ -62,27 +68,39 @@ def normalised_line(row: Row, *, url: str, model: str) -> bytes:
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Raises: RowError: not UTF-8, not JSON, no object, a key twice in one object, nested too deeply."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         message = f"This line is not valid UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}"
-        raise RowError("invalid_utf8", message) from None
+        raise RowError("invalid_utf8", message, column=error.start + 1) from None
     try:
         row = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
         if "\\u" in text:  # only an escape can bring in half a surrogate pair, which is no text at all
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         message = f"This line is not parseable as valid JSON: {error.msg} at column {error.colno}"
-        raise RowError("invalid_json_line", message) from None
+        raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
         raise RowError("invalid_utf8", "This line holds half a surrogate pair (\\ud800 to \\udfff)") from None
     except (ValueError, RecursionError) as error:  # Python's limits: digits of a number, depth
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):
-        raise RowError("invalid_json_line", f"A line must be a JSON object, got {_kind(row)}")
+        raise RowError("invalid_json_line", f"A line must be a JSON object, got {kind_of(row)}")
+    if _is_deeper(row, MAX_DEPTH):
+        raise RowError("invalid_json_line", f"This line is nested more than {MAX_DEPTH} levels deep")
     return row
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Strings are not looked into, so this costs little beside parsing."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in value if isinstance(item, (dict, list)))
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -94,18 +112,19 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {_show(twice)} appears twice in one object")
+        raise ValueError(f"the key {shown(twice)} appears twice in one object")
     return values
 
 
-def _custom_id(row: dict[str, Any]) -> tuple[str, bool]:
+def read_custom_id(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """Returns: the id, and whether it was a number. Raises: RowError."""
     if "custom_id" not in row:
         raise RowError("missing_custom_id", "custom_id is missing", "custom_id")
     value = row["custom_id"]
     is_number = isinstance(value, int) and not isinstance(value, bool)
     text = str(value) if is_number else value
     if not isinstance(text, str):
-        raise RowError("invalid_custom_id", f"custom_id must be a string, got {_kind(value)}", "custom_id")
+        raise RowError("invalid_custom_id", f"custom_id must be a string, got {kind_of(value)}", "custom_id")
     if not 1 <= len(text) <= MAX_CUSTOM_ID_LENGTH:
         message = f"custom_id must have 1 to {MAX_CUSTOM_ID_LENGTH} characters, got {len(text)}"
         raise RowError("invalid_custom_id", message, "custom_id")
@@ -117,27 +136,29 @@ def _check_body(body: dict[str, Any], endpoint: str) -> None:
     if body.get("stream"):
         raise RowError("invalid_body", "body.stream: a batch cannot stream", "body.stream")
     if endpoint == "/v1/chat/completions":
-        _check_messages(body)
+        check_messages(body, "body.")
     elif not isinstance(body.get("prompt"), (str, list)) or not body["prompt"]:
         raise RowError("invalid_body", "body.prompt must be a string or a list, and not empty", "body.prompt")
 
 
-def _check_messages(body: dict[str, Any]) -> None:
+def check_messages(body: Mapping[str, Any], prefix: str = "") -> None:
+    """`prefix` stands before `messages` in errors. Raises: RowError."""
+    param = f"{prefix}messages"
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        got = "nothing" if "messages" not in body else "an empty list" if messages == [] else _kind(messages)
-        raise RowError("invalid_body", f"body.messages must be a list of messages, got {got}", "body.messages")
+        got = "nothing" if "messages" not in body else "an empty list" if messages == [] else kind_of(messages)
+        raise RowError("invalid_body", f"{param} must be a list of messages, got {got}", param)
     for position, message in enumerate(messages):
-        param = f"body.messages[{position}]"
+        place = f"{param}[{position}]"
         if not isinstance(message, dict):
-            raise RowError("invalid_body", f"{param} must be an object, got {_kind(message)}", param)
+            raise RowError("invalid_body", f"{place} must be an object, got {kind_of(message)}", place)
         if message.get("role") not in ROLES:
             raise RowError(
                 "invalid_body",
-                f"{param}.role must be one of {', '.join(ROLES)}, got {_show(message.get('role'))}",
-                f"{param}.role",
+                f"{place}.role must be one of {', '.join(ROLES)}, got {shown(message.get('role'))}",
+                f"{place}.role",
             )
-        _check_content(message, param)
+        _check_content(message, place)
 
 
 def _check_content(message: dict[str, Any], param: str) -> None:
@@ -148,19 +169,19 @@ def _check_content(message: dict[str, Any], param: str) -> None:
         return
     param = f"{param}.content"
     if not isinstance(content, list) or not content:
-        got = "nothing" if content is None else _kind(content)
+        got = "nothing" if content is None else kind_of(content)
         raise RowError("invalid_body", f"{param} must be a string or a list of parts, got {got}", param)
     for position, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise RowError("invalid_body", f"{param}[{position}] must be an object with a type", f"{param}[{position}]")
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
     text = ascii(value)  # escapes what a terminal, a log or a database would trip over
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     match value:
         case None:
             return "null"

@@ -1,12 +1,14 @@
 """Readers of batches."""
 
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Now
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.batches.models import Batch
-from control.jobs.models import JobShard
+from control.batches.state import TERMINAL, Status
+from control.jobs.models import Job, JobShard
+from control.jobs.selectors import is_due
 
 
 def batches_list(organization: Organization) -> QuerySet[Batch]:
@@ -28,3 +30,21 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
     if batch is None:
         raise ApiError(404, f"No batch found with id '{batch_id[:80]}'.", "batch_not_found", "batch_id")
     return batch
+
+
+def batches_overdue() -> QuerySet[Batch]:
+    """Past their window while nobody works on them: all that is left is to put partial results together."""
+    waiting = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING)
+    return Batch.objects.filter(
+        status__in=waiting, expires_at__lte=Now(), job__in=Job.objects.filter(is_due())
+    ).order_by("expires_at")
+
+
+def batches_untidy() -> QuerySet[Batch]:
+    """Ended, and still with files that only workers read."""
+    return Batch.objects.filter(status__in=TERMINAL, has_working_files=True, job__finished_at__isnull=False)
+
+
+def batches_with_stray_tokens() -> QuerySet[Batch]:
+    """The customer's answers are deleted or expired, and must not live on as token ids."""
+    return Batch.objects.filter(output_file__deleted_at__isnull=False).exclude(tokens_key="")

@@ -9,7 +9,7 @@ from control.api.fields import BodyInput
 from control.api.times import unix
 from control.batches.models import Batch
 from control.batches.services import COMPLETION_WINDOWS
-from control.batches.state import TERMINAL
+from control.batches.state import TERMINAL, Status
 
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 
@@ -40,6 +40,7 @@ def batch_body(batch: Batch) -> dict[str, Any]:
         "usage": _usage(batch.usage),
         "metadata": batch.metadata,
         "warnings": batch.warnings,  # ours: what was taken though it was not quite right
+        "errors_by_code": batch.errors_by_code,  # ours: what stands in the error file
     }
 
 
@@ -51,11 +52,21 @@ def _errors(batch: Batch) -> dict[str, Any] | None:
 
 
 def _request_counts(batch: Batch) -> dict[str, int]:
-    """Exact once the batch has ended; before that, the sums over finished shards that the selector brings along."""
-    if batch.status in TERMINAL:
-        return {"total": batch.total, "completed": batch.completed, "failed": batch.failed}
-    completed, failed = getattr(batch, "shards_completed", 0), getattr(batch, "shards_failed", 0)
-    return {"total": batch.total, "completed": completed, "failed": failed}
+    """`total` is the sum of all others, at any time: the last three are ours.
+
+    Exact once the batch has ended; before that, the sums over finished shards that the selector brings along.
+    """
+    is_over = batch.status in TERMINAL
+    completed = batch.completed if is_over else getattr(batch, "shards_completed", 0)
+    failed = batch.failed if is_over else getattr(batch, "shards_failed", 0)
+    return {
+        "total": batch.total,
+        "completed": completed,
+        "failed": failed,
+        "cancelled": batch.unanswered if batch.status == Status.CANCELLED else 0,
+        "expired": batch.unanswered if batch.status == Status.EXPIRED else 0,
+        "pending": batch.total - completed - failed - batch.unanswered,
+    }
 
 
 def _usage(usage: Mapping[str, int]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 from django.urls import path
 
-from control.batches.views import BatchCancelView, BatchesView, BatchView
+from control.batches.views import BatchCancelView, BatchesView, BatchResultsView, BatchView
 
 urlpatterns = [
     path("batches", BatchesView.as_view()),
     path("batches/<str:batch_id>", BatchView.as_view()),
     path("batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
+    path("batches/<str:batch_id>/results", BatchResultsView.as_view()),
 ]

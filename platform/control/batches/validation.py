@@ -5,15 +5,16 @@ Knows nothing of rows in a database: it reads bytes and names of models, and han
     bytes -> lines.read_lines -> rows.parse_row -> unique custom_id -> one model -> write(normalised line)
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from control.batches.lines import MAX_LINE_BYTES, Line, Readable, read_lines
+from control.batches.lines import MAX_LINE_BYTES, Line, Readable, compression_of, read_lines
 from control.batches.rows import Row, RowError, normalised_line, parse_row
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 1_000
+_SPARE_LINES = 1_000  # blank ones, beside one for each row
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -49,11 +50,7 @@ def validate(
     """Reads to the end, or to the row that is one too many. After an error, `write` is not called any more."""
     check = _Check(endpoint, models)
     report = check.report
-    for line in read_lines(source, max_line_bytes=max_line_bytes):
-        if line.number == 1 and line.content is not None:
-            line = Line(1, line.content.removeprefix(_BOM), line.size_bytes)
-        if line.content is not None and not line.content.strip():
-            continue
+    for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=check.fail):
         report.num_rows += 1
         if report.num_rows > max_rows:
             check.fail(line.number, RowError("too_many_tasks", f"A batch holds at most {max_rows:,} rows."))
@@ -65,11 +62,28 @@ def validate(
             continue
         if not report.num_errors:
             write(normalised_line(row, url=endpoint, model=model))
-    if not report.num_rows:
+    if not report.num_rows and not report.num_errors:
         check.fail(None, RowError("empty_file", "The file has no rows."))
     report.model = check.model
     report.warnings = check.warnings()
     return report
+
+
+def read_text_lines(
+    source: Readable, *, max_rows: int, max_line_bytes: int, fail: Callable[[int | None, RowError], None]
+) -> Iterator[Line]:
+    """Lines that are not blank, without a byte order mark. Ends with an error where there is no point in going on."""
+    for line in read_lines(source, max_line_bytes=max_line_bytes):
+        if line.number == 1 and line.content is not None:
+            if packed := compression_of(line.content):
+                fail(1, RowError("compressed_file", f"The file is packed with {packed}: upload it unpacked."))
+                return
+            line = Line(1, line.content.removeprefix(_BOM), line.size_bytes)
+        if line.number > 2 * max_rows + _SPARE_LINES:
+            fail(line.number, RowError("too_many_lines", f"The file has more than {line.number - 1:,} lines."))
+            return
+        if line.content is None or line.content.strip():
+            yield line
 
 
 class _Check:

@@ -4,7 +4,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.api.auth import OrganizationView
+from control.api.errors import ApiError
 from control.api.paging import paginate
+from control.batches.reading import ResultsResponse
 from control.batches.selectors import batch_get, batches_list
 from control.batches.serializers import BatchInput, batch_body
 from control.batches.services import batch_cancel, batch_create
@@ -47,3 +49,26 @@ class BatchCancelView(OrganizationView):
     def post(self, request: Request, batch_id: str) -> Response:
         batch_cancel(batch=batch_get(self.organization, batch_id))
         return Response(batch_body(batch_get(self.organization, batch_id)))
+
+
+class BatchResultsView(OrganizationView):
+    """Finished rows in input order, one a line: what there is now, or with `follow=true` until the batch has ended.
+
+    `after` is how many rows the caller has already.
+    """
+
+    scope = "batches"
+
+    def get(self, request: Request, batch_id: str) -> ResultsResponse:
+        batch = batch_get(self.organization, batch_id)
+        follow = request.query_params.get("follow", "false")
+        if follow not in ("true", "false"):
+            raise ApiError(400, f"follow must be true or false, got {follow[:40]!r}", "invalid_value", "follow")
+        return ResultsResponse(batch, after=_num_rows(request), is_followed=follow == "true")
+
+
+def _num_rows(request: Request) -> int:
+    after = request.query_params.get("after", "0")
+    if not (after.isascii() and after.isdigit() and len(after) < 9):
+        raise ApiError(400, f"after must be a number of rows, got {after[:40]!r}", "invalid_value", "after")
+    return int(after)

@@ -14,6 +14,7 @@ from control.batches import assemble
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
 from control.batches.results import ResultsError
+from control.batches.serializers import batch_body
 from control.batches.services import batch_cancel, batch_validate
 from control.files.models import File
 from control.files.services import file_delete
@@ -102,7 +103,8 @@ def test_results_are_in_input_order_exactly_once_whichever_shard_came_last(db: N
     assert ids_of(batch.error_file) == ["row-3"]
     assert lines_of(batch.output_file)[0] == entry(0)["output"]
     assert lines_of(batch.error_file)[0] == entry(3, ok=False)["output"]
-    assert (batch.total, batch.completed, batch.failed) == (5, 4, 1)
+    assert (batch.total, batch.completed, batch.failed, batch.unanswered) == (5, 4, 1, 0)
+    assert batch.errors_by_code == {"http_400": 1}
     assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}
     with get_storage().open(batch.tokens_key) as tokens:
         assert [json.loads(line) for line in tokens.read().splitlines()] == [
@@ -150,7 +152,9 @@ def test_what_was_finished_is_kept_and_the_rest_is_told_why_not(
     assert {line["error"]["code"] for line in unanswered} == {code}
     assert [line["response"] for line in unanswered] == [None] * 3
     assert unanswered[2]["id"].endswith("_4")
-    assert (batch.completed, batch.failed) == (2, 3)
+    assert batch.errors_by_code == {code: 3}
+    counts = {"total": 5, "completed": 2, "failed": 0, "cancelled": 0, "expired": 0, "pending": 0, final: 3}
+    assert batch_body(batch)["request_counts"] == counts
 
 
 def test_assembling_again_makes_no_second_result(db: None, tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_of_two_who_assemble_one_wins_and_its_bytes_stay(
 
     assert ids_of(batch.output_file) == ["row-0", "row-1"]
     assert ids_of(batch.error_file) == ["row-2", "row-3", "row-4"]
-    assert (batch.completed, batch.failed) == (2, 3)
+    assert (batch.completed, batch.failed, batch.unanswered) == (2, 0, 3)
     assert File.objects.filter(purpose="batch_output").count() == 2
 
 

@@ -28,7 +28,14 @@ def test_counts_grow_while_shards_finish(client: Client, organization: Organizat
 
     body = client.get(f"/v1/batches/{batch.pk}").json()
 
-    assert body["request_counts"] == {"total": 5, "completed": 1, "failed": 1}
+    assert body["request_counts"] == {
+        "total": 5,
+        "completed": 1,
+        "failed": 1,
+        "cancelled": 0,
+        "expired": 0,
+        "pending": 3,
+    }
     assert client.get("/v1/batches").json()["data"] == [body]
 
 

@@ -1,0 +1,25 @@
+"""Deletes what a batch no longer needs. Whoever comes second, or after a crash, finds what is left to do."""
+
+from control.batches.models import Batch
+from control.batches.selectors import batches_untidy, batches_with_stray_tokens
+from control.jobs.models import JobShard
+from control.storage import get_storage
+
+BATCHES_A_ROUND = 5
+
+
+def batches_tidy() -> int:
+    """Bytes first: a row that still names them is found again. Returns: how many batches were tidied."""
+    storage = get_storage()
+    stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
+    for batch in stray:
+        storage.delete(batch.tokens_key)
+        Batch.objects.filter(pk=batch.pk).update(tokens_key="")
+    untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
+    for batch in untidy:
+        storage.delete(batch.job.params["rows_key"])
+        shards = JobShard.objects.filter(job_id=batch.job_id).exclude(storage_key="")
+        for key in shards.values_list("storage_key", flat=True):
+            storage.delete(key)
+        Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
+    return len(stray) + len(untidy)

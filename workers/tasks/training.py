@@ -13,12 +13,19 @@ from control.storage import get_storage
 from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone, TrainingSpec
 from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed
-from workers.tasks.staging import artifact_prefix, checkpoint_prefix, model_dir, stage_file, stage_folder
+from workers.tasks.staging import (
+    artifact_prefix,
+    checkpoint_prefix,
+    model_dir,
+    stage_file,
+    stage_folder,
+    stage_speculator,
+)
 from workers.tasks.supervise import run_child
 
 
 class TrainingHandler:
-    """`params`: speculator_id, tokens_key, method, hyperparameters, seed."""
+    """`params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         speculator = _speculator(attempt)
@@ -68,8 +75,14 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
         checkpoint_dir=str(checkpoint_dir),
         hyperparameters=params.get("hyperparameters", {}),
         seed=params.get("seed", 0),
+        initial_speculator_dir=stage_speculator(_initial(attempt), attempt.folder / "initial"),
         device=get_config().device,
     )
+
+
+def _initial(attempt: Attempt) -> Speculator | None:
+    identity = attempt.job.params.get("initial_speculator_id")
+    return identity and Speculator.objects.get(pk=identity, organization=attempt.job.organization)
 
 
 def _commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:

@@ -1,10 +1,12 @@
 """What a customer may ask of a pipeline: checked at the border, with defaults. Unknown keys are an error."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from control.api.errors import ApiError
+from workers.hyperparameters.fields import HyperparameterError
+from workers.hyperparameters.kinds import read_hyperparameters
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # also an endpoint's name
 
@@ -14,12 +16,13 @@ class _Strict(BaseModel):
 
 
 class Training(BaseModel):
-    """Other keys are hyperparameters; the method itself knows which there are."""
+    """Other keys are hyperparameters of the kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
-    kind: Literal["medusa"] = "medusa"
+    kind: str = "medusa"
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    initial_speculator: str | None = None  # one of the same kind and model to go on from
 
 
 class Evaluation(_Strict):
@@ -56,10 +59,21 @@ def parse_pipeline_request(body: Any) -> PipelineRequest:
         param = ".".join(str(part) for part in first["loc"])
         got = "" if first["type"] == "missing" else f", got {ascii(first['input'])[:60]}"
         raise ApiError(400, f"{param}: {first['msg']}{got}", _code(first["type"]), param) from None
+    _check_hyperparameters(request.training)
     if request.held_out_file is not None and request.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
         raise ApiError(400, message, "invalid_value", "held_out")
     return request
+
+
+def _check_hyperparameters(training: Training) -> None:
+    """Now rather than after the model has answered every prompt. Raises: ApiError: 400."""
+    try:
+        read_hyperparameters(training.kind, training.model_extra or {})
+    except HyperparameterError as error:
+        code = "invalid_value" if error.known else "unknown_parameter"
+        param = f"training.{error.name[:80]}"
+        raise ApiError(400, f"{param}: {error}", code, param) from None
 
 
 def _code(error_type: str) -> str:

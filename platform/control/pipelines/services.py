@@ -5,8 +5,8 @@ from django.db import transaction
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.batches.services import batch_cancel
-from control.catalog.models import BaseModel
-from control.catalog.selectors import base_model_get
+from control.catalog.models import BaseModel, Speculator
+from control.catalog.selectors import base_model_get, speculator_get
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_start, deployment_stop
 from control.files.models import File
@@ -16,7 +16,7 @@ from control.ids import pipeline_id
 from control.jobs.services import job_cancel
 from control.pipelines.held_out import normalise_held_out, split_prompts
 from control.pipelines.models import Pipeline, PipelineEvent
-from control.pipelines.requests import PipelineRequest
+from control.pipelines.requests import PipelineRequest, Training
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.stages import held_out_key, pipeline_advance
 from control.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
@@ -29,6 +29,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
         endpoint name that is taken.
     """
     base_model = base_model_get(organization, request.model)
+    _check_initial(organization, request.training, base_model)
     prompts = _batch_file(organization, request.prompts_file, "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
@@ -54,6 +55,19 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
         )
         PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
     return pipeline_advance(pipeline=pipeline)
+
+
+def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
+    """Raises: ApiError: 404, no such speculator; 400, training cannot go on from it."""
+    if training.initial_speculator is None:
+        return
+    initial, param = speculator_get(organization, training.initial_speculator), "training.initial_speculator"
+    wanted = (training.kind, base_model.pk, base_model.revision, Speculator.Status.READY.value)
+    got = (initial.kind, initial.base_model_id, initial.target_revision, initial.status)
+    if got != wanted:
+        message = f"{param} must be a ready {training.kind} of this model and revision, got a {initial.status} "
+        message += f"{initial.kind} of {initial.base_model.name} at {initial.target_revision[:12]}"
+        raise ApiError(400, message, "invalid_value", param)
 
 
 def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:

@@ -110,7 +110,7 @@ def _train(pipeline: Pipeline) -> bool:
 def _make_training(pipeline: Pipeline) -> dict[str, Any]:
     assert pipeline.batch is not None, "distilling ended with a batch"
     hyperparameters = dict(pipeline.training)
-    kind = hyperparameters.pop("kind")
+    kind, initial = hyperparameters.pop("kind"), hyperparameters.pop("initial_speculator", None)
     speculator = speculator_create(
         organization=pipeline.organization, base_model=pipeline.base_model, name=pipeline.name, kind=kind
     )
@@ -119,6 +119,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         "tokens_key": pipeline.batch.tokens_key,
         "method": kind,
         "seed": hyperparameters.pop("seed", 0),
+        "initial_speculator_id": initial,
         "hyperparameters": hyperparameters,
     }
     job = job_submit(organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params)

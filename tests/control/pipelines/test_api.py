@@ -7,11 +7,13 @@ import pytest
 from django.test import Client
 
 from control.accounts.models import Organization
+from control.catalog.models import Speculator
 from control.deployments.models import Deployment
 from control.jobs.models import Job
 from control.pipelines.models import Pipeline
-from tests.control.factories import chat_row, make_base_model, make_file
-from tests.control.pipelines.helpers import end_evaluation, end_job, made_until, make_pipeline, observe
+from tests.control.factories import chat_row, make_base_model, make_file, make_organization
+from tests.control.pipelines.helpers import end_evaluation, end_job, end_training, made_until, make_pipeline, observe
+from workers.hyperparameters.kinds import KINDS
 
 pytestmark = pytest.mark.django_db
 
@@ -88,6 +90,9 @@ def test_cancelling_over_the_api(client: Client, organization: Organization) -> 
         ({"held_out": 10}, 400, "prompts_file"),
         ({"held_out": 1, "held_out_file": "file-x"}, 400, "held_out"),
         ({"training": {"kind": "magic"}}, 400, "training.kind"),
+        ({"training": {"kind": "eagle3", "num_heads": 4}}, 400, "training.num_heads"),
+        ({"training": {"kind": "mtp", "steps": 9}}, 400, "training.steps"),
+        ({"training": {"learning_rate": "fast"}}, 400, "training.learning_rate"),
         ({"training": {"seed": "x"}}, 400, "training.seed"),
         ({"training": {"seed": 1 << 32}}, 400, "training.seed"),
         ({"evaluation": {"concurrencies": []}}, 400, "evaluation.concurrencies"),
@@ -102,6 +107,32 @@ def test_a_wrong_request_names_the_field_and_makes_nothing(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert not Pipeline.objects.exists()
     assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_asked_for(client: Client, organization: Organization, kind: str) -> None:
+    training = {"kind": kind, "max_seconds": 60, "seed": 1}
+    answer = post(client, request_body(organization, training=training))
+    assert answer.status_code == 201
+    assert answer.json()["training"] == training | {"initial_speculator": None}
+
+
+def test_training_goes_on_from_a_speculator_of_the_same_kind_and_model_alone(
+    client: Client, organization: Organization
+) -> None:
+    base = make_base_model()
+    trained = end_training(made_until("train", make_pipeline(organization, base_model=base))).speculator
+    assert trained is not None
+
+    def ask(kind: str, model: str) -> Any:
+        body = request_body(organization, model=model, deploy=False)
+        return post(client, body | {"training": {"kind": kind, "initial_speculator": trained.pk}})
+
+    assert ask("medusa", base.name).status_code == 201
+    for refused in (ask("eagle3", base.name), ask("medusa", make_base_model("another").name)):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "training.initial_speculator")
+    Speculator.objects.update(organization=make_organization("foreign"))
+    assert ask("medusa", base.name).status_code == 404
 
 
 def test_a_taken_name_is_refused_at_once(client: Client, organization: Organization) -> None:

@@ -49,6 +49,7 @@ def test_prompts_become_an_endpoint() -> None:
         "tokens_key": "tokens.jsonl",
         "method": "medusa",
         "seed": 5,
+        "initial_speculator_id": None,
         "hyperparameters": {"num_heads": 3},
     }
     pipeline = end_training(pipeline)

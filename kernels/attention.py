@@ -2,7 +2,7 @@
 
 A row at position p has p + 1 keys: the first `prefix_lens[m]` lie where its sequence's slot table says, the rest on
 its own path through the draft tree (its ancestors, then itself). Keys are taken in position order, so plain decoding,
-a chain and a tree add in the same order. Softmax runs online over blocks of 16 positions counted from position 0.
+a chain and a tree add in the same order. Softmax runs online over blocks of positions counted from position 0.
 
 Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
 """
@@ -17,11 +17,12 @@ from kernels.cpu.library import library
 
 _BLOCK = 16
 _MAX_HEAD_DIM = 576  # cpu/attention.c keeps a head in registers and on the stack
+_MAX_CUDA_HEAD_DIM = 256  # cuda/attention.py keeps blocks of 64 keys and values on the chip
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Which keys each of M rows attends to.
+    """Which keys each of M rows attends to. Rows of one sequence stand beside each other.
 
     slot_tables: [S, L] int32. Slot of each committed position of each sequence.
     seqs: [M] int64. Row of `slot_tables`.
@@ -44,6 +45,12 @@ class AttentionRows:
         check_tensor(self.prefix_lens, "prefix_lens", (M,), torch.int64)
         check_tensor(self.paths, "paths", (M, None), torch.int32)
         check_tensor(self.path_lens, "path_lens", (M,), torch.int64)
+
+    def only(self, some: slice) -> "AttentionRows":
+        """Some of the rows."""
+        return AttentionRows(
+            self.slot_tables, self.seqs[some], self.prefix_lens[some], self.paths[some], self.path_lens[some]
+        )
 
     def slots(self, row: int) -> Tensor:
         """[p + 1] int64: the row's keys in position order."""
@@ -109,6 +116,10 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
         )
     kernels = library() if q.device.type == "cpu" else None
     if kernels is None or not has_compiled_attention(Hq, Hkv, D):
+        if q.is_cuda and D <= _MAX_CUDA_HEAD_DIM:
+            from kernels.cuda.attention import attention as launch  # not above: triton is only where CUDA is
+
+            return launch(q, k_cache, v_cache, rows)
         return attention_reference(q, k_cache, v_cache, rows)
     out = torch.empty(M, Hq, D, dtype=k_cache.dtype)
     kernels.slipstream_attention(

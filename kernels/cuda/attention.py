@@ -1,0 +1,310 @@
+"""Paged tree attention that reads every key once for all rows of a sequence, and adds up the same whatever they are.
+
+What happens to a row of p + 1 keys follows from p alone:
+
+    prefix   positions 0 .. t - 1,  t = max(0, (p + 1 - 64) // 64 * 64); all lie where the slot table says, as a path
+             has at most 64 nodes. Cut into splits at fixed positions; in a split, blocks of 64 keys, each read once
+             for up to 64 pairs of a row and a head, in tiles of 16.
+    tail     positions t .. p, at most two blocks, gathered by each row from the table and from its own path.
+
+A row's splits are combined from the first to the last, and its tail goes on from there.
+
+Source: Flash-Decoding, Dao et al. 2023, for splits of the keys; the tail keeps a tree's order of additions a chain's.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention import AttentionRows
+from kernels.cuda.row_tiles import row_tiles
+
+MAX_PATH = 64
+_BLOCK = tl.constexpr(64)
+_TILE = tl.constexpr(16)
+# Splits are short where there are few of them and long where there are many: 8 to 2K positions, 38 to 32K.
+_SHORT, _NUM_SHORT, _LONG = tl.constexpr(256), tl.constexpr(8), tl.constexpr(1024)
+_MAX_TILES = 4  # of heads of 128 numbers in bfloat16; more spill
+# Pipeline depth at which two blocks of keys and values have room: their slots come a step before them. Wider heads than
+# this leave room for one.
+_DEPTH, _DEEP_BYTES = 5, 512
+_MAX_ROWS = 256  # at a time: the splits of each take D numbers a head
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _tail_start(length):
+    return tl.maximum(length - _BLOCK, 0) // _BLOCK * _BLOCK
+
+
+@triton.jit
+def _split_start(split):
+    return tl.minimum(split, _NUM_SHORT) * _SHORT + tl.maximum(split - _NUM_SHORT, 0) * _LONG
+
+
+@triton.jit
+def _num_splits(end):
+    """Of the prefix that ends there."""
+    far = tl.maximum(end - _NUM_SHORT * _SHORT, 0)
+    return tl.cdiv(tl.minimum(end, _NUM_SHORT * _SHORT), _SHORT) + tl.cdiv(far, _LONG)
+
+
+@triton.jit
+def _attend(q, k, v, seen, scale, top, total, out):
+    """One more block: q [16, D], k and v [64, D], seen [16, 64] or alike; top and total [16], out [16, D]."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet
+    weights = tl.exp2(scores - shift[:, None])
+    factor = tl.exp2(top - shift)
+    out = tl.dot(weights.to(v.dtype), v, out * factor[:, None], input_precision="ieee")
+    return new_top, total * factor + tl.sum(weights, 1), out
+
+
+@triton.jit(do_not_specialize=["M"])
+def _prefix_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    seqs_ptr,
+    prefix_lens_ptr,
+    path_lens_ptr,
+    tiles_ptr,
+    tops_ptr,
+    totals_ptr,
+    outs_ptr,
+    M,
+    q_stride,
+    table_stride,
+    scale,
+    Hq: tl.constexpr,
+    Hkv: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr,  # of a row in a tile, a power of two
+    TILES: tl.constexpr,
+):
+    G: tl.constexpr = Hq // Hkv
+    CHUNKS: tl.constexpr = (G + HEADS - 1) // HEADS
+    first = tl.load(tiles_ptr + 2 * tl.program_id(0)).to(tl.int64)
+    count = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1)
+    if count == 0:
+        return
+    kv_head = tl.program_id(1) // CHUNKS
+    split = tl.program_id(2)
+    pair, d = tl.arange(0, _TILE), tl.arange(0, BLOCK_D).to(tl.int64)
+    in_group = tl.program_id(1) % CHUNKS * HEADS + pair % HEADS
+    head = kv_head * G + in_group
+
+    start = _split_start(split)
+    last_end = start * 0
+    ends = ()
+    queries = ()
+    for tile in tl.static_range(TILES):
+        place = tile * (_TILE // HEADS) + pair // HEADS
+        row = first + place
+        real = (place < count) & (in_group < G)
+        length = tl.load(prefix_lens_ptr + row, mask=real, other=0) + tl.load(path_lens_ptr + row, mask=real, other=0)
+        end = _tail_start(length)
+        q = tl.load(
+            q_ptr + row[:, None] * q_stride + head[:, None] * D + d[None, :],
+            mask=real[:, None] & (d < D)[None, :],
+            other=0.0,
+        )
+        ends = ends + (end,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
+        queries = queries + (q.to(k_ptr.dtype.element_ty),)  # type: ignore[assignment]  # noqa: RUF005
+        last_end = tl.maximum(last_end, tl.max(end, 0).to(tl.int32))
+
+    table = table_ptr + tl.load(seqs_ptr + first) * table_stride
+    tops = (tl.full((_TILE,), float("-inf"), tl.float32),) * TILES
+    totals = (tl.zeros((_TILE,), tl.float32),) * TILES
+    outs = (tl.zeros((_TILE, BLOCK_D), tl.float32),) * TILES
+    for position in range(start, tl.minimum(_split_start(split + 1), last_end), _BLOCK):
+        slots = tl.load(table + position + tl.arange(0, _BLOCK)).to(tl.int64)
+        places = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
+        k = tl.load(k_ptr + places, mask=(d < D)[None, :], other=0.0)
+        v = tl.load(v_ptr + places, mask=(d < D)[None, :], other=0.0)
+        new_tops = ()
+        new_totals = ()
+        new_outs = ()
+        for tile in tl.static_range(TILES):
+            seen = tl.expand_dims(position < ends[tile], 1)
+            top, total, out = _attend(queries[tile], k, v, seen, scale, tops[tile], totals[tile], outs[tile])
+            new_tops = new_tops + (top,)  # type: ignore[assignment]  # noqa: RUF005
+            new_totals = new_totals + (total,)  # type: ignore[assignment]  # noqa: RUF005
+            new_outs = new_outs + (out,)  # type: ignore[assignment]  # noqa: RUF005
+        tops = new_tops
+        totals = new_totals
+        outs = new_outs
+
+    for tile in tl.static_range(TILES):
+        row = first + tile * (_TILE // HEADS) + pair // HEADS
+        used = start < ends[tile]
+        place = (split.to(tl.int64) * M + row) * Hq + head
+        tl.store(tops_ptr + place, tops[tile], mask=used)
+        tl.store(totals_ptr + place, totals[tile], mask=used)
+        tl.store(outs_ptr + place[:, None] * D + d[None, :], outs[tile], mask=used[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _tail_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    seqs_ptr,
+    prefix_lens_ptr,
+    paths_ptr,
+    path_lens_ptr,
+    tops_ptr,
+    totals_ptr,
+    outs_ptr,
+    out_ptr,
+    M,
+    q_stride,
+    table_stride,
+    path_stride,
+    scale,
+    Hq: tl.constexpr,
+    Hkv: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    G: tl.constexpr = Hq // Hkv
+    CHUNKS: tl.constexpr = (G + HEADS - 1) // HEADS
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1) // CHUNKS
+    pair, d = tl.arange(0, _TILE), tl.arange(0, BLOCK_D).to(tl.int64)
+    in_group = tl.program_id(1) % CHUNKS * HEADS + pair
+    head = kv_head * G + in_group
+    real = (pair < HEADS) & (in_group < G)
+    wanted = real[:, None] & (d < D)[None, :]
+    prefix_len = tl.load(prefix_lens_ptr + row).to(tl.int32)
+    length = prefix_len + tl.load(path_lens_ptr + row).to(tl.int32)
+    end = _tail_start(length)
+
+    top = tl.full((_TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((_TILE,), tl.float32)
+    out = tl.zeros((_TILE, BLOCK_D), tl.float32)
+    for split in tl.range(0, _num_splits(end), loop_unroll_factor=4):
+        place = (tl.full((), split, tl.int64) * M + row) * Hq + head
+        other_top = tl.load(tops_ptr + place, mask=real, other=0.0)
+        new_top = tl.maximum(top, other_top)
+        factor, other_factor = tl.exp2(top - new_top), tl.exp2(other_top - new_top)
+        total = total * factor + tl.load(totals_ptr + place, mask=real, other=1.0) * other_factor
+        other_out = tl.load(outs_ptr + place[:, None] * D + d[None, :], mask=wanted, other=0.0)
+        out = out * factor[:, None] + other_out * other_factor[:, None]
+        top = new_top
+
+    table = table_ptr + tl.load(seqs_ptr + row) * table_stride
+    q = tl.load(q_ptr + row * q_stride + head[:, None] * D + d[None, :], mask=wanted, other=0.0)
+    q = q.to(k_ptr.dtype.element_ty)
+    for start in range(end, length, _BLOCK):
+        position = start + tl.arange(0, _BLOCK)
+        on_path = tl.load(
+            paths_ptr + row * path_stride + position - prefix_len,
+            mask=(position >= prefix_len) & (position < length),
+            other=0,
+        )
+        in_prefix = position < prefix_len
+        slots = tl.where(in_prefix, tl.load(table + position, mask=in_prefix, other=0), on_path).to(tl.int64)
+        places = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
+        seen = position < length
+        k = tl.load(k_ptr + places, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(v_ptr + places, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        top, total, out = _attend(q, k, v, seen[None, :], scale, top, total, out)
+    out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (row * Hq + head)[:, None] * D + d[None, :], out, mask=wanted)
+
+
+def num_splits(max_seq_len: int) -> int:
+    """Of the longest prefix of a row with so many keys."""
+    end = max(max_seq_len - _BLOCK.value, 0) // _BLOCK.value * _BLOCK.value
+    near = _NUM_SHORT.value * _SHORT.value
+    return int(-(-min(end, near) // _SHORT.value) + -(-max(end - near, 0) // _LONG.value))
+
+
+def _num_tiles(M: int, heads: int, row_bytes: int) -> int:
+    """Of a program. How many rows share what they read does not show in their bits."""
+    needed = triton.next_power_of_2(-(-M // (_TILE.value // heads)))
+    return int(max(1, min(needed, _MAX_TILES * 256 // triton.next_power_of_2(row_bytes), _MAX_TILES)))
+
+
+def _heads_in_tile(group: int) -> int:
+    return int(min(_TILE.value, triton.next_power_of_2(group)))
+
+
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+    """As `kernels.attention.attention`, which has checked the arguments.
+
+    Raises: ValueError: paths longer than 64.
+    """
+    if rows.paths.shape[1] > MAX_PATH:
+        raise ValueError(f"paths must have at most {MAX_PATH} nodes, got {rows.paths.shape[1]}")
+    out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
+    for first in range(0, q.shape[0], _MAX_ROWS):
+        some = slice(first, first + _MAX_ROWS)
+        _attention(q[some], k_cache, v_cache, rows.only(some), out[some])
+    return out
+
+
+def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, out: Tensor) -> None:
+    M, Hq, D = q.shape
+    Hkv = k_cache.shape[1]
+    heads = _heads_in_tile(Hq // Hkv)
+    sizes = {"Hq": Hq, "Hkv": Hkv, "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)), "HEADS": heads}
+    programs = Hkv * -(-(Hq // Hkv) // heads)
+    scale = D**-0.5 * _LOG2_E
+    splits = num_splits(rows.slot_tables.shape[1])
+    tops, totals = torch.empty(2, splits, M, Hq, dtype=torch.float32, device=q.device)
+    outs = torch.empty(splits, M, Hq, D, dtype=torch.float32, device=q.device)
+    if splits:
+        num_tiles = _num_tiles(M, heads, D * k_cache.itemsize)
+        tiles = row_tiles(rows.seqs, num_tiles * _TILE.value // heads, rows.slot_tables.shape[0])
+        _prefix_kernel[(tiles.shape[0], programs, splits)](
+            q,
+            k_cache,
+            v_cache,
+            rows.slot_tables,
+            rows.seqs,
+            rows.prefix_lens,
+            rows.path_lens,
+            tiles,
+            tops,
+            totals,
+            outs,
+            M,
+            q.stride(0),
+            rows.slot_tables.shape[1],
+            scale,
+            TILES=num_tiles,
+            num_warps=4,
+            num_stages=_DEPTH if D * k_cache.itemsize <= _DEEP_BYTES else 3,
+            **sizes,
+        )
+    _tail_kernel[(M, programs)](
+        q,
+        k_cache,
+        v_cache,
+        rows.slot_tables,
+        rows.seqs,
+        rows.prefix_lens,
+        rows.paths,
+        rows.path_lens,
+        tops,
+        totals,
+        outs,
+        out,
+        M,
+        q.stride(0),
+        rows.slot_tables.shape[1],
+        rows.paths.shape[1],
+        scale,
+        num_warps=4,
+        num_stages=3,
+        **sizes,
+    )

@@ -1,0 +1,50 @@
+"""Cuts the rows of a pass into tiles of neighbours with the same key, on the device, where the keys are.
+
+keys [3, 3, 3, 5, 5], 2 rows a tile  ->  tiles (first row, count): (0, 2), (2, 1), (3, 2), (0, 0), ...
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _later(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _row_tiles_kernel(keys_ptr, tiles_ptr, M, num_tiles, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    inside = row < M
+    key = tl.load(keys_ptr + row, mask=inside, other=0)
+    before = tl.load(keys_ptr + row - 1, mask=inside & (row > 0), other=0)
+    after = tl.load(keys_ptr + row + 1, mask=row + 1 < M, other=0)
+    starts = (row == 0) | (key != before)
+    place = (row - tl.associative_scan(tl.where(starts, row, 0), 0, _later)) % ROWS
+    first = inside & (place == 0)
+    last = inside & ((row == M - 1) | (key != after) | (place == ROWS - 1))
+    tile = tl.cumsum(first.to(tl.int32), 0) - 1
+    tl.store(tiles_ptr + 2 * tile, row, mask=first)
+    tl.store(tiles_ptr + 2 * tile + 1, place + 1, mask=last)
+    unused = (row >= tl.sum(first.to(tl.int32), 0)) & (row < num_tiles)
+    tl.store(tiles_ptr + 2 * row, 0, mask=unused)
+    tl.store(tiles_ptr + 2 * row + 1, 0, mask=unused)
+
+
+def row_tiles(keys: Tensor, rows: int, num_keys: int) -> Tensor:
+    """Tiles of at most `rows` rows.
+
+    Args:
+        keys: [M] int64; equal ones stand beside each other.
+        num_keys: different keys there may be at most.
+
+    Returns: [n, 2] int32, first row and count; n is the most tiles there can be, and the last ones may be empty.
+    """
+    M = keys.shape[0]
+    num_tiles = min(M, (M + num_keys * (rows - 1)) // rows)
+    tiles = torch.empty(num_tiles, 2, dtype=torch.int32, device=keys.device)
+    if M:
+        _row_tiles_kernel[(1,)](keys, tiles, M, num_tiles, ROWS=rows, BLOCK=triton.next_power_of_2(M))
+    return tiles

@@ -1,0 +1,145 @@
+"""Attention on CUDA: right, and equal to the bit for a chain, a tree and plain decoding."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionRows
+from kernels.cuda.attention import attention
+from kernels.cuda.row_tiles import row_tiles
+from tests.kernels.cuda.device import DEVICE, DTYPES, make
+from tests.kernels.test_attention import exact, make_rows
+
+
+def on_device(rows: AttentionRows) -> AttentionRows:
+    tensors = (rows.slot_tables, rows.seqs, rows.prefix_lens, rows.paths, rows.path_lens)
+    return AttentionRows(*(tensor.to(DEVICE) for tensor in tensors))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int], paths: list[list[int]]) -> Tensor:
+    return attention(q, k, v, on_device(make_rows(table, lengths, paths)))
+
+
+def shuffled(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
+
+
+# Both sides of the tail's blocks of 64 and of the first splits of 256 prefix positions, with and without a path.
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 383, 384, 385, 10]
+PATHS = [[], [60], [61, 62], [], [63], [], [60, 61], [], list(range(64)), [], [5], list(range(40)), [], [400]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Hq", "Hkv", "D"), [(9, 3, 64), (4, 4, 128), (7, 1, 16), (4, 2, 8), (20, 1, 24)])
+def test_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
+    k, v = make(410, Hkv, D, seed=1, dtype=dtype), make(410, Hkv, D, seed=2, dtype=dtype)
+    q, table = make(len(LENGTHS), Hq, D, seed=3).to(dtype).float(), shuffled(410)
+
+    out = attend(q, k, v, table, LENGTHS, PATHS)
+
+    assert out.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: weights and output rounded, values up to 4
+    for row, (length, path) in enumerate(zip(LENGTHS, PATHS, strict=True)):
+        expected = exact(q[row], k, v, table[0, :length].tolist() + path)
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_splits_follow_the_short_ones(dtype: torch.dtype) -> None:
+    k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
+    q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled(3300)
+    lengths = [2111, 2112, 3200]  # prefixes of 2048, of 2048 and of 3136: the last goes into a second long split
+
+    out = attend(q, k, v, table, lengths, [[], [], []])
+
+    for row, length in enumerate(lengths):
+        expected = exact(q[row], k, v, table[0, :length].tolist())
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [45, 150, 384])
+def test_committed_chain_and_tree_keys_give_the_same_bits(dtype: torch.dtype, length: int) -> None:
+    k, v = make(400, 3, 64, seed=1, dtype=dtype), make(400, 3, 64, seed=2, dtype=dtype)
+    table, q = torch.arange(400, dtype=torch.int32).view(1, -1), make(1, 9, 64, seed=3)
+    plain = attend(q, k, v, table, [length], [[]])
+
+    for on_path in (1, 5, 31, 44):
+        path = list(range(length - on_path, length))
+        assert torch.equal(attend(q, k, v, table, [length - on_path], [path]), plain), on_path
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scattered_slots_give_the_same_bits(dtype: torch.dtype) -> None:
+    k, v = make(300, 3, 64, seed=1, dtype=dtype), make(300, 3, 64, seed=2, dtype=dtype)
+    order = shuffled(300)
+    scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
+    scattered_k[order[0].long()], scattered_v[order[0].long()] = k, v
+    straight, q = torch.arange(300, dtype=torch.int32).view(1, -1), make(2, 9, 64, seed=3)
+
+    ours = attend(q, scattered_k, scattered_v, order, [250, 17], [[], []])
+
+    assert torch.equal(ours, attend(q, k, v, straight, [250, 17], [[], []]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_among_any_rows_of_any_sequences(dtype: torch.dtype) -> None:
+    k, v = make(700, 2, 32, seed=1, dtype=dtype), make(700, 2, 32, seed=2, dtype=dtype)
+    tables = torch.arange(700, dtype=torch.int32).flip(0).view(2, 350).contiguous()
+    seqs = [0] * 23 + [1] * 7
+    lengths = [(37 * row) % 330 + 1 for row in range(30)]
+    q = make(30, 8, 32, seed=5)
+
+    def rows(some: slice) -> AttentionRows:
+        return AttentionRows(
+            tables,
+            torch.tensor(seqs[some]),
+            torch.tensor(lengths[some]),
+            torch.zeros(len(seqs[some]), 1, dtype=torch.int32),
+            torch.zeros(len(seqs[some]), dtype=torch.int64),
+        )
+
+    together = attention(q, k, v, on_device(rows(slice(30))))
+
+    for some in (slice(0, 1), slice(20, 25), slice(29, 30), slice(3, 20)):
+        alone = attention(q[some].contiguous(), k, v, on_device(rows(some)))
+        assert torch.equal(alone, together[some]), some
+
+
+def test_a_pass_of_many_rows_is_taken_in_pieces() -> None:
+    k, v, q = make(100, 1, 16, seed=1), make(100, 1, 16, seed=2), make(258, 1, 16, seed=3)
+    table = torch.arange(100, dtype=torch.int32).view(1, -1)
+    lengths = [row % 100 + 1 for row in range(258)]
+    out = attend(q, k, v, table, lengths, [[]] * 258)
+    for row in (0, 255, 256, 257):
+        assert torch.equal(attend(q[row : row + 1], k, v, table, [lengths[row]], [[]])[0], out[row]), row
+
+
+def test_slots_beyond_two_to_the_31_numbers_are_reached() -> None:
+    far = 2**27 + 3  # of 16 numbers each
+    cache = torch.empty(far + 2, 1, 16, device=DEVICE)  # untouched memory costs nothing
+    cache[far:] = make(2, 1, 16, seed=1)
+    table, q = torch.tensor([[far, far + 1]], dtype=torch.int32), make(1, 1, 16, seed=2)
+    out = attend(q, cache, cache, table, [1], [[far + 1]])
+    torch.testing.assert_close(out[0].double(), exact(q[0], cache, cache, [far, far + 1]), rtol=0, atol=1e-5)
+
+
+def test_refuses_a_path_that_would_leave_the_tail() -> None:
+    k, q = make(80, 1, 16, seed=1), make(1, 1, 16, seed=2)
+    with pytest.raises(ValueError, match="at most 64 nodes, got 65"):
+        attend(q, k, k, torch.zeros(1, 80, dtype=torch.int32), [1], [list(range(65))])
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "tiles"),
+    [
+        ([3, 3, 3, 5, 5], 2, [[0, 2], [2, 1], [3, 2]]),
+        ([3, 3, 3, 5, 5], 1, [[0, 1], [1, 1], [2, 1], [3, 1], [4, 1]]),
+        ([3, 3, 3, 5, 5], 16, [[0, 3], [3, 2]]),
+        ([7], 4, [[0, 1]]),
+    ],
+)
+def test_rows_of_a_sequence_share_tiles(keys: list[int], rows: int, tiles: list[list[int]]) -> None:
+    found = row_tiles(torch.tensor(keys, device=DEVICE), rows, 4).tolist()
+    assert found[: len(tiles)] == tiles
+    assert all(count == 0 for _, count in found[len(tiles) :])

@@ -99,6 +99,8 @@ def speculator_kind(folder: Path) -> str:
         kind = "eagle3"
     elif algorithm in ("dflash", "dspark") or "dflash_config" in values:
         kind = "block"
+    elif algorithm == "mtp":
+        kind = "mtp"
     else:
         kind = "draft_model"
     if kind not in DRAFTERS:

@@ -18,6 +18,7 @@ from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter
+from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from engine.drafters.mtp import MtpDrafter
@@ -31,6 +32,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams
 from tests.engine.drafters import BrokenDrafter, OracleDrafter
+from tests.engine.eagle3_reference import make_config, make_module
 from tests.engine.tiny_speculators import make_block, make_mtp
 from tests.tiny_model import make_tiny_model
 
@@ -61,6 +63,7 @@ DRAFTERS: dict[str, Callable[[Any, Answers], Drafter]] = {
     "medusa": lambda model, plain: medusa(model),
     "draft model": lambda model, plain: DraftModelDrafter(model, model),
     "combined": lambda model, plain: CombinedDrafter([medusa(model), SuffixDrafter(past_tokens=100)]),
+    "eagle3": lambda model, plain: Eagle3Drafter(make_module(make_config(tap_layers=(0, 1, 2))), model),
     "block": lambda model, plain: BlockDrafter(make_block(), model),
     "mtp": lambda model, plain: MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=3),
     "oracle, a chain": lambda model, plain: oracle(model, plain, error=0.3, tree=False),

@@ -66,3 +66,15 @@ def pipeline_id() -> str:
 
 def deployment_id() -> str:
     return new_id("dep_")
+
+
+def event_id() -> str:
+    return new_id("evt_")
+
+
+def webhook_endpoint_id() -> str:
+    return new_id("whep_")
+
+
+def webhook_delivery_id() -> str:
+    return new_id("whd_")

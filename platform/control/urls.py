@@ -5,7 +5,10 @@ from django.urls import include, path
 
 from control.api.views import health
 
-_API = ("accounts", "files", "uploads", "batches", "catalog", "jobs", "pipelines", "deployments", "gateway")
+_API = (
+    "accounts", "files", "uploads", "batches", "catalog", "jobs", "pipelines", "deployments", "events", "webhooks",
+    "gateway",
+)  # fmt: skip
 
 urlpatterns = [
     path("health", health),

@@ -10,9 +10,11 @@ validating ──> in_progress ──> finalizing ──> completed | expired | 
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from control.batches.models import Batch
+from control.events.services import event_record
 
 Status = Batch.Status
 
@@ -32,11 +34,16 @@ TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not move
 def transition(batch: Batch, to: Status, **values: Any) -> bool:
     """Compares and swaps in one statement, and notes the time in the column named after the new status.
 
+    The event of the move is written with it, or neither.
+
     Returns: False, and nothing changed: the batch is in no status from which `to` may be reached.
     Effects: `batch` is read again from the database either way.
     """
     origins = [status for status, moves in LEGAL_MOVES.items() if to in moves]
     values = {"status": to, f"{to.value}_at": timezone.now(), **values}
-    moved = Batch.objects.filter(pk=batch.pk, status__in=origins).update(**values)
+    with transaction.atomic():
+        moved = Batch.objects.filter(pk=batch.pk, status__in=origins).update(**values)
+        if moved:
+            event_record(organization_id=batch.organization_id, type=f"batch.{to.value}", object_id=batch.pk)
     batch.refresh_from_db()
     return bool(moved)

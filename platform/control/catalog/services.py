@@ -11,6 +11,7 @@ from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.catalog.folder import UnusableModel, inspect_folder
 from control.catalog.models import BaseModel, Speculator
+from control.events.services import event_record
 
 Status = Speculator.Status
 
@@ -68,7 +69,11 @@ def speculator_fail(*, speculator: Speculator) -> Speculator:
 
 
 def _leave_training(speculator: Speculator, to: Speculator.Status, **values: Any) -> Speculator:
-    Speculator.objects.filter(pk=speculator.pk, status=Status.TRAINING).update(status=to, **values)
+    with transaction.atomic():
+        if Speculator.objects.filter(pk=speculator.pk, status=Status.TRAINING).update(status=to, **values):
+            event_record(
+                organization_id=speculator.organization_id, type=f"speculator.{to.value}", object_id=speculator.pk
+            )
     speculator.refresh_from_db()
     return speculator
 

@@ -11,6 +11,7 @@ from control.api.errors import ApiError
 from control.catalog.models import BaseModel, Speculator
 from control.deployments.models import Deployment
 from control.deployments.states import RUNNING_STATES, State, transition
+from control.events.services import event_record
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -33,11 +34,13 @@ def deployment_create(
         _check_speculator(speculator, base_model)
     try:
         with transaction.atomic():  # a failed insert ends its transaction: this one, not the caller's
-            return Deployment.objects.create(
+            deployment = Deployment.objects.create(
                 organization=organization, name=name, base_model=base_model, speculator=speculator
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
+    event_record(organization_id=organization.pk, type="deployment.provisioning", object_id=deployment.pk)
+    return deployment
 
 
 def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:

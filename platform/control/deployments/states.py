@@ -8,9 +8,11 @@
 `degraded` is a process that lives and was ready, but does not answer its health check at present.
 """
 
+from django.db import transaction
 from django.utils import timezone
 
 from control.deployments.models import Deployment
+from control.events.services import event_record
 
 State = Deployment.State
 
@@ -42,7 +44,13 @@ def transition(
         rows = rows.filter(generation=found_for)
     if to is State.READY:
         changes = {"healthy_at": timezone.now(), **changes}
-    if not rows.update(state=to, **changes):
-        return False
+    with transaction.atomic():
+        is_news = not Deployment.objects.filter(pk=deployment.pk, state=to).exists()
+        if not rows.update(state=to, **changes):
+            return False
+        if is_news:
+            event_record(
+                organization_id=deployment.organization_id, type=f"deployment.{to.value}", object_id=deployment.pk
+            )
     deployment.refresh_from_db()
     return True

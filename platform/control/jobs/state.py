@@ -18,6 +18,8 @@ from django.db.models import DateTimeField, ExpressionWrapper, Max, QuerySet, Va
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
+from control.events.services import event_record
+from control.events.types import JOB_EVENTS
 from control.jobs.models import Job, JobEvent
 
 LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
@@ -76,3 +78,6 @@ def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # no
     assert transaction.get_connection().in_atomic_block, "an event is written with its move or not at all"
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
+    if type in JOB_EVENTS:
+        organization_id = Job.objects.values_list("organization_id", flat=True).get(pk=job_id)
+        event_record(organization_id=organization_id, type=JOB_EVENTS[type], object_id=job_id)

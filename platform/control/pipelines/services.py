@@ -9,6 +9,7 @@ from control.catalog.models import BaseModel, Speculator
 from control.catalog.selectors import base_model_get, speculator_get
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_start, deployment_stop
+from control.events.services import event_record
 from control.files.models import File
 from control.files.selectors import file_get
 from control.files.services import file_delete
@@ -54,6 +55,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
             deploy=request.deploy,
         )
         PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
+        event_record(organization_id=organization.pk, type="pipeline.distilling", object_id=identity)
     return pipeline_advance(pipeline=pipeline)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from control.events.services import event_record
 from control.pipelines.models import Pipeline, PipelineEvent
 
 Status = Pipeline.Status
@@ -55,6 +56,7 @@ def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None
         if moved:
             stage = STAGES.get(origin) or STAGES.get(to)
             PipelineEvent.objects.create(pipeline=pipeline, status=to, data={"stage": stage, **(data or {})})
+            event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
     return bool(moved)
 
 

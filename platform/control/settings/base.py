@@ -35,6 +35,8 @@ INSTALLED_APPS = [
     "control.batches",
     "control.deployments",
     "control.pipelines",
+    "control.events",
+    "control.webhooks",
     "control.console",
     "control.embedded",
 ]

@@ -1,0 +1,1 @@
+"""Tells customers of events: endpoints, signed deliveries, retries."""

@@ -1,0 +1,38 @@
+"""Secrets of endpoints: what a receiver verifies with, so we must be able to read them; hence encrypted, not hashed.
+
+The key is derived from Django's SECRET_KEY. To change that one, put the old into SECRET_KEY_FALLBACKS: secrets are
+read with any of them.
+"""
+
+import base64
+import secrets
+
+from cryptography.fernet import Fernet, MultiFernet
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from django.conf import settings
+
+PREFIX = "whsec_"
+NUM_BYTES = 32
+
+
+def new_secret() -> str:
+    return PREFIX + base64.b64encode(secrets.token_bytes(NUM_BYTES)).decode()
+
+
+def encrypt(secret: str) -> str:
+    return _cipher().encrypt(secret.encode()).decode()
+
+
+def decrypt(encrypted: str) -> str:
+    """Raises: cryptography.fernet.InvalidToken: encrypted under a SECRET_KEY that is not known any more."""
+    return _cipher().decrypt(encrypted.encode()).decode()
+
+
+def _cipher() -> MultiFernet:
+    return MultiFernet([_fernet(key) for key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
+
+
+def _fernet(key: str) -> Fernet:
+    derived = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"slipstream webhook secrets").derive(key.encode())
+    return Fernet(base64.urlsafe_b64encode(derived))

@@ -1,0 +1,58 @@
+"""Sends webhooks, in every worker beside its jobs: the outbox is shared, and each delivery is claimed."""
+
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+from django.db import DatabaseError, close_old_connections, connection
+
+from control.tenancy.scope import Across, across_tenants
+from control.webhooks.sender import Sender, due
+
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 1.0
+MAX_IN_FLIGHT = 8
+MAX_PER_ENDPOINT = 2  # one that takes its whole deadline must not hold up those of others
+
+
+class Courier(threading.Thread):
+    """Ends when `stop` is set, after the deliveries in flight."""
+
+    def __init__(self, stop: threading.Event, sender: Sender | None = None) -> None:
+        super().__init__(name="courier", daemon=True)
+        self._halt = stop
+        self._sender = sender or Sender()
+        self._in_flight: dict[str, tuple[str, Future[None]]] = {}  # delivery: endpoint, its end
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="courier") as pool:
+            while not self._halt.wait(POLL_SECONDS):
+                close_old_connections()
+                try:
+                    with across_tenants(Across.HOUSEKEEPING):
+                        self._round(pool)
+                except DatabaseError as error:
+                    log.warning("webhooks not looked for", error=str(error))
+                    connection.close()
+        connection.close()
+
+    def _round(self, pool: ThreadPoolExecutor) -> None:
+        self._in_flight = {key: flight for key, flight in self._in_flight.items() if not flight[1].done()}
+        busy = Counter(endpoint_id for endpoint_id, _ in self._in_flight.values())
+        for delivery_id, endpoint_id in due(self._sender.clock()).values_list("pk", "endpoint_id")[: 8 * MAX_IN_FLIGHT]:
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
+                return
+            if delivery_id not in self._in_flight and busy[endpoint_id] < MAX_PER_ENDPOINT:
+                busy[endpoint_id] += 1
+                self._in_flight[delivery_id] = endpoint_id, pool.submit(self._deliver, delivery_id)
+
+    def _deliver(self, delivery_id: str) -> None:
+        try:
+            with across_tenants(Across.HOUSEKEEPING):
+                self._sender.deliver(delivery_id)
+        except Exception:  # boundary of a thread: its claim ends, and another attempt is made
+            log.exception("webhook not sent", delivery_id=delivery_id)
+        finally:
+            connection.close()

@@ -38,6 +38,8 @@ if importlib.util.find_spec("django"):
     django.setup()
     os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes that a test starts get a database of their own
 
+    from django.db import connection
+
     from control.tenancy.scope import Across, across_tenants
 
     @pytest.fixture(autouse=True)
@@ -45,6 +47,11 @@ if importlib.util.find_spec("django"):
         """A test's own code is an operator's. What it calls over HTTP starts as nobody, as live."""
         with across_tenants(Across.COMMAND):
             yield
+
+    @pytest.fixture
+    def database_kind() -> str:
+        """What the whole run is on; a test that is about one of the two names it by `parametrize`."""
+        return str(connection.vendor)
 
 else:
     collect_ignore += ["control", "workers/tasks", "e2e", "sdk"]

@@ -1,8 +1,9 @@
 """The worker over Redis: `celery -A workers.celery_app worker`.
 
-A message says "look at job N" and nothing more; the row is the job (`control.jobs`). So messages are acknowledged
-early and may be lost: with late acknowledgement this transport lost a message for good when a worker died between two
-of its commands, ran a long task five times, and restarted a crashing one 173 times in 25 s.
+A message says "look at job N", which is to say that some job is due; whose turn it is stands in the table
+(`control.jobs.fair`). So messages are acknowledged early and may be lost: with late acknowledgement this transport lost
+a message for good when a worker died between two of its commands, ran a long task five times, and restarted a crashing
+one 173 times in 25 s.
 
 The pool is `solo`: the task runs in the process that Celery's signals reach and that `kill -9` ends, and the job's
 child dies with it. One worker process per GPU.
@@ -73,6 +74,6 @@ def _close(**_: object) -> None:
 
 @app.task(name=TASK_NAME, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
 def look_at(job_id: str) -> None:
-    """Everything else is in the row; a wake-up that comes twice or too late finds nothing to claim."""
+    """Not that job, but the one whose turn it is: no tenant's thousand messages may delay another tenant's one."""
     assert _Process.worker is not None, "tasks run in a worker only"
-    _Process.worker.look_at(job_id)
+    _Process.worker.look()

@@ -1,10 +1,10 @@
 """One attempt at a job: claim, run its handler under a lease, write down how it ended.
 
-look_at ── job_claim ── Lease ── handler.run ──> job_succeed
-                                   │ Cancelled ──> handler.end, job_end_cancelled
-                                   │ Draining ──> job_release
-                                   │ AttemptFailed ──> job_fail (after handler.end, if that is the end)
-                                   └ LeaseLost ──> nothing: somebody else has the job
+claim ── Lease ── handler.run ──> job_succeed
+                      │ Cancelled ──> handler.end, job_end_cancelled
+                      │ Draining ──> job_release
+                      │ AttemptFailed ──> job_fail (after handler.end, if that is the end)
+                      └ LeaseLost ──> nothing: somebody else has the job
 """
 
 import errno
@@ -24,7 +24,6 @@ from django.db import DatabaseError
 from control.jobs.failures import CRASH_LOOP, Failure
 from control.jobs.models import Job
 from control.jobs.services import (
-    job_claim,
     job_end_cancelled,
     job_fail,
     job_final_failure,
@@ -71,17 +70,13 @@ class Handler(Protocol):
         """Puts together what there is when a job ends without success. Restartable, and harmless when repeated."""
 
 
-def look_at(job_id: str, *, worker: str, stop: threading.Event, handlers: Mapping[str, Handler]) -> bool:
-    """Works on a job if it is due. Returns: False: it was not, or somebody else was faster."""
-    claim = job_claim(job_id=job_id, worker=worker)
-    if claim is None:
-        return False
+def look_at(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
+    """Works on a job that was claimed."""
     with as_tenant(claim.organization_id):
-        _look_closer(claim, stop=stop, handlers=handlers)
-    return True
+        _look_at(claim, stop, handlers)
 
 
-def _look_closer(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
+def _look_at(claim: Claim, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
     job_id = claim.job_id
     job = Job.objects.select_related("organization").get(pk=job_id)
     with structlog.contextvars.bound_contextvars(job_id=job_id, fence=claim.fence), _work_folder(claim) as folder:

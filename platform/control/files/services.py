@@ -15,6 +15,7 @@ from control.files.staging import StagedFile, copy_stream, measure, staged_write
 from control.ids import file_id
 from control.settings.config import get_config
 from control.storage import get_storage
+from control.tenancy.quotas import storage_quota_check
 
 EXPIRE_LIMIT = 100
 
@@ -29,7 +30,8 @@ def file_create(
 ) -> File:
     """Stores the bytes and makes the row. A stream is read in chunks, so a file of any size takes little memory.
 
-    Raises: ApiError: 413, the stream is longer than an upload may be. A path is the service's own and has no limit.
+    Raises: ApiError: 413, the stream is longer than an upload may be: a path is the service's own and has no limit;
+        403, the organization's files would hold more than they may.
     Effects: if the row cannot be written, the bytes are deleted again.
     """
     if isinstance(source, StagedFile):
@@ -50,15 +52,17 @@ def file_create(
     storage = get_storage()
     storage.put_file(key, staged.path)
     try:
-        return file_record(
-            organization=organization,
-            filename=filename,
-            purpose=purpose,
-            staged=staged,
-            storage_key=key,
-            expires_after=expires_after,
-            identity=identity,
-        )
+        with transaction.atomic():
+            storage_quota_check(organization.pk, adding=staged.size_bytes)
+            return file_record(
+                organization=organization,
+                filename=filename,
+                purpose=purpose,
+                staged=staged,
+                storage_key=key,
+                expires_after=expires_after,
+                identity=identity,
+            )
     except Exception:
         storage.delete(key)
         raise

@@ -31,10 +31,13 @@ class Job(models.Model):
     result = models.JSONField(default=dict, blank=True)
     error = models.JSONField(null=True, blank=True, help_text="{class, code, message, retryable}")
 
+    priority = models.SmallIntegerField(default=0, db_default=0, help_text="Among its organization's; highest first.")
+
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     stalled_attempts = models.PositiveIntegerField(default=0, help_text="Attempts in a row without progress.")
     failures = models.JSONField(default=dict, blank=True, help_text="Failed attempts so far, by failure class.")
+    claimed_at = models.DateTimeField(null=True, blank=True)
     lease_until = models.DateTimeField(null=True, blank=True)
     worker = models.CharField(max_length=120, blank=True)
     not_before = models.DateTimeField(null=True, blank=True)
@@ -53,7 +56,8 @@ class Job(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["status", "not_before"], name="job_due"),
+            models.Index(fields=["status", "organization", "-priority", "id"], name="job_turn"),
+            models.Index(fields=["status", "cancel_requested_at"], name="job_to_cancel"),
             models.Index(fields=["organization", "-id"], name="job_page"),
         ]
 
@@ -102,6 +106,18 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} #{self.seq} {self.type}"
+
+
+class Share(models.Model):
+    """How much worker time an organization has had, to be compared with that of the others (`jobs.fair`)."""
+
+    organization = models.OneToOneField(
+        Organization, on_delete=models.CASCADE, primary_key=True, related_name="+"
+    )
+    used_seconds = models.FloatField(default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.organization_id}: {self.used_seconds:.0f} s"
 
 
 class Worker(models.Model):

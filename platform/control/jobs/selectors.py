@@ -31,8 +31,8 @@ def is_due() -> Q:
 
 
 def jobs_due() -> QuerySet[Job]:
-    """Oldest first, those to be cancelled before all others: they cost seconds and somebody waits."""
-    return Job.objects.filter(is_due()).order_by("cancel_requested_at", "created_at", "pk")
+    """Oldest first; `fair` says which of them is next."""
+    return Job.objects.filter(is_due()).order_by("pk")
 
 
 def jobs_to_cancel() -> QuerySet[Job]:

@@ -12,23 +12,43 @@ from django.db.models import Case, F, Value, When
 from django.db.models.functions import Coalesce, Now
 
 from control.accounts.models import Organization
+from control.api.errors import ApiError
 from control.jobs.config import get_job_config
 from control.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
+from control.jobs.fair import PRIORITIES, may_run_another, next_job, share_charge, share_join
 from control.jobs.models import Job, Worker
 from control.jobs.selectors import is_due, jobs_due
 from control.jobs.state import Claim, event_add, from_now, held, transition, update_held
 from control.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.settings.config import get_config
+from control.tenancy.quotas import organization_hold, quota_of
 from control.tenancy.scope import Across, across_tenants
 from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
+CLAIM_TRIES = 10
 
 
-def job_submit(*, organization: Organization, kind: str, params: Mapping[str, Any]) -> Job:
-    """Queues work. `params` holds storage keys and ids, never paths of one machine."""
+def job_submit(
+    *, organization: Organization, kind: str, params: Mapping[str, Any], is_continuation: bool = False
+) -> Job:
+    """Queues work.
+
+    Args:
+        params: storage keys and ids, never paths of one machine.
+        is_continuation: of work that was accepted before, so no quota is asked.
+
+    Raises: ApiError: 429, the organization has as many queued jobs as it may.
+    """
     with transaction.atomic():
-        job = Job.objects.create(organization=organization, kind=Job.Kind(kind), params=dict(params))
+        organization_hold(organization.pk)
+        if not is_continuation:
+            queued_quota_check(organization.pk)
+        share_join(organization.pk)
+        kind = Job.Kind(kind)
+        job = Job.objects.create(
+            organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
+        )
         event_add(job_id=job.pk, type="queued", data={})
         wake_on_commit(job.pk)
     return job
@@ -49,9 +69,40 @@ def job_cancel(*, job: Job) -> bool:
     return bool(asked)
 
 
-def job_claim(*, job_id: str, worker: str) -> Claim | None:
-    """Takes a due job: one UPDATE, so of two racing workers one gets it. None: not due, or somebody has it."""
+def queued_quota_check(organization_id: str) -> None:
+    """Raises: ApiError: 429."""
+    limit = quota_of(organization_id).queued_jobs
+    if Job.objects.filter(organization_id=organization_id, status=Job.Status.QUEUED).count() >= limit:
+        message = f"Your organization has {limit:,} jobs waiting, as many as it may. Try again when some have begun."
+        headers = {"Retry-After": "60", "x-should-retry": "false"}  # not worth a client's two quick tries
+        raise ApiError(429, message, "queued_jobs_quota_exceeded", type="insufficient_quota", headers=headers)
+
+
+def job_claim_next(*, worker: str) -> Claim | None:
+    """Takes the job whose turn it is. None: there is none, or others were faster again and again."""
+    for _ in range(CLAIM_TRIES):
+        with across_tenants(Across.CLAIM):
+            job_id = next_job()
+        if job_id is None:
+            return None
+        claim = job_claim(job_id=job_id, worker=worker, within_quota=True)
+        if claim is not None:
+            return claim
+    return None
+
+
+def job_claim(*, job_id: str, worker: str, within_quota: bool = False) -> Claim | None:
+    """Takes a due job: one UPDATE, so of two racing workers one gets it. None: not due, or somebody has it.
+
+    Args:
+        within_quota: not while the organization has as many running jobs as it may. To end a job is always allowed.
+    """
     with across_tenants(Across.CLAIM), transaction.atomic():
+        before = Job.objects.filter(pk=job_id).first()
+        if before is None:
+            return None
+        if within_quota and before.cancel_requested_at is None and not may_run_another(before.organization_id):
+            return None
         claimed = (
             Job.objects.filter(pk=job_id)
             .filter(is_due())
@@ -63,6 +114,7 @@ def job_claim(*, job_id: str, worker: str) -> Claim | None:
                 lease_until=from_now(get_config().lease_seconds),
                 worker=worker,
                 not_before=None,
+                claimed_at=Now(),
                 progress_at=Now(),
                 started_at=Coalesce("started_at", Now()),
             )
@@ -70,6 +122,8 @@ def job_claim(*, job_id: str, worker: str) -> Claim | None:
         if not claimed:
             return None
         row = Job.objects.get(pk=job_id)  # ours: the UPDATE holds its lock
+        if before.fence + 1 == row.fence:  # else somebody had it in between, and has been charged
+            share_charge(row.organization_id, since=before.claimed_at, until=before.lease_until)
         event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
     return Claim(
         job_id=job_id,

@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 
 from control.events.services import event_record
 from control.events.types import JOB_EVENTS
+from control.jobs.fair import share_charge
 from control.jobs.models import Job, JobEvent
 
 LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
@@ -70,6 +71,8 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
     assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
     with transaction.atomic():
         update_held(claim, status=to, lease_until=None, **values)
+        times = Job.objects.annotate(now=Now()).values("claimed_at", "now").get(pk=claim.job_id)
+        share_charge(claim.organization_id, since=times["claimed_at"], until=times["now"])
         event_add(job_id=claim.job_id, type=event, data={"fence": claim.fence, **data})
 
 

@@ -14,7 +14,7 @@ from control.files.models import File
 from control.files.selectors import file_get
 from control.files.services import file_delete
 from control.ids import pipeline_id
-from control.jobs.services import job_cancel
+from control.jobs.services import job_cancel, queued_quota_check
 from control.pipelines.held_out import normalise_held_out, split_prompts
 from control.pipelines.models import Pipeline, PipelineEvent
 from control.pipelines.requests import PipelineRequest, Training
@@ -34,6 +34,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     prompts = _batch_file(organization, request.prompts_file, "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
+    queued_quota_check(organization.pk)  # before any work; the first stage asks again, when nobody can come between
     identity = pipeline_id()
     key = held_out_key(organization.pk, identity)
     if request.held_out_file is None:

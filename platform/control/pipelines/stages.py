@@ -122,7 +122,9 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         "initial_speculator_id": initial,
         "hyperparameters": hyperparameters,
     }
-    job = job_submit(organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params)
+    job = job_submit(
+        organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True
+    )
     return {"training_job": job, "speculator": speculator}
 
 
@@ -141,7 +143,10 @@ def _make_evaluation(pipeline: Pipeline) -> dict[str, Any]:
         "drafter": pipeline.speculator.kind,
         **pipeline.evaluation,
     }
-    return {"evaluation_job": job_submit(organization=pipeline.organization, kind=Job.Kind.EVALUATION, params=params)}
+    job = job_submit(
+        organization=pipeline.organization, kind=Job.Kind.EVALUATION, params=params, is_continuation=True
+    )
+    return {"evaluation_job": job}
 
 
 def _gate(pipeline: Pipeline) -> bool:

@@ -31,6 +31,12 @@ class Config(BaseSettings):
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of every request that is not an upload
+    # Of one organization; it may have other figures of its own (`control.tenancy.models.Limits`).
+    max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
+    max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: as many as there are workers
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # of its files
+    requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
+
     secret_key: SecretStr | None = None
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"

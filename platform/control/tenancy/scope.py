@@ -27,7 +27,7 @@ class Across(StrEnum):
     """Why code may see more than one organization's rows."""
 
     AUTHENTICATION = "a key says whose it is"
-    CLAIM = "a worker takes the next job, whosever it is"
+    CLAIM = "whose turn it is depends on all"
     HOUSEKEEPING = "a worker looks for what is due"
     SUPERVISION = "one supervisor keeps the endpoints of all"
     CONSOLE = "operators look after all"

@@ -6,10 +6,14 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from control.accounts.models import Organization
+from control.jobs.failures import Failure
 from control.jobs.models import Job, JobShard
 from control.jobs.services import job_claim, job_submit
 from control.jobs.state import Claim
 from tests.control.factories import make_organization
+from workers.contracts import FailureClass
+
+INFRA = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="It died.")
 
 
 def submit(*, kind: str = Job.Kind.BATCH, organization: Organization | None = None) -> Job:

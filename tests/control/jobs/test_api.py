@@ -7,8 +7,7 @@ from control.accounts.models import Organization
 from control.jobs.models import Job
 from control.jobs.services import job_fail, job_progress
 from tests.control.factories import client_of
-from tests.control.jobs.helpers import claim, submit
-from tests.control.jobs.test_claim import INFRA
+from tests.control.jobs.helpers import INFRA, claim, submit
 
 pytestmark = pytest.mark.django_db
 

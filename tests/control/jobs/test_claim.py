@@ -26,12 +26,11 @@ from control.jobs.services import (
 )
 from control.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
 from control.jobs.state import Claim, LeaseLost
-from tests.control.jobs.helpers import add_shards, claim, end_pause, expire_lease, snapshot, submit
+from tests.control.jobs.helpers import INFRA, add_shards, claim, end_pause, expire_lease, snapshot, submit
 from workers.contracts import FailureClass
 
 pytestmark = pytest.mark.django_db
 
-INFRA = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="It died.")
 ROWS = ShardRows(completed=1, failed=0, usage={"total_tokens": 3})
 STALE_WRITES: dict[str, Callable[[Claim], object]] = {
     "renew": lambda old: job_renew(claim=old),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
-from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
 from control.settings.config import Config
@@ -27,12 +26,6 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=environment, check=True, timeout=120
     )
     return folder / "slipstream.sqlite3"
-
-
-@pytest.fixture
-def database_kind() -> str:
-    """What the whole run is on; a test that is about one of the two names it by `parametrize`."""
-    return str(connections["default"].vendor)
 
 
 @pytest.fixture

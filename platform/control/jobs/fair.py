@@ -1,0 +1,82 @@
+"""Whose turn it is: worker time is shared evenly between the organizations that want it.
+
+Among organizations with a due job, the one with the fewest running jobs comes next, and of these the one that has used
+the least worker time. Who had nothing to do comes back level with the one that has used least: time left unused is not
+saved up. Within an organization the higher priority comes first, then the older job.
+
+With one worker and N organizations at work, each gets 1/N of the time, whatever its jobs take; it waits at most for one
+job of each of the others more.
+"""
+
+import datetime as dt
+
+from django.db.models import Count, Exists, F, IntegerField, Min, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce, Greatest
+
+from control.accounts.models import Organization
+from control.jobs.models import Job, Share
+from control.jobs.selectors import is_due, jobs_to_cancel
+from control.settings.config import get_config
+from control.tenancy.models import Limits
+from control.tenancy.quotas import organization_hold, quota_of
+from control.tenancy.scope import Across, across_tenants
+
+OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
+# A pipeline that has begun goes on before another one begins: its answers are worth nothing without their end.
+PRIORITIES = {Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
+
+
+def next_job() -> str | None:
+    """The job to claim next; cancelled ones before all others: they cost seconds, and somebody waits."""
+    cancelled: str | None = jobs_to_cancel().values_list("pk", flat=True).first()
+    if cancelled is not None:
+        return cancelled
+    organization_id = _turns().values_list("pk", flat=True).first()
+    if organization_id is None:
+        return None
+    due = Job.objects.filter(is_due(), organization_id=organization_id)
+    job_id: str | None = due.order_by("-priority", "pk").values_list("pk", flat=True).first()
+    return job_id
+
+
+def _turns() -> QuerySet[Organization]:
+    """Organizations that want a worker and may have one more, in the order of their turns."""
+    own = Job.objects.filter(organization=OuterRef("pk")).order_by()
+    running = own.filter(status=Job.Status.RUNNING).values("organization").annotate(n=Count("pk")).values("n")
+    limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
+    used = Share.objects.filter(pk=OuterRef("pk")).values("used_seconds")
+    candidates = Organization.objects.filter(Exists(own.filter(is_due()))).annotate(
+        num_running=Coalesce(Subquery(running), 0),
+        limit=Coalesce(Subquery(limit), Value(get_config().max_running_jobs, IntegerField())),
+        used_seconds=Coalesce(Subquery(used), 0.0),
+    )
+    may = Q(limit=None) | Q(num_running__lt=F("limit"))
+    return candidates.filter(may).order_by("num_running", "used_seconds", "pk")
+
+
+def may_run_another(organization_id: str) -> bool:
+    """Call it in the transaction of the claim: until its end nobody else claims for the organization."""
+    limit = quota_of(organization_id).running_jobs
+    organization_hold(organization_id)
+    running = Job.objects.filter(organization_id=organization_id, status=Job.Status.RUNNING).count()
+    return limit is None or running < limit
+
+
+def share_join(organization_id: str) -> None:
+    """Before an organization's job is queued. Effects: one that had nothing to do comes level with the others."""
+    if Job.objects.filter(organization_id=organization_id, status__in=OPEN).exists():
+        return
+    wanting = Share.objects.filter(Exists(Job.objects.filter(organization=OuterRef("pk"), status__in=OPEN)))
+    with across_tenants(Across.CLAIM):
+        level = wanting.aggregate(least=Min("used_seconds"))["least"] or 0.0
+    Share.objects.get_or_create(pk=organization_id)
+    Share.objects.filter(pk=organization_id).update(used_seconds=Greatest("used_seconds", Value(level)))
+
+
+def share_charge(organization_id: str, *, since: dt.datetime | None, until: dt.datetime | None) -> None:
+    """An attempt has ended, or its lease has."""
+    if since is None or until is None or until <= since:
+        return
+    Share.objects.get_or_create(pk=organization_id)
+    seconds = (until - since).total_seconds()
+    Share.objects.filter(pk=organization_id).update(used_seconds=F("used_seconds") + seconds)

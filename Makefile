@@ -1,4 +1,4 @@
-# make demo        the whole job on a real model, about ten minutes on two cores
+# make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
 # make check       ruff and mypy alone
 # make bench-cpu   our engine beside its peers, about an hour (docs/benchmarks.md)
@@ -25,7 +25,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
 demo: $(STAMP)
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
 
 test: check
 	$(BIN)/python -m pytest

@@ -172,7 +172,8 @@ def read_options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--held-out", type=int, default=32, metavar="N", help="prompts to judge by (default 32)")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], metavar="C", help="(default 1 4)")
-    parser.add_argument("--training", type=json.loads, default={}, metavar="JSON", help="hyperparameters of medusa")
+    parser.add_argument("--kind", default="medusa", help="of speculator: medusa, eagle3, mtp, ... (default medusa)")
+    parser.add_argument("--training", type=json.loads, default={}, metavar="JSON", help="the kind's hyperparameters")
     parser.add_argument("--gate", type=json.loads, default={}, metavar="JSON", help="what the endpoint needs to go up")
     args = parser.parse_args(argv)
     return Options(
@@ -181,7 +182,7 @@ def read_options(argv: list[str] | None = None) -> Options:
         num_held_out=args.held_out,
         max_tokens=args.max_tokens,
         concurrencies=args.concurrency,
-        training={"kind": "medusa", "max_seconds": 150, **args.training},
+        training={"kind": args.kind, "max_seconds": 150, **args.training},
         gate=GATE | args.gate,
     )
 

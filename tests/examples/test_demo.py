@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from examples.demo import read_options
 from examples.progress import Bars, Lines, describe, make_view
 from examples.prompts import PromptSets, prompt_sets, write_rows
 from examples.report import report_table, summary
@@ -112,3 +113,9 @@ def test_a_stack_that_does_not_come_up_says_why(tmp_path: Path) -> None:
         stack.wait_until_ready()
 
     assert "--model tiny=" in str(caught.value)
+
+
+def test_the_kind_is_chosen_and_its_hyperparameters_go_along() -> None:
+    assert read_options([]).training["kind"] == "medusa"
+    options = read_options(["--kind", "mtp", "--training", '{"steps": 2}'])
+    assert options.training == {"kind": "mtp", "max_seconds": 150, "steps": 2}

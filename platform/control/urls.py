@@ -7,7 +7,7 @@ from control.api.views import health
 
 _API = (
     "accounts", "files", "uploads", "batches", "catalog", "jobs", "pipelines", "deployments", "events", "webhooks",
-    "gateway",
+    "usage", "gateway",
 )  # fmt: skip
 
 urlpatterns = [

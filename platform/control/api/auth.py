@@ -1,8 +1,8 @@
 """What routes build on: the base of rest_framework's views."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from django.http import Http404
+from django.http import Http404, HttpResponse
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -10,6 +10,7 @@ from control.accounts.models import ApiKey, Organization
 from control.accounts.scopes import ADMIN
 from control.api.authentication import require_scope
 from control.idempotency.once import once
+from control.usage.caller import Caller, set_caller
 
 
 class OrganizationView(APIView):
@@ -35,5 +36,10 @@ class OrganizationView(APIView):
         assert isinstance(request.auth, ApiKey)  # HasApiKey has refused everything else
         self.key, self.organization = request.auth, request.auth.organization
         require_scope(self.key, self.scope, str(request.method))
+        set_caller(Caller.of(self.key))
         if any("\0" in str(value) for value in (*kwargs.values(), *request.query_params.values())):
             raise Http404  # names nothing; PostgreSQL would refuse even to look for it
+
+    def finalize_response(self, *args: Any, **kwargs: Any) -> HttpResponse:
+        set_caller(None)
+        return super().finalize_response(*args, **kwargs)

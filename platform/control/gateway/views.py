@@ -2,12 +2,20 @@
 
     key → organization → its deployment named `model` → the engine's port, with the engine's own token
 
-The body goes through unread but for `model`, so whatever the engine understands, the API understands. The database is
-asked once, in one hop to a thread. When the caller goes away, Django cancels the view, and with it the engine's work.
+The body goes through unread but for `model`, so whatever the engine understands, the API understands; a stream is
+asked for its usage besides (`meter`). The database is asked in one hop to a thread, and told of the tokens in another.
+When the caller goes away, Django cancels the view, and with it the engine's work.
 """
 
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
 from asgiref.sync import sync_to_async
 from django.core.exceptions import RequestDataTooBig
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -19,7 +27,13 @@ from control.api.json_body import is_text, parse_json
 from control.api.request_id import request_id
 from control.deployments.models import Deployment
 from control.deployments.selectors import deployment_by_name
+from control.gateway.meter import asks_for_usage, metered, metered_request, tokens_of
 from control.gateway.upstream import Target, forward
+from control.tenancy.scope import as_tenant
+from control.usage.caller import Caller
+from control.usage.services import Tokens, usage_add
+
+log = structlog.get_logger(__name__)
 
 RETRY_AFTER_SECONDS = 5
 _ROUTED = frozenset({Deployment.State.READY, Deployment.State.DEGRADED})
@@ -41,30 +55,58 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
             raise ApiError(
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
-        target = await sync_to_async(_route)(request)
-        answer = await forward(target, path, request.body, request_id=request_id(request))
+        routed = await sync_to_async(_route)(request)
+        sent = metered_request(routed.body) or request.body
+        answer = await forward(routed.target, path, sent, request_id=request_id(request))
     except ApiError as error:
         return error_response(error)
     headers = {"Content-Type": answer.content_type}
     if answer.retry_after is not None:
         headers["Retry-After"] = answer.retry_after
+    count = partial(_count, routed)
     if isinstance(answer.body, bytes):
+        if answer.status == 200:
+            await count(tokens_of(answer.body) or Tokens())
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
-    return StreamingHttpResponse(answer.body, status=answer.status, headers=headers)
+    stream = metered(answer.body, shows_usage=asks_for_usage(routed.body), count=count)
+    return StreamingHttpResponse(stream, status=answer.status, headers=headers)
 
 
-def _route(request: HttpRequest) -> Target:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Routed:
+    target: Target
+    caller: Caller
+    body: dict[str, Any]
+
+
+async def _count(routed: _Routed, tokens: Tokens) -> None:
+    """Under the name that the caller used. Also for one who has gone, whose tasks are cancelled: hence the shield."""
+    await asyncio.shield(sync_to_async(_write_usage)(routed, tokens))
+
+
+def _write_usage(routed: _Routed, tokens: Tokens) -> None:
+    try:
+        with as_tenant(routed.caller.organization_id):
+            usage_add(caller=routed.caller, model=routed.body["model"], tokens=tokens, num_requests=1, is_batch=False)
+    except DatabaseError:  # the answer is there: better uncounted than lost
+        log.exception("usage not counted", model=routed.body["model"], tokens=tokens)
+
+
+def _route(request: HttpRequest) -> _Routed:
     """Authenticates first: a caller without a key learns nothing, not even that its body is malformed."""
     key = authenticate_request(request)
     require_scope(key, INFERENCE, str(request.method))
-    deployment = deployment_by_name(key.organization, _model(request), only=key.deployment_ids)
+    body = _body(request)
+    deployment = deployment_by_name(key.organization, body["model"], only=key.deployment_ids)
     if deployment.state not in _ROUTED or deployment.port is None:
         raise _not_ready(deployment)
-    return Target(port=deployment.port, token=deployment.token)
+    target = Target(port=deployment.port, token=deployment.token)
+    return _Routed(target=target, caller=Caller.of(key), body=body)
 
 
-def _model(request: HttpRequest) -> str:
+def _body(request: HttpRequest) -> dict[str, Any]:
+    """With a `model` that is text."""
     try:
         body = parse_json(request.body)
     except RequestDataTooBig as error:
@@ -76,7 +118,7 @@ def _model(request: HttpRequest) -> str:
         raise ApiError(400, "model: this parameter is required.", "missing_required_parameter", "model")
     if not isinstance(model, str) or not is_text(model):
         raise ApiError(400, "model must be a string.", "invalid_type", "model")
-    return model
+    return body
 
 
 def _not_ready(deployment: Deployment) -> ApiError:

@@ -23,6 +23,7 @@ from control.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.settings.config import get_config
 from control.tenancy.quotas import organization_hold, quota_of
 from control.tenancy.scope import Across, across_tenants
+from control.usage.services import usage_attribute
 from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
@@ -50,6 +51,7 @@ def job_submit(
             organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
         )
         event_add(job_id=job.pk, type="queued", data={})
+        usage_attribute(job)
         wake_on_commit(job.pk)
     return job
 

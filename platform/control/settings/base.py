@@ -37,6 +37,7 @@ INSTALLED_APPS = [
     "control.pipelines",
     "control.events",
     "control.webhooks",
+    "control.usage",
     "control.console",
     "control.embedded",
 ]

@@ -33,6 +33,7 @@ def _cipher() -> MultiFernet:
     return MultiFernet([_fernet(key) for key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
 
 
-def _fernet(key: str) -> Fernet:
-    derived = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"slipstream webhook secrets").derive(key.encode())
+def _fernet(key: str | bytes) -> Fernet:
+    derivation = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"slipstream webhook secrets")
+    derived = derivation.derive(key if isinstance(key, bytes) else key.encode())
     return Fernet(base64.urlsafe_b64encode(derived))

@@ -21,6 +21,11 @@ from typing import Any
 TOKEN = os.environ.get("SLIPSTREAM_ENGINE_TOKEN")
 
 
+def usage(num_tokens: int) -> dict[str, Any]:
+    details = {"cached_tokens": 4}
+    return {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     model_dir: Path
@@ -44,13 +49,15 @@ class Handler(BaseHTTPRequestHandler):
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
             self._answer(400, {"error": error})
         elif body.get("stream"):
-            self._stream(content)
+            self._stream(content, body.get("stream_options") or {})
         else:
             if content == "linger":
                 self._linger()
-            self._answer(200, {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()})
+            answer = {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()}
+            self._answer(200, answer | {"usage": usage(2)})
 
-    def _stream(self, content: str) -> None:
+    def _stream(self, content: str, options: dict[str, Any]) -> None:
+        """Two events; with usage as the engine's own server has it, if that is asked for."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -59,13 +66,18 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         for number in range(2):
-            self._event(json.dumps({"choices": [{"index": 0, "delta": {"content": f"token{number} "}}]}))
+            event = {"choices": [{"index": 0, "delta": {"content": f"token{number} "}}]}
+            every = options.get("continuous_usage_stats") is True
+            shown = {"usage": usage(number + 1) if every else None} if options.get("include_usage") else {}
+            self._event(json.dumps(event | shown))
         if content == "die":
             self.wfile.write(b'data: {"choices": [{"in')
             self.wfile.flush()
             os._exit(1)
         if content == "linger":
             self._linger()
+        if options.get("include_usage"):
+            self._event(json.dumps({"choices": [], "usage": usage(2)}))
         self._event("[DONE]")
         self.close_connection = True
 

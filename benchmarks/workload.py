@@ -93,7 +93,9 @@ def speculator_kind(folder: Path) -> str:
         raise WorkloadError(f"{folder} has no readable config.json: {error}") from error
     architectures = " ".join(values.get("architectures") or ())
     algorithm = values.get("speculators_model_type", "")
-    if "medusa_num_heads" in values:
+    if (folder / "adapter_config.json").exists():
+        kind = "turbo_lora"
+    elif "medusa_num_heads" in values:
         kind = "medusa"
     elif "eagle3" in algorithm or "Eagle3" in architectures:
         kind = "eagle3"

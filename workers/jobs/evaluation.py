@@ -29,7 +29,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
     _check(spec)
     with loading_failures():
         tokenizer = Tokenizer.load(Path(spec.model_dir))
-        arms = _load_arms(spec)
+        arms = load_arms(spec)
     rows, refused = _held_out(spec, tokenizer, arms.plain.max_seq_len)
     warm_up(arms, rows, tokenizer=tokenizer)
     measurements = _measure_all(spec, arms, rows, tokenizer, emit)
@@ -55,7 +55,7 @@ def _check(spec: EvaluationSpec) -> None:
         )
 
 
-def _load_arms(spec: EvaluationSpec) -> Arms:
+def load_arms(spec: EvaluationSpec) -> Arms:
     """Both arms share one copy of the weights; where the speculator brings an adapter, both answer with it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)

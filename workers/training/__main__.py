@@ -4,7 +4,8 @@
 
 PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes some). The model answers them greedily or as
 each row says, then the speculator is trained on the answers. FOLDER keeps both: tokens.jsonl and output/speculator.
-A second run goes on where the first ended: answers that are there are not given again, training resumes.
+A second run goes on where the first ended: answers that are there are not given again, training resumes. With
+`torchrun --nproc-per-node N -m workers.training ...` N processes share each batch.
 """
 
 import argparse
@@ -27,15 +28,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="for answers, checkpoints and the speculator")
     parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
     parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the method")
+    parser.add_argument("--answers", type=Path, help="where they are kept (default FOLDER/tokens.jsonl)")
+    parser.add_argument("--initial", type=Path, metavar="DIR", help="a speculator of this method to go on from")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="(default 0)")
     parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in workers.run
+    from workers.training.job import run_training  # late: torch must see the environment set above
+    from workers.training.processes import joined_processes
+
     emit = EventWriter(sys.stdout)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    tokens = args.folder / _TOKENS
-    if not tokens.exists():
-        answer_prompts(args.model, args.prompts, tokens, emit)
-    spec = TrainingSpec(
+    with joined_processes() as processes:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        tokens = args.answers or args.folder / _TOKENS
+        if processes.is_first and not tokens.exists():
+            answer_prompts(args.model, args.prompts, tokens, emit)
+        processes.wait_for_all()
+        finished = run_training(_spec(args, tokens), emit, processes)
+        if processes.is_first:
+            emit(finished)
+    return 0
+
+
+def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
+    return TrainingSpec(
         job_id="local",
         model_dir=str(args.model),
         target_revision=args.revision,
@@ -44,11 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output_dir=str(args.folder / "output"),
         checkpoint_dir=str(args.folder / "checkpoint"),
         hyperparameters=args.hyperparameters,
+        seed=args.seed,
+        initial_speculator_dir=str(args.initial) if args.initial else None,
     )
-    from workers.training.job import run_training  # late: torch must see the environment set above
-
-    emit(run_training(spec, emit))
-    return 0
 
 
 def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
@@ -59,6 +73,7 @@ def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None
         count = sum(1 for row in rows if row.strip())
     ranges = [(start, min(start + MAX_SHARD_ROWS, count)) for start in range(0, count, MAX_SHARD_ROWS)]
     shards: list[ShardDone] = []
+    folder = tokens.with_name(f"{tokens.stem}.shards")
 
     def keep(event: Event) -> None:
         if isinstance(event, ShardDone):
@@ -70,10 +85,10 @@ def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None
         model_dir=str(model),
         model_name=model.name,
         input_path=str(prompts),
-        output_dir=str(tokens.with_name("answers")),
+        output_dir=str(folder),
         shards=tuple(ShardRange(shard_no=no, row_from=a, row_to=b) for no, (a, b) in enumerate(ranges)),
     )
-    tokens.with_name("answers").mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     run_batch(spec, keep)
     partial = tokens.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as out:

@@ -21,7 +21,7 @@ from workers.training.loop import train
 from workers.training.methods import make_method
 from workers.training.preparation import Preparation
 from workers.training.processes import ALONE, Processes
-from workers.training.tracking import TrackedEmit, tensorboard
+from workers.training.tracking import tensorboard, tracked
 
 
 def run_training(spec: TrainingSpec, emit: Emit, processes: Processes = ALONE) -> Finished:
@@ -64,14 +64,15 @@ def _train(spec: TrainingSpec, parameters: Hyperparameters, preparation: Prepara
         raise UserConfigError("speculator_not_loadable", str(error)) from error
     output_dir = Path(spec.output_dir)
     tracker = tensorboard(output_dir / TENSORBOARD) if processes.is_first else None
-    outcome = train(
-        method,
-        parameters.loop,
-        seed=spec.seed,
-        checkpoint_dir=Path(spec.checkpoint_dir),
-        emit=TrackedEmit(preparation.emit, tracker),
-        processes=processes,
-    )
+    with tracked(preparation.emit, tracker) as emit:
+        outcome = train(
+            method,
+            parameters.loop,
+            seed=spec.seed,
+            checkpoint_dir=Path(spec.checkpoint_dir),
+            emit=emit,
+            processes=processes,
+        )
     if not processes.is_first:
         return Finished(result={}, artifacts={})
     report = training_report(

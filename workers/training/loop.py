@@ -178,18 +178,17 @@ class _Run:
         self._method.module.train()
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
-        sums = torch.zeros(2, dtype=torch.float64)  # nats, tokens
+        sums = [0.0, 0.0]  # nats, tokens
         for part in self._order.batch(self._at.step).tensor_split(self._config.accumulate):
             if len(mine := self._processes.share(part)):
                 loss = self._method.loss(mine)
                 torch.autograd.backward(loss.total * loss.num_tokens)
-                sums += torch.tensor([loss.nats, loss.num_tokens], dtype=torch.float64)
+                sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        self._processes.add_up([*gradients, sums])
-        nats, num_tokens = float(sums[0]), int(sums[1])
+        nats, num_tokens = self._processes.add_up(gradients, sums)
         for gradient in gradients:
             gradient.div_(max(1, num_tokens))
-        return nats, num_tokens
+        return nats, int(num_tokens)
 
     def _fraction_done(self) -> float:
         of_steps = self._at.step / self._total_steps

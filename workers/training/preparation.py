@@ -1,17 +1,21 @@
 """What a training method is made from, and where it may keep what it computes once."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.models.base import Model
 from workers.contracts import Progress
 from workers.emitter import Emit
 from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
 from workers.training.hidden_states import TapRows, compute_tap_rows
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +70,8 @@ class Preparation:
 def in_bfloat16(precision: str, device: torch.device) -> bool:
     """Whether products are made so; `precision` as in LoopParameters."""
     return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+
+
+def as_stored(module: _Module) -> _Module:
+    """A copy whose weights are what is read back from the artifact, where they lie in bfloat16."""
+    return deepcopy(module).to(torch.bfloat16).float()

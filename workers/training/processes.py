@@ -30,14 +30,17 @@ class Processes:
         """This process's rows of a batch."""
         return rows[self.rank :: self.count]
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each by its sum over processes, to the same bits in all of them."""
+    def add_up(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
+        """Replaces each tensor by its sum over processes, to the same bits in all. Returns the sums of the numbers."""
         if self.count == 1:
-            return
-        flat = torch.cat([tensor.flatten().float() for tensor in tensors])
+            return list(numbers)
+        own = tensors[0].new_tensor(numbers)
+        flat = torch.cat([tensor.flatten() for tensor in (*tensors, own)])
         distributed.all_reduce(flat)
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        totals = flat.split([tensor.numel() for tensor in (*tensors, own)])
+        for tensor, total in zip(tensors, totals, strict=False):
             tensor.copy_(total.view_as(tensor))
+        return [float(total) for total in totals[-1]]
 
     def told_by_first(self, value: float) -> float:
         if self.count == 1:
@@ -61,7 +64,10 @@ def joined_processes() -> Iterator[Processes]:
     if count == 1:
         yield ALONE
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group(backend, timeout=_LONGEST_WAIT)
     try:
         yield Processes(distributed.get_rank(), count)

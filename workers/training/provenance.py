@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 _SOURCES = ("kernels", "engine", "workers")
 
 

@@ -2,6 +2,11 @@
 
 import hashlib
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +20,9 @@ from engine.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
 from engine.generate import generate
 from engine.load import load_engine, load_model
 from engine.request import Request, SamplingParams
-from tests.workers.support import Recorder, run_child, start_child, token_rows, write_lines
+from tests.workers.support import ROOT, Recorder, run_child, token_rows, write_lines
 from tests.workers.training.jobs import training_spec, write_answers
-from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event
+from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event, write_spec
 from workers.failures import UserConfigError
 from workers.hyperparameters.loop import LoopParameters
 from workers.hyperparameters.medusa import MedusaHyperparameters
@@ -103,31 +108,55 @@ def weights(finished: Finished) -> bytes:
     return (Path(finished.artifacts["speculator"]) / WEIGHTS_FILE).read_bytes()
 
 
-def test_a_job_killed_in_the_middle_goes_on_to_the_same_bits(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
-    slow = {"max_steps": 400}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    undisturbed = make_spec(tmp_path / "a", tiny_model, tokens, **slow)
-    _, events, _ = run_child(undisturbed, tmp_path / "a")
-    disturbed = make_spec(tmp_path / "b", tiny_model, tokens, **slow)
-    child = start_child(disturbed, tmp_path / "b")
-    assert child.stdout is not None
-    for line in child.stdout:
-        event = decode_event(line)
-        if isinstance(event, Checkpoint) and event.step >= 50:
-            break
-    child.kill()
-    child.communicate()
-    assert child.returncode == -9
-    status, resumed_events, _ = run_child(disturbed, tmp_path / "b")
-    assert status == 0
-    finished, resumed = events[-1], resumed_events[-1]
-    assert isinstance(finished, Finished)
-    assert isinstance(resumed, Finished)
-    first_step = min(event.step for event in resumed_events if isinstance(event, Checkpoint))
-    assert first_step > 50  # it did not start from the beginning
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
+    tmp_path: Path, tiny_model: Path, tokens: Path, kills: int
+) -> None:
+    steps = {"max_steps": 40 * (kills + 1), "optimizer": "muon", "accumulate": 2}
+    finished = run_training(make_spec(tmp_path / "a", tiny_model, tokens, **steps), Recorder())
+    disturbed = make_spec(tmp_path / "b", tiny_model, tokens, **steps)
+    draw = random.Random(kills)
+    write_spec(disturbed, tmp_path / "spec.json")
+    for _ in range(kills):
+        dying = ("-m", "tests.workers.training.dying", str(tmp_path / "spec.json"), str(draw.randint(1, 60)))
+        assert subprocess.run([sys.executable, *dying], cwd=ROOT).returncode == -signal.SIGKILL
+    emit = Recorder()
+    resumed = run_training(disturbed, emit)
+    assert min(event.step for event in emit.of("checkpoint")) > 10  # it did not start from the beginning
     assert weights(resumed) == weights(finished)
     assert resumed.result["acceptance_length"] == finished.result["acceptance_length"]
+
+
+def test_two_processes_find_what_one_finds(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    fields = {"max_steps": 20, "evaluate_every": 10, "patience": 0, "accumulate": 2, "steps": 2}
+    spec = training_spec(tmp_path / "alone", tiny_model, tokens, "eagle3", fields)
+    alone = history(run_training(spec, Recorder()))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "workers.training")
+    named = ("--method", "eagle3", "--answers", str(tokens), "--hyperparameters", json.dumps(fields))
+    command = [sys.executable, *torchrun, str(tiny_model), "no-prompts", str(tmp_path / "two"), *named]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    events = [decode_event(line) for line in done.stdout.splitlines()]  # the first's alone
+    assert [event.step for event in events if isinstance(event, Checkpoint)] == [10, 20]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    for one, two in zip(alone, history(finished), strict=True):
+        assert two["step"] == one["step"]
+        assert two.get("loss") == pytest.approx(one.get("loss"), abs=1e-3)
+        assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-3)
+
+
+def history(finished: Finished) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = json.loads((Path(finished.artifacts["speculator"]) / "report.json").read_text())[
+        "history"
+    ]
+    return found
+
+
+def test_the_curves_are_in_the_artifact(trained: Finished) -> None:
+    (events,) = (Path(trained.artifacts["speculator"]) / "tensorboard").iterdir()
+    assert events.name.startswith("events.out.tfevents.")
+    assert events.read_bytes().count(b"acceptance_length") == 11  # once an evaluation
 
 
 def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:

@@ -15,6 +15,8 @@ from workers.emitter import Emit
 from workers.hyperparameters.loop import LoopParameters
 from workers.training import loop
 from workers.training.loop import BatchLoss, Outcome, RowOrder, Validation, learning_rate_factor
+from workers.training.optimizers import make_optimizers
+from workers.training.tracking import tracked
 
 CONFIG = LoopParameters(
     epochs=4,
@@ -31,7 +33,7 @@ CONFIG = LoopParameters(
 class Regression:
     """Fits a line through noise; its acceptance length is what the test says, else better the smaller the error."""
 
-    def __init__(self, lengths: Callable[[int], float] | None = None) -> None:
+    def __init__(self, lengths: Callable[[int], float] | None = None, *, noise: float = 0.2) -> None:
         generator = torch.Generator().manual_seed(0)
         self._x = torch.randn(64, 4, generator=generator)
         self._y = self._x @ torch.tensor([1.0, -2.0, 3.0, 0.5])
@@ -39,6 +41,7 @@ class Regression:
             torch.manual_seed(1)
             self._linear = nn.Linear(4, 1)
         self._lengths = lengths
+        self._noise = noise
         self._num_validations = 0
 
     @property
@@ -50,7 +53,7 @@ class Regression:
         return 64
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        noisy = nn.functional.dropout(self._x[rows], 0.2)  # draws from torch's generator
+        noisy = nn.functional.dropout(self._x[rows], self._noise)  # draws from torch's generator
         error = (self._linear(noisy).squeeze(-1) - self._y[rows]).square().mean()
         return BatchLoss(error, nats=float(error.detach()) * len(rows), num_tokens=len(rows))
 
@@ -100,17 +103,75 @@ def comparable(outcome: Outcome) -> object:
     return replace(outcome.progression, elapsed_seconds=0.0), outcome.validation
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("killed_after", [2, 5, 7, 13, 31])
-def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed_after: int) -> None:
-    undisturbed = Regression()
-    expected = train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
+def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed_after: int, optimizer: str) -> None:
+    config, undisturbed = replace(CONFIG, optimizer=optimizer), Regression()
+    expected = train(undisturbed, config, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
-        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAt(killed_after))
+        train(Regression(), config, checkpoint_dir=tmp_path / "b", emit=KillAt(killed_after))
     torch.manual_seed(999)  # whatever the new process drew before
     resumed = Regression()
-    found = train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=Recorder())
+    found = train(resumed, config, checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
     assert comparable(found) == comparable(expected)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tmp_path: Path) -> None:
+    undisturbed = Regression()
+    train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
+    with pytest.raises(Killed):
+        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAt(13))
+    newest = max((tmp_path / "b").iterdir()) / "tensors.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    resumed, emit = Regression(), Recorder()
+    train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=emit)
+    assert next(event.step for event in emit.of("checkpoint")) == 10  # from 5, for 10 was damaged
+    assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
+
+
+def test_batches_that_make_up_a_step_give_the_gradient_of_them_all(tmp_path: Path) -> None:
+    whole, parts = Regression(noise=0.0), Regression(noise=0.0)
+    train(whole, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
+    train(parts, replace(CONFIG, batch_rows=2, accumulate=4), checkpoint_dir=tmp_path / "b", emit=Recorder())
+    for a, b in zip(weights(whole), weights(parts), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # another order of additions
+
+
+def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    muon, adamw = make_optimizers(dict(module.named_parameters()), replace(CONFIG, optimizer="muon"))
+    shapes = [[tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)]
+    assert shapes == [[(4, 4)], [(4,), (4,), (4,)]]
+    assert isinstance(muon, torch.optim.Muon)
+
+
+class Broken:
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        raise OSError("disk full")
+
+    def close(self) -> None:
+        raise AssertionError("never reached")
+
+
+def test_a_trackers_failure_is_logged_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emit = Recorder()
+    with tracked(emit, Broken()) as both:
+        train(Regression(), CONFIG, checkpoint_dir=tmp_path, emit=both)
+    assert len(emit.of("metrics")) == 8
+    assert [record.message for record in caplog.records] == ["metrics are no longer tracked"]
+
+
+def test_between_evaluations_the_loss_is_told_every_ten_steps(tmp_path: Path) -> None:
+    emit = Recorder()
+    train(Regression(), replace(CONFIG, evaluate_every=15), checkpoint_dir=tmp_path, emit=emit)
+    live = [event for event in emit.of("metrics") if "acceptance_length" not in event.data]
+    assert [event.step for event in live] == [10, 20]
+    assert live[0].data.keys() == {"loss", "tokens_per_second", "eta_seconds"}
 
 
 def test_a_finished_run_that_starts_again_makes_no_step(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from workers.training.block.loss import DepthSums, block_loss, weighted
 from workers.training.data import IGNORED
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
-from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
@@ -135,7 +135,7 @@ class BlockMethod:
     @torch.no_grad()
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
-        drafter = BlockDrafter(self.served(), self._target)  # packs the weights in the model's dtype, as served
+        drafter = BlockDrafter(as_stored(self.served()), self._target)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
     def _blocks_loss(self, rows: TapRows, conversation: int, anchors: Tensor) -> tuple[Tensor, Tensor, DepthSums]:

@@ -95,13 +95,14 @@ class DraftModelMethod:
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, Sums]:
         batch = make_batch(source, conversations, place=self._place)
+        target = self._target_probabilities(batch.hidden)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = self.model(batch.tokens).flatten(0, 1)[batch.places]  # [A, H]
             return step_loss(
                 functional.pad(hidden.float(), (0, 1), value=1.0),
                 self._head,
                 batch.labels,
-                self._target_probabilities(batch.hidden),
+                target,
                 torch.arange(len(batch.places), device=hidden.device),
                 self._parameters.soft_target_weight,
             )

@@ -20,7 +20,7 @@ from workers.training.eagle3.unroll import Unroll
 from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
-from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
@@ -92,7 +92,7 @@ class Eagle3Method:
     @torch.no_grad()
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
-        drafter = Eagle3Drafter(self.eagle3, self._target)  # packs the weights in the model's dtype, as served
+        drafter = Eagle3Drafter(as_stored(self.eagle3), self._target)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
     def _steps(self, source: TapRows, conversations: list[int]) -> tuple[list[Tensor], list[Sums]]:

@@ -17,7 +17,7 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import DepthSums, medusa_loss
 from workers.training.medusa.model import first_heads
-from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulate import Acceptance, replay
 
 _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
@@ -100,7 +100,7 @@ class MedusaMethod:
     @torch.no_grad()
     def simulate(self, rows: HiddenRows) -> Acceptance:
         """What serving these conversations at temperature 0 would accept, with `draft_budget` nodes a pass."""
-        drafter = MedusaDrafter(self.heads, self._decoder)  # packs the weights in the model's dtype, as served
+        drafter = MedusaDrafter(as_stored(self.heads), self._decoder)
         acceptance = Acceptance()
         for start, end in zip(rows.starts, rows.starts[1:], strict=False):
             tokens, probabilities = (

@@ -20,7 +20,7 @@ from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.mtp.model import known_module, new_module
 from workers.training.mtp.unroll import MtpUnroll
-from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.replay import simulate
 from workers.training.simulate import Acceptance
 
@@ -86,7 +86,7 @@ class MtpMethod:
     @torch.no_grad()
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
-        served = DensePrediction(self.mtp, self._target)  # packs the weights in the model's dtype, as served
+        served = DensePrediction(as_stored(self.mtp), self._target)
         drafter = MtpDrafter(served, self._target, max_depth=self._parameters.steps)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 

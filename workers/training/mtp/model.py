@@ -30,11 +30,11 @@ def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mt
         module = Mtp.load(preparation.initial)
         module.config = replace(module.config, num_steps=parameters.steps)
     elif (own := own_tensors(preparation.model_dir)) is not None:
-        width = own["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
-        module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
         try:
+            width = own["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
+            module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
             module.load_state_dict(own)
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:
             raise SpeculatorNotLoadable(f"the model's own prediction module is of another kind: {error}") from error
     else:
         return None
@@ -84,6 +84,7 @@ def _config(preparation: Preparation, parameters: MtpHyperparameters, intermedia
         "head_dim": target.head_dim,
         "vocab_size": target.vocab_size,
         "rms_norm_eps": target.norm_eps,
+        "attention_bias": bool(getattr(published, "attention_bias", False)),
         "rope_parameters": dict(published.rope_parameters),
         "max_position_embeddings": preparation.target.max_positions,
     }

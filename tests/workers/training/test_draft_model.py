@@ -1,0 +1,66 @@
+"""Draft models cut out of their target: layers, head, batches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from engine.load import load_model
+from workers.training.data import IGNORED, Conversation
+from workers.training.draft_model.data import make_batch
+from workers.training.draft_model.model import DraftModel, kept_layers, trained_head
+from workers.training.hidden_states import compute_tap_rows
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "wanted", "kept"),
+    [(30, 0, [0, 14, 29]), (30, 4, [0, 9, 19, 29]), (4, 1, [0]), (4, 9, [0, 1, 2, 3]), (4, 0, [0]), (1, 0, [0])],
+)
+def test_layers_are_kept_evenly_spread(num_layers: int, wanted: int, kept: list[int]) -> None:
+    assert kept_layers(num_layers, wanted) == kept
+
+
+def test_with_all_layers_the_draft_model_is_its_target(tmp_path: Path, tiny_model: Path) -> None:
+    target = load_model(tiny_model, dtype="float32")
+    draft = DraftModel.from_target(tiny_model, num_layers=2, draft_vocab=torch.arange(259))
+    draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
+    served = load_model(tmp_path, dtype="float32")
+    tokens = torch.tensor([5, 6, 7, 8])
+    hidden = target.hidden_states(tokens).final
+    assert torch.equal(served.hidden_states(tokens).final, hidden)
+    assert torch.equal(served.logits(hidden), target.logits(hidden))
+    with torch.no_grad():
+        torch.testing.assert_close(draft(tokens.unsqueeze(0))[0], hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [[3, 4, 9, 200], list(range(259))])
+def test_what_is_trained_is_the_distribution_that_is_served(tmp_path: Path, tiny_model: Path, vocab: list[int]) -> None:
+    target, chosen = load_model(tiny_model, dtype="float32"), torch.tensor(vocab)
+    draft = DraftModel.from_target(tiny_model, num_layers=1, draft_vocab=chosen)
+    draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
+    features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    served = load_model(tmp_path, dtype="float32").logits(features).log_softmax(-1)
+    head = trained_head(target.lm_head, chosen)
+    trained = functional.linear(functional.pad(features, (0, 1), value=1.0), head).log_softmax(-1)
+    torch.testing.assert_close(trained[:, :-1], served[:, chosen], rtol=1e-4, atol=1e-5)
+    assert torch.equal(DraftModel.load(tmp_path).draft_vocab, chosen)
+
+
+def test_a_batch_asks_at_the_answers_tokens_for_the_ones_after(tiny_model: Path) -> None:
+    target = load_model(tiny_model, dtype="float32")
+    long, short = ((5, 6, 4), (7, 8, 9, 10)), ((20,), (21, 22))
+    conversations = [
+        Conversation(custom_id="c", prompt_token_ids=p, completion_token_ids=c, cut_by_length=True)
+        for p, c in (long, short)
+    ]
+    rows = compute_tap_rows(target, conversations, tap_layers=(), file=None)
+    place = torch.arange(259)
+    place[9] = IGNORED  # not in the draft vocabulary
+
+    batch = make_batch(rows, [0, 1], place=place)
+
+    assert batch.tokens.tolist() == [[5, 6, 4, 7, 8, 9], [20, 21, 0, 0, 0, 0]]
+    assert batch.tokens.flatten()[batch.places].tolist() == [7, 8, 9, 21]
+    assert batch.labels.tolist() == [8, IGNORED, 10, 22]  # and nothing after 10: the answer was cut there
+    assert torch.equal(batch.hidden[0], target.hidden_states(torch.tensor((5, 6, 4, 7))).final[-1])

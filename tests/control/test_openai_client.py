@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import openai
@@ -12,7 +13,9 @@ from control.accounts.models import Organization
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
 from control.batches.services import batch_validate
+from control.fine_tuning.models import FineTuningJob
 from tests.control.factories import chat_row, make_base_model, make_key
+from tests.control.pipelines.helpers import end_evaluation, made_until
 
 
 @pytest.fixture
@@ -45,6 +48,29 @@ def test_files_live_their_whole_life(official: openai.OpenAI) -> None:
         official.files.retrieve(made.id)
 
 
+def test_a_large_file_is_sent_in_parts(official: openai.OpenAI) -> None:
+    content = bytes(range(256)) * 40
+
+    upload = official.uploads.upload_file_chunked(
+        file=content, filename="rows.jsonl", bytes=len(content), mime_type="text/jsonl", purpose="batch", part_size=4000
+    )
+
+    assert upload.status == "completed"
+    assert upload.file is not None
+    assert official.files.content(upload.file.id).read() == content
+    cancelled = official.uploads.create(bytes=1, filename="a", mime_type="text/plain", purpose="user_data")
+    official.uploads.parts.create(cancelled.id, data=b"a")
+    assert official.uploads.cancel(cancelled.id).status == "cancelled"
+
+
+def test_lists_are_paged_to_their_end(official: openai.OpenAI) -> None:
+    ids = [official.files.create(file=("a", b"1"), purpose="user_data").id for _ in range(5)]
+
+    assert [file.id for file in official.files.list(limit=2)] == ids[::-1]
+    assert [file.id for file in official.files.list(limit=2, order="asc")] == ids
+    assert official.files.wait_for_processing(ids[0]).status == "processed"
+
+
 def test_batches_live_their_whole_life(official: openai.OpenAI) -> None:
     make_base_model("tiny")
     content = "".join(json.dumps(chat_row(str(i))) + "\n" for i in range(3)).encode()
@@ -74,8 +100,64 @@ def test_batches_live_their_whole_life(official: openai.OpenAI) -> None:
     assert ended.error_file_id is not None
     lines = official.files.content(ended.error_file_id).text.splitlines()
     assert [json.loads(line)["custom_id"] for line in lines] == ["0", "1", "2"]
+    assert ended.request_counts is not None
+    assert ended.request_counts.model_extra == {"cancelled": 3, "expired": 0, "pending": 0}
     error_file = official.files.retrieve(ended.error_file_id)
     assert error_file.expires_at is not None
+
+
+def test_fine_tuning_jobs_live_their_whole_life(official: openai.OpenAI) -> None:
+    make_base_model("tiny")
+    answer = {"role": "assistant", "content": "!"}
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}, answer]} for n in range(9)]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    file = official.files.create(file=("rows.jsonl", content), purpose="fine-tune")
+
+    made = official.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=file.id,
+        method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
+        metadata={"project": "one"},
+        extra_body={"turbo": {"kind": "medusa"}},
+    )
+    assert (made.status, made.training_file, made.metadata) == ("queued", file.id, {"project": "one"})
+    pipeline = end_evaluation(made_until("evaluate", FineTuningJob.objects.get(pk=made.id).pipeline))
+    ended = official.fine_tuning.jobs.retrieve(made.id)
+    assert (ended.status, ended.fine_tuned_model, ended.error) == ("succeeded", pipeline.name, None)
+    events = list(official.fine_tuning.jobs.list_events(made.id, limit=2))
+    assert events[0].message == "The job has succeeded"
+    assert len({event.id for event in events}) == len(events) == 5
+    assert list(official.fine_tuning.jobs.checkpoints.list(made.id)) == []
+
+    other = official.fine_tuning.jobs.create(model="tiny", training_file=file.id)
+    assert official.fine_tuning.jobs.cancel(other.id).status == "cancelled"
+    assert [job.id for job in official.fine_tuning.jobs.list(limit=1)] == [other.id, made.id]
+    with pytest.raises(openai.BadRequestError) as refused:
+        official.fine_tuning.jobs.create(model="tiny", training_file=file.id, suffix="not this")
+    assert refused.value.param == "suffix"
+
+
+def test_a_request_is_done_once_however_often_it_is_sent(official: openai.OpenAI) -> None:
+    make_base_model("tiny")
+    file = official.files.create(file=("rows.jsonl", json.dumps(chat_row()).encode()), purpose="batch")
+
+    def create(endpoint: Any) -> str:
+        batch = official.batches.create(
+            input_file_id=file.id,
+            endpoint=endpoint,
+            completion_window="24h",
+            extra_headers={"Idempotency-Key": "once"},
+        )
+        return batch.id
+
+    assert create("/v1/chat/completions") == create("/v1/chat/completions")
+    with pytest.raises(openai.UnprocessableEntityError):
+        create("/v1/completions")
+    upload = [
+        official.files.create(file=("a", b"1"), purpose="user_data", extra_headers={"Idempotency-Key": "once"}).id
+        for _ in range(2)
+    ]
+    assert len(set(upload)) == 1
 
 
 def test_models_are_listed_and_found_by_name(official: openai.OpenAI) -> None:

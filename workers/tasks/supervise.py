@@ -98,6 +98,7 @@ class _Watch:
             case Failed():
                 raise AttemptFailed(_failure_class(event), event.code, event.message)
             case ShardDone() | Checkpoint():
+                self._write_news(at_once=True)  # a checkpoint's event repeats the metrics of its step
                 self._on_result(event)
                 if self._attempt.stop.is_set():
                     raise Draining

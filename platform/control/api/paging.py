@@ -1,6 +1,6 @@
 """OpenAI's list object: newest first, `after` an id, `limit` 1 to 100."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.db.models import Model, Q, QuerySet
@@ -57,6 +57,27 @@ def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: 
     if row is None:
         raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
     return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
+
+
+def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:
+    """One page of bodies at hand, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
+    limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
+    first = 0
+    if after := request.query_params.get("after"):
+        found = next((place for place, item in enumerate(items) if item["id"] == after), None)
+        if found is None:
+            raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
+        first = found + 1
+    data = items[first : first + limit]
+    return Response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(items) > first + limit,
+        }
+    )
 
 
 def _limit(given: str | None, default: int, maximum: int) -> int:

@@ -45,6 +45,22 @@ def _line(number: int, held: bytearray, held_size: int, tail: bytes, max_line_by
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
+class Peeked:
+    """A stream whose first bytes have been looked at: `read` brings them again."""
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+        self.head = source.read(CHUNK_BYTES)
+        self._is_fresh = True
+
+    def read(self, size: int, /) -> bytes:
+        """In pieces of CHUNK_BYTES at least, as `read_lines` does."""
+        if self._is_fresh:
+            self._is_fresh = False
+            return self.head
+        return self._source.read(size)
+
+
 def compression_of(head: bytes) -> str | None:
     """By which program the file that begins so was packed; None: it may be text."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)

@@ -40,7 +40,11 @@ class Row:
 
 def parse_row(line: bytes, *, endpoint: str) -> Row:
     """Raises: RowError."""
-    row = parse_object(line)
+    return read_row(parse_object(line), endpoint=endpoint)
+
+
+def read_row(row: Mapping[str, Any], *, endpoint: str) -> Row:
+    """Raises: RowError."""
     custom_id, is_coerced = read_custom_id(row)
     method = row.get("method", "POST")
     if method != "POST":

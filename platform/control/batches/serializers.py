@@ -5,13 +5,11 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.api.fields import BodyInput
+from control.api.metadata import MetadataInput
 from control.api.times import unix
 from control.batches.models import Batch
 from control.batches.services import COMPLETION_WINDOWS
 from control.batches.state import TERMINAL, Status
-
-MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 
 
 def batch_body(batch: Batch) -> dict[str, Any]:
@@ -79,25 +77,9 @@ def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-class BatchInput(BodyInput):
+class BatchInput(MetadataInput):
     input_file_id = serializers.CharField(max_length=80)
     endpoint = serializers.CharField(max_length=80)
     completion_window = serializers.ChoiceField(choices=list(COMPLETION_WINDOWS))
-    metadata = serializers.DictField(
-        child=serializers.CharField(max_length=MAX_METADATA_VALUE, allow_blank=True, trim_whitespace=False),
-        allow_null=True,
-        default=None,
-    )
     model = serializers.CharField(max_length=120, allow_null=True, default=None)
     output_expires_after = serializers.DictField(allow_null=True, default=None)
-
-    def validate_metadata(self, metadata: dict[str, str] | None) -> dict[str, str] | None:
-        if metadata is None:
-            return None
-        if len(metadata) > MAX_METADATA_PAIRS:
-            raise serializers.ValidationError(f"at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}")
-        for key in metadata:
-            if not 1 <= len(key) <= MAX_METADATA_KEY or not key.isprintable():
-                message = f"a key has 1 to {MAX_METADATA_KEY} printable characters, got {key[:80]!a}"
-                raise serializers.ValidationError(message)
-        return metadata

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from control.batches.lines import MAX_LINE_BYTES, Line, Readable, compression_of, read_lines
+from control.batches.lines import MAX_LINE_BYTES, Line, Peeked, Readable, compression_of, read_lines
 from control.batches.rows import Row, RowError, normalised_line, parse_row
 
 MAX_ROWS = 50_000
@@ -73,11 +73,12 @@ def read_text_lines(
     source: Readable, *, max_rows: int, max_line_bytes: int, fail: Callable[[int | None, RowError], None]
 ) -> Iterator[Line]:
     """Lines that are not blank, without a byte order mark. Ends with an error where there is no point in going on."""
-    for line in read_lines(source, max_line_bytes=max_line_bytes):
+    peeked = Peeked(source)
+    if packed := compression_of(peeked.head):
+        fail(1, RowError("compressed_file", f"The file is packed with {packed}: upload it unpacked."))
+        return
+    for line in read_lines(peeked, max_line_bytes=max_line_bytes):
         if line.number == 1 and line.content is not None:
-            if packed := compression_of(line.content):
-                fail(1, RowError("compressed_file", f"The file is packed with {packed}: upload it unpacked."))
-                return
             line = Line(1, line.content.removeprefix(_BOM), line.size_bytes)
         if line.number > 2 * max_rows + _SPARE_LINES:
             fail(line.number, RowError("too_many_lines", f"The file has more than {line.number - 1:,} lines."))

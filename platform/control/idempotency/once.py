@@ -19,6 +19,7 @@ from rest_framework.response import Response
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.files.undo import stored_bytes_undone
 from control.idempotency.fingerprint import fingerprint
 from control.idempotency.services import Claim, StoredAnswer, key_claim, key_release, key_store
 
@@ -60,7 +61,7 @@ def once(post: Post) -> Post:
 def _work(claim: Claim, not_replayed: tuple[str, ...], work: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     is_stored = False
     try:
-        with transaction.atomic():
+        with stored_bytes_undone(), transaction.atomic():
             response = work()
             if isinstance(response, Response) and response.status_code < 400:
                 key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))

@@ -1,0 +1,108 @@
+"""Writers of datasets, and what can be made of one."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from django.db import transaction
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.audit.record import audit_record, audited
+from control.batches.lines import Line
+from control.batches.rows import Row, normalised_line
+from control.catalog.models import BaseModel
+from control.datasets.formats import Example
+from control.datasets.models import Dataset
+from control.datasets.rendering import renderer_of
+from control.datasets.tokens import TokenCounter
+from control.datasets.validation import Findings, examine
+from control.files.models import File
+from control.files.services import file_create
+from control.files.staging import staged_writer
+from control.storage import ObjectMissing, get_storage
+
+Status = Dataset.Status
+See = Callable[[Example, Line], object]
+
+
+@audited("dataset.create", itself=True)
+def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
+    """Reads the whole file, now: whoever asks wants to know before anything is spent. Bad rows are no error.
+
+    Args:
+        base_model: whose tokens are counted; None: none are.
+    Raises: ApiError: 404, the file is gone.
+    """
+    renderer = None if base_model is None else renderer_of(base_model)
+    counter = None if renderer is None else TokenCounter(renderer, size_bytes=file.size_bytes)
+    found = file_examine(file, see=_ignore if counter is None else counter.see)
+    with transaction.atomic():
+        dataset = Dataset.objects.create(
+            organization=organization,
+            file=file,
+            base_model=base_model,
+            format=found.format or "",
+            status=Status.INVALID if found.num_errors else Status.VALID,
+            num_rows=found.num_rows,
+            num_answers=found.num_answers,
+            num_tokens=None if counter is None else counter.total(),
+            tokens_are_exact=counter is None or counter.is_exact,
+            errors=found.errors,
+            num_errors=found.num_errors,
+            errors_by_code=dict(found.errors_by_code),
+        )
+        audit_record("dataset.create", dataset)
+    return dataset
+
+
+@audited("dataset.delete")
+def dataset_delete(*, dataset: Dataset) -> None:
+    """The file stays."""
+    dataset.delete()
+
+
+def file_examine(file: File, *, see: See) -> Findings:
+    """Raises: ApiError: 404, the file is gone."""
+    try:
+        source = get_storage().open(file.storage_key)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
+    with closing(source):
+        return examine(source, see=see)
+
+
+def prompts_file_create(*, file: File, param: str) -> File:
+    """A batch file of this file's prompts, answers left out: the model itself answers them.
+
+    Args:
+        param: where the caller named the file.
+    Raises: ApiError: 400, naming the first bad line; 404, the file is gone.
+    """
+    with staged_writer() as writer:
+
+        def write(example: Example, line: Line) -> None:
+            custom_id = example.custom_id or f"row-{line.number}"
+            row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
+            writer.write(normalised_line(row, url=example.endpoint, model=""))
+
+        found = file_examine(file, see=write)
+        if found.num_errors:
+            raise _unusable(found, param)
+        return file_create(
+            organization=file.organization,
+            filename=f"{Path(file.filename).stem}.prompts.jsonl",
+            purpose=File.Purpose.BATCH,
+            source=writer.finish(),
+        )
+
+
+def _unusable(found: Findings, param: str) -> ApiError:
+    first = found.errors[0]
+    place = "" if first["line"] is None else f"line {first['line']}: "
+    more = f" ({found.num_errors:,} bad lines in all)" if found.num_errors > 1 else ""
+    return ApiError(400, f"{param}: {place}{first['message']}{more}", first["code"], param)
+
+
+def _ignore(example: Example, line: Line) -> None:
+    pass

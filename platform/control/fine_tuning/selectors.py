@@ -1,0 +1,34 @@
+"""Readers of fine-tuning jobs, and of what happened in them."""
+
+from django.db.models import QuerySet
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.fine_tuning.models import FineTuningJob
+from control.jobs.models import JobEvent
+
+_OF_PIPELINE = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
+CHECKPOINT = "checkpoint_committed"
+TOLD = (CHECKPOINT, "retried", "cancel_requested")  # of a job's events: the others say what a pipeline's say as well
+
+
+def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
+    """With all that is shown of one."""
+    jobs = FineTuningJob.objects.filter(organization=organization)
+    return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
+
+
+def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJob:
+    """Raises: ApiError: 404, also for another organization's job."""
+    job = fine_tuning_jobs_list(organization).filter(pk=job_id).first()
+    if job is None:
+        message = f"Could not find fine tune: {job_id[:80]}"
+        raise ApiError(404, message, "fine_tuning_job_not_found", "fine_tuning_job_id")
+    return job
+
+
+def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
+    """Of the jobs that the pipeline has now, newest first."""
+    pipeline = job.pipeline
+    ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
+    return JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types).order_by("-pk")

@@ -1,0 +1,20 @@
+"""A model folder's tokenizer and chat template: a word is a token, a turn its role, its words and `end`."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }}"
+    "{% if message.role == 'assistant' %} end{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)

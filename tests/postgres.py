@@ -62,7 +62,7 @@ class PostgresServer:
 
     def drop_database(self, name: str) -> None:
         """Also under whoever is connected."""
-        with psycopg.connect(self.url("postgres", OWNER), autocommit=True) as connection:
+        with psycopg.connect(self.url("postgres", "postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def start(self) -> None:

@@ -6,8 +6,8 @@ from django.urls import include, path
 from control.api.views import health
 
 _API = (
-    "accounts", "files", "uploads", "batches", "catalog", "jobs", "pipelines", "deployments", "events", "webhooks",
-    "usage", "gateway",
+    "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
+    "deployments", "events", "webhooks", "usage", "gateway",
 )  # fmt: skip
 
 urlpatterns = [

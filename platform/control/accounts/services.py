@@ -10,10 +10,12 @@ from control.accounts.keys import new_token
 from control.accounts.models import ApiKey, Member, Organization, Project, User
 from control.accounts.scopes import INFERENCE, full_access, is_granted
 from control.api.errors import ApiError
+from control.audit.record import audited
 
 _RESTRICTABLE = frozenset({INFERENCE, "deployments:read", "deployments:write", "deployments:*"})
 
 
+@audited("organization.create")
 def organization_create(*, name: str) -> Organization:
     """Raises: ApiError: 409, the name is taken."""
     try:
@@ -23,6 +25,7 @@ def organization_create(*, name: str) -> Organization:
         raise ApiError(409, f"There is already an organization named {name!r}.", "name_taken", "name") from error
 
 
+@audited("member.add")
 @transaction.atomic
 def member_add(*, organization: Organization, user: User, role: Member.Role) -> Member:
     """Adds the user, or changes the role of one who is in already."""
@@ -30,6 +33,7 @@ def member_add(*, organization: Organization, user: User, role: Member.Role) -> 
     return member
 
 
+@audited("member.invite")
 @transaction.atomic
 def member_invite(*, organization: Organization, email: str, role: Member.Role) -> Member:
     """Adds somebody by address. Who is new here gets an account without a password: an operator lets them in.
@@ -46,6 +50,7 @@ def member_invite(*, organization: Organization, email: str, role: Member.Role) 
     return member
 
 
+@audited("member.change")
 @transaction.atomic
 def member_change(*, member: Member, role: Member.Role) -> Member:
     """Raises: ApiError: 409, it would leave the organization without an owner."""
@@ -56,6 +61,7 @@ def member_change(*, member: Member, role: Member.Role) -> Member:
     return member
 
 
+@audited("member.remove")
 @transaction.atomic
 def member_remove(*, member: Member) -> None:
     """The account stays; keys belong to the organization, not to people. Raises: ApiError: 409, as `member_change`."""
@@ -71,6 +77,7 @@ def _refuse_last_owner(member: Member) -> None:
         raise ApiError(409, "An organization keeps at least one owner.", "last_owner", "member_id")
 
 
+@audited("project.create")
 def project_create(*, organization: Organization, name: str) -> Project:
     """Raises: ApiError: 409, the name is taken."""
     try:
@@ -80,6 +87,7 @@ def project_create(*, organization: Organization, name: str) -> Project:
         raise _project_name_taken(name) from error
 
 
+@audited("project.rename")
 def project_rename(*, project: Project, name: str) -> Project:
     """Raises: ApiError: 409, the name is taken."""
     try:
@@ -95,6 +103,7 @@ def _project_name_taken(name: str) -> ApiError:
     return ApiError(409, f"There is already a project named {name!r}.", "name_taken", "name")
 
 
+@audited("project.archive")
 def project_archive(*, project: Project) -> Project:
     """From now on its keys are refused. Its usage stays. The time of the first call stays, too."""
     Project.objects.filter(pk=project.pk, archived_at=None).update(archived_at=timezone.now())
@@ -102,6 +111,7 @@ def project_archive(*, project: Project) -> Project:
     return project
 
 
+@audited("api_key.create")
 def api_key_create(
     *,
     organization: Organization,
@@ -141,6 +151,7 @@ def api_key_create(
     return key, str(token)
 
 
+@audited("api_key.rotate")
 @transaction.atomic
 def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
     """A new key with the old one's rights; the old one ends after `grace`, or when it would have ended anyway.
@@ -172,6 +183,7 @@ def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
         raise ApiError(403, message, "insufficient_scope", "scopes")
 
 
+@audited("api_key.revoke")
 def api_key_revoke(*, key: ApiKey) -> ApiKey:
     """Ends the key for good, at once. The time of the first revocation stays."""
     ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=timezone.now())

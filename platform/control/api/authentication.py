@@ -11,11 +11,12 @@ from control.accounts.models import ApiKey, Organization
 from control.accounts.scopes import is_granted, scope_needed
 from control.accounts.selectors import api_key_authenticate
 from control.api.errors import ApiError
+from control.api.limits import request_count
 from control.tenancy.scope import Across, across_tenants, enter_tenant
 
 
 def authenticate_request(request: HttpRequest) -> ApiKey:
-    """For views outside of rest_framework. Raises: ApiError: 401."""
+    """For views outside of rest_framework. Raises: ApiError: 401; 429, its organization has asked too often."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ApiError(
@@ -27,6 +28,8 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
     with across_tenants(Across.AUTHENTICATION):
         key = api_key_authenticate(token.strip())
     enter_tenant(key.organization_id)
+    request.META["SLIPSTREAM_API_KEY"] = key
+    request_count(request, key.organization_id)
     return key
 
 

@@ -1,12 +1,14 @@
 """Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}, whatever went wrong.
 
 ApiError                  raised by services, selectors and views; knows its status
+the database is away      503: the same request is worth another try
 rest_framework's own      authentication, parsing, validation, 405, 415: translated by `exception_handler`
 everything else           500 without a word about the cause, which is logged with the request's id
 """
 
 import structlog
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -52,6 +54,11 @@ def server_error() -> ApiError:
     return ApiError(500, "The server had an error while processing your request.", "internal_error")
 
 
+def database_unavailable() -> ApiError:
+    message = "The service cannot reach its database at the moment. Nothing was done; try again."
+    return ApiError(503, message, "database_unavailable", headers={"Retry-After": "1"})
+
+
 def exception_handler(error: Exception, context: dict[str, object]) -> Response:
     """rest_framework's EXCEPTION_HANDLER."""
     translated = _translate(error)
@@ -72,6 +79,8 @@ def _translate(error: Exception) -> ApiError:
             return ApiError(405, str(error.detail), "method_not_allowed")
         case exceptions.APIException():
             return ApiError(error.status_code, str(error.detail), str(error.get_codes()))
+        case OperationalError() | InterfaceError():
+            return database_unavailable()
         case Http404():
             return ApiError(404, "Not found.", "not_found")
         case RequestDataTooBig():

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audited
 from control.batches.models import Batch
 from control.batches.rows import ENDPOINTS
 from control.batches.state import TERMINAL, Status, transition
@@ -29,6 +30,7 @@ from control.storage import ObjectMissing, get_storage
 COMPLETION_WINDOWS = {"24h": dt.timedelta(hours=24)}
 
 
+@audited("batch.create")
 def batch_create(
     *,
     organization: Organization,
@@ -76,6 +78,7 @@ def batch_create(
         )
 
 
+@audited("batch.cancel")
 def batch_cancel(*, batch: Batch) -> Batch:
     """Asks for the end: finished rows stay and are put together by whoever holds the job.
 

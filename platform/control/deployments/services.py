@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audited
 from control.catalog.models import BaseModel, Speculator
 from control.deployments.models import Deployment
 from control.deployments.states import RUNNING_STATES, State, transition
@@ -16,6 +17,7 @@ from control.events.services import event_record
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+@audited("deployment.create")
 @transaction.atomic
 def deployment_create(
     *, organization: Organization, name: str, base_model: BaseModel, speculator: Speculator | None = None
@@ -55,6 +57,7 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
         raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 
+@audited("deployment.update")
 @transaction.atomic
 def deployment_update(*, deployment: Deployment, speculator: Speculator | None) -> Deployment:
     """Serves with another speculator, or none. A running endpoint drains and restarts: its generation has grown.
@@ -70,6 +73,7 @@ def deployment_update(*, deployment: Deployment, speculator: Speculator | None) 
     return deployment
 
 
+@audited("deployment.start")
 @transaction.atomic
 def deployment_start(*, deployment: Deployment) -> Deployment:
     """Starts what is stopped or failed, with a clean record of crashes. No effect on what runs."""
@@ -89,6 +93,7 @@ def deployment_start(*, deployment: Deployment) -> Deployment:
     return deployment
 
 
+@audited("deployment.stop")
 @transaction.atomic
 def deployment_stop(*, deployment: Deployment) -> Deployment:
     """Drains and stops. No effect on what is stopped. At once out of the gateway's routing."""
@@ -96,6 +101,7 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
     return deployment
 
 
+@audited("deployment.delete")
 @transaction.atomic
 def deployment_delete(*, deployment: Deployment) -> Deployment:
     """Frees the name at once; the process drains and stops. The row stays for the pipelines that name it."""

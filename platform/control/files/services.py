@@ -10,8 +10,10 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from control.accounts.models import Organization
+from control.audit.record import audited
 from control.files.models import File
 from control.files.staging import StagedFile, copy_stream, measure, staged_writer
+from control.files.undo import note_stored
 from control.ids import file_id
 from control.settings.config import get_config
 from control.storage import get_storage
@@ -51,6 +53,7 @@ def file_create(
     key = f"{organization.pk}/files/{identity}"
     storage = get_storage()
     storage.put_file(key, staged.path)
+    note_stored(key)
     try:
         with transaction.atomic():
             storage_quota_check(organization.pk, adding=staged.size_bytes)
@@ -68,6 +71,7 @@ def file_create(
         raise
 
 
+@audited("file.create")
 def file_record(
     *,
     organization: Organization,
@@ -91,6 +95,7 @@ def file_record(
     )
 
 
+@audited("file.delete")
 @transaction.atomic
 def file_delete(*, file: File) -> None:
     """Makes the file unreachable at once and drops its bytes after the commit. The row stays: batches refer to it."""

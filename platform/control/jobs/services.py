@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce, Now
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audited
 from control.jobs.config import get_job_config
 from control.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
 from control.jobs.fair import PRIORITIES, may_run_another, next_job, share_charge, share_join
@@ -56,6 +57,7 @@ def job_submit(
     return job
 
 
+@audited("job.cancel")
 def job_cancel(*, job: Job) -> bool:
     """Asks for the end; whoever holds the job stops it within seconds and keeps what is finished.
 
@@ -157,7 +159,9 @@ def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> No
     """Makes an uploaded checkpoint the one to resume from. Raises: LeaseLost."""
     with transaction.atomic():
         update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
-        event_add(job_id=claim.job_id, type="checkpoint_committed", data={"fence": claim.fence, "step": step})
+        metrics = held(claim).values_list("metrics", flat=True).get()
+        data = {"fence": claim.fence, "step": step, "metrics": metrics}
+        event_add(job_id=claim.job_id, type="checkpoint_committed", data=data)
 
 
 def job_succeed(*, claim: Claim, result: Mapping[str, Any]) -> None:

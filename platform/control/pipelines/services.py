@@ -4,6 +4,7 @@ from django.db import transaction
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audit_record, audited
 from control.batches.services import batch_cancel
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.selectors import base_model_get, speculator_get
@@ -23,6 +24,7 @@ from control.pipelines.stages import held_out_key, pipeline_advance
 from control.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
 
 
+@audited("pipeline.create", itself=True)
 def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
     """Checks everything that can be checked now, splits off held-out prompts if need be, and starts.
 
@@ -57,6 +59,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
         )
         PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
         event_record(organization_id=organization.pk, type="pipeline.distilling", object_id=identity)
+        audit_record("pipeline.create", pipeline)
     return pipeline_advance(pipeline=pipeline)
 
 
@@ -98,6 +101,7 @@ def _refuse_taken_name(organization: Organization, name: str) -> None:
         raise ApiError(409, f"There is a deployment named {name!r} already.", "name_taken", "name")
 
 
+@audited("pipeline.cancel")
 def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
     """Ends it where it stands; finished stages and partial results are kept, and it can be resumed.
 
@@ -128,6 +132,7 @@ def _stop_stage(pipeline: Pipeline) -> None:
             deployment_stop(deployment=pipeline.deployment)
 
 
+@audited("pipeline.resume")
 def pipeline_resume(*, pipeline: Pipeline) -> Pipeline:
     """Starts the stage in which it failed or was cancelled again, with a new job. Finished stages are kept.
 

@@ -91,5 +91,5 @@ def database_settings(config: Config) -> dict[str, object]:
         "HOST": unquote(url.hostname or ""),
         "PORT": str(url.port or ""),
         "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": dict(parse_qsl(url.query)),
+        "OPTIONS": {"connect_timeout": "5", **dict(parse_qsl(url.query))},
     }

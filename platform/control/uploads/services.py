@@ -15,9 +15,11 @@ from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audit_record, audited
 from control.files.models import File
 from control.files.services import file_create
 from control.files.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_writer
+from control.files.undo import note_stored, stored_bytes_undone
 from control.ids import upload_part_id
 from control.storage import ObjectMissing, get_storage
 from control.uploads.models import Upload, UploadPart
@@ -32,6 +34,7 @@ MAX_PARTS_RATIO = 2
 PURGE_LIMIT = 100
 
 
+@audited("upload.create")
 def upload_create(
     *,
     organization: Organization,
@@ -52,25 +55,25 @@ def upload_create(
     )
 
 
+@audited("upload.add_part", itself=True)
 def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     """Raises: ApiError: 400, the upload has ended, or has more than enough parts."""
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
-    storage = get_storage()
-    storage.put_file(key, staged.path)
-    try:
-        with transaction.atomic():
-            _hold(upload)
-            held = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
-            if held + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
-                message = f"The parts would hold {held + staged.size_bytes:,} bytes of a file of {upload.size_bytes:,}."
-                raise ApiError(400, message, "upload_too_large", "data")
-            return UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
-    except BaseException:
-        storage.delete(key)
-        raise
+    get_storage().put_file(key, staged.path)
+    with stored_bytes_undone(), transaction.atomic():
+        note_stored(key)
+        _hold(upload)
+        held = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
+        if held + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
+            message = f"The parts would hold {held + staged.size_bytes:,} bytes of a file of {upload.size_bytes:,}."
+            raise ApiError(400, message, "upload_too_large", "data")
+        part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
+        audit_record("upload.add_part", part)
+    return part
 
 
+@audited("upload.complete", itself=True)
 def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None = None) -> Upload:
     """Makes the file out of these parts, in this order; other parts are forgotten.
 
@@ -81,26 +84,22 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
     parts = _chosen(upload, part_ids)
     with staged_writer() as writer:
         staged = _joined(parts, writer, md5)
-        file = None
-        try:
-            with transaction.atomic():
-                _hold(upload)
-                file = file_create(
-                    organization=upload.organization,
-                    filename=upload.filename,
-                    purpose=upload.purpose,
-                    source=staged,
-                    expires_after=upload.file_expires_after,
-                )
-                _end(upload, Status.COMPLETED, file=file)
-        except BaseException:
-            if file is not None:
-                get_storage().delete(file.storage_key)  # its row is rolled back
-            raise
+        with stored_bytes_undone(), transaction.atomic():
+            _hold(upload)
+            file = file_create(
+                organization=upload.organization,
+                filename=upload.filename,
+                purpose=upload.purpose,
+                source=staged,
+                expires_after=upload.file_expires_after,
+            )
+            _end(upload, Status.COMPLETED, file=file)
+            audit_record("upload.complete", upload)
     upload.refresh_from_db()
     return upload
 
 
+@audited("upload.cancel")
 def upload_cancel(*, upload: Upload) -> Upload:
     """Raises: ApiError: 400, the upload has ended."""
     with transaction.atomic():

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.audit.record import audited
 from control.events.models import Event
 from control.events.types import ENDPOINT_TEST
 from control.settings.config import get_config
@@ -21,6 +22,7 @@ MAX_ENDPOINTS = 20
 Status = WebhookDelivery.Status
 
 
+@audited("webhook_endpoint.create")
 @transaction.atomic
 def endpoint_create(
     *, organization: Organization, url: str, events: Sequence[str], description: str = ""
@@ -40,6 +42,7 @@ def endpoint_create(
     return endpoint, _add_secret(endpoint)
 
 
+@audited("webhook_endpoint.update")
 @transaction.atomic
 def endpoint_update(*, endpoint: WebhookEndpoint, changes: Mapping[str, Any]) -> WebhookEndpoint:
     """`changes`: any of url, events, description, enabled. What waits for a disabled endpoint is sent once it is not.
@@ -59,11 +62,13 @@ def endpoint_update(*, endpoint: WebhookEndpoint, changes: Mapping[str, Any]) ->
     return endpoint
 
 
+@audited("webhook_endpoint.delete")
 def endpoint_delete(*, endpoint: WebhookEndpoint) -> None:
     """With its deliveries, sent or not."""
     WebhookEndpoint.objects.filter(pk=endpoint.pk).delete()
 
 
+@audited("webhook_endpoint.rotate_secret")
 @transaction.atomic
 def endpoint_rotate_secret(*, endpoint: WebhookEndpoint, grace: dt.timedelta) -> str:
     """A new secret. Until `grace` is over, deliveries are signed with the old one too."""
@@ -79,6 +84,7 @@ def _add_secret(endpoint: WebhookEndpoint) -> str:
     return secret
 
 
+@audited("webhook_endpoint.test")
 @transaction.atomic
 def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
     """Sends an event made for this, to this endpoint alone and whatever it subscribed to.
@@ -93,6 +99,7 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
     return delivery
 
 
+@audited("webhook_delivery.replay")
 def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
     """Sends it again, now and then by the whole schedule, under the same `webhook-id`. A pending one is hastened."""
     now = timezone.now()

@@ -56,7 +56,7 @@ def test_a_database_url_becomes_djangos_settings() -> None:
         "PASSWORD": "p/w",
         "HOST": "db.example",
         "PORT": "6543",
-        "OPTIONS": {"sslmode": "require"},
+        "OPTIONS": {"sslmode": "require", "connect_timeout": "5"},
     }
 
 

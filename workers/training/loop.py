@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -77,10 +77,14 @@ class Progression:
     step: int = 0
     elapsed_seconds: float = 0.0
     best_step: int = 0
-    best_acceptance_length: float = 0.0
+    best: Validation | None = None  # of the weights of `best_step`
     num_worse: int = 0  # evaluations in a row without a new best
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
     stopped: str = ""  # why it ended: steps, seconds or patience; "" while it runs
+
+    @property
+    def best_acceptance_length(self) -> float:
+        return 0.0 if self.best is None else self.best.acceptance_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,8 @@ class _Run:
             for name, parameter in self._parameters.items():
                 parameter.copy_(self._best[name])
         self._method.module.eval()
-        return Outcome(self._at, self._method.validate())
+        assert self._at.best is not None, "the first evaluation is better than none"
+        return Outcome(self._at, self._at.best)
 
     def _emit(self, event: Event) -> None:
         if self._processes.is_first:
@@ -207,7 +212,7 @@ class _Run:
         self._at = replace(
             self._at,
             best_step=self._at.step if better else self._at.best_step,
-            best_acceptance_length=max(found.acceptance_length, self._at.best_acceptance_length),
+            best=found if better else self._at.best,
             num_worse=num_worse,
             history=(*self._at.history, {"step": float(self._at.step), **entry}),
         )
@@ -254,8 +259,8 @@ class _Run:
         return values
 
     def _restore(self, snapshot: Snapshot) -> None:
-        state = {**snapshot.state, "history": tuple(snapshot.state["history"])}
-        self._at = Progression(step=snapshot.step, **state)
+        state, best = _with_tuples(snapshot.state), _with_tuples(snapshot.state["best"])
+        self._at = Progression(step=snapshot.step, **state | {"best": Validation(**best)})
         self._started = self._clock() - self._at.elapsed_seconds
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
         with torch.no_grad():
@@ -314,6 +319,11 @@ def learning_rate_factor(step: int, fraction_done: float, warmup_steps: int) -> 
 def _step_seed(seed: int, step: int, rank: int) -> int:
     """Of all that a step draws; 32 bits, which is what torch's generator on the CPU takes in."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4])
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As they were before JSON made lists of them."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -1,37 +1,20 @@
-"""EAGLE-3 under training: its loss, its unroll, and that what is simulated is what is served."""
+"""EAGLE-3 under training: its loss and its unroll."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from engine.config import EngineConfig
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.eagle3_module import WEIGHTS_FILE, Eagle3
-from engine.generate import generate
 from engine.load import load_model
-from engine.loop import Engine
 from engine.models.base import Model
-from engine.request import Request, SamplingParams
 from engine.rotary import tables_of
 from tests.engine.eagle3_reference import make_config, make_module, reference_layer
-from tests.workers.support import Recorder
-from tests.workers.training.jobs import training_spec, write_answers
-from workers.contracts import Event, Finished, Progress, TrainingSpec
-from workers.training.data import IGNORED, Conversation, read_corpus
+from workers.training.data import IGNORED, Conversation
 from workers.training.eagle3.data import make_batch
 from workers.training.eagle3.loss import step_loss
 from workers.training.eagle3.unroll import Unroll
 from workers.training.hidden_states import compute_tap_rows
-from workers.training.job import run_training
-from workers.training.replay import simulate
-
-BUDGET = 12
-FAST = {"max_steps": 60, "evaluate_every": 20, "batch_rows": 8, "epochs": 100, "learning_rate": 3e-3, "patience": 0}
-
 
 # Loss
 
@@ -116,74 +99,3 @@ def test_labels_are_the_tokens_after_the_last_known_one(target: Model) -> None:
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]
     assert batch.chosen[:, 0].tolist() == [1, 2, 3]
     assert batch.hidden.shape[0] == 4
-
-
-# The job
-
-
-def requests() -> list[Request]:
-    return [
-        Request(str(i), (1, 40 + i % 5, 50, 60 + i % 3, 70 + i), SamplingParams(max_tokens=32, temperature=0.0))
-        for i in range(16)
-    ]
-
-
-@pytest.fixture(scope="module")
-def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_answers(tmp_path_factory.mktemp("tokens") / "tokens.jsonl", tiny_model, requests())
-
-
-def make_spec(folder: Path, model: Path, tokens: Path, **hyperparameters: Any) -> TrainingSpec:
-    return training_spec(folder, model, tokens, "eagle3", FAST | hyperparameters)
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_model: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run_training(make_spec(tmp_path_factory.mktemp("trained"), tiny_model, tokens), Recorder())
-
-
-def test_training_lengthens_acceptance(trained: Finished) -> None:
-    report = json.loads((Path(trained.artifacts["speculator"]) / "report.json").read_text())
-    assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.5
-
-
-def test_what_is_served_is_what_was_simulated(trained: Finished, tiny_model: Path, tokens: Path) -> None:
-    model = load_model(tiny_model)
-    stored = Eagle3.load(Path(trained.artifacts["speculator"]))
-    engine = Engine(model, Eagle3Drafter(stored, model), EngineConfig(draft_budget=BUDGET))
-    served = generate(engine, requests())
-    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in served)
-    passes = sum(answer.speculation.num_spec_steps for answer in served)
-
-    corpus = read_corpus([tokens], validation_fraction=0.1)
-    drafter = Eagle3Drafter(stored, model)
-    rows = compute_tap_rows(model, (*corpus.train, *corpus.validation), tap_layers=drafter.tap_layers, file=None)
-    simulated = simulate(drafter, rows, model, budget=BUDGET)
-    assert simulated.num_passes == 2 * passes  # every answer is there twice
-    assert simulated.num_accepted == 2 * accepted
-    assert accepted > 0.5 * passes
-
-
-def test_taps_in_a_file_and_a_restart_give_the_same_weights(
-    tmp_path: Path, trained: Finished, tiny_model: Path, tokens: Path
-) -> None:
-    class Killed(Exception):
-        pass
-
-    def kill_late(event: Event) -> None:
-        if isinstance(event, Progress) and event.unit == "steps" and event.done == 47:
-            raise Killed
-
-    spec = make_spec(tmp_path, tiny_model, tokens, cache_memory_bytes=0)
-    with pytest.raises(Killed):
-        run_training(spec, kill_late)
-    torch.manual_seed(999)  # whatever a new process drew before
-    emit = Recorder()
-    finished = run_training(spec, emit)
-    assert min(event.step for event in emit.of("checkpoint")) > 40  # it did not start from the beginning
-    assert finished.result["hidden_states"]["kept_in"] == "file"
-    assert weights(finished) == weights(trained)
-
-
-def weights(finished: Finished) -> bytes:
-    return (Path(finished.artifacts["speculator"]) / WEIGHTS_FILE).read_bytes()

@@ -108,6 +108,7 @@ def weights(finished: Finished) -> bytes:
     return (Path(finished.artifacts["speculator"]) / WEIGHTS_FILE).read_bytes()
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
     tmp_path: Path, tiny_model: Path, tokens: Path, kills: int

@@ -42,7 +42,7 @@ def step_loss(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum over rows; gradients are computed on the way forward, chunk by chunk."""
+    """Sum over rows; gradients are computed on the way forward, chunk by chunk, where the features want one."""
 
     @staticmethod
     def forward(
@@ -54,8 +54,9 @@ class _CrossEntropy(torch.autograd.Function):
         chosen: Tensor,
         soft_weight: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        to_features = torch.zeros_like(features)
-        to_head = torch.zeros_like(lm_head) if ctx.needs_input_grad[1] else None
+        learns, head_learns, *_ = ctx.needs_input_grad
+        to_features = torch.zeros_like(features) if learns else None
+        to_head = torch.zeros_like(lm_head) if learns and head_learns else None
         size = max(1, _CHUNK // lm_head.shape[0])
         total, nats = (features.new_zeros((), dtype=torch.float32) for _ in range(2))
         correct = labels.new_zeros(())
@@ -68,6 +69,8 @@ class _CrossEntropy(torch.autograd.Function):
             wanted.scatter_add_(-1, labels[rows].unsqueeze(-1), torch.full_like(own, hard))
             total = total - (wanted * log_p).sum()
             nats, correct = nats - own.sum(), correct + (log_p.argmax(-1) == labels[rows]).sum()
+            if to_features is None:
+                continue
             error = (log_p.exp() - wanted).to(features.dtype)
             to_features[rows] = error @ lm_head
             if to_head is not None:

@@ -88,9 +88,8 @@ def install(connection: BaseDatabaseWrapper, **_: object) -> None:
 def _tell_first(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     """Wraps every statement, and tells the database for whom it is."""
     connection = context["connection"]
-    if isinstance(sql, str) and sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
-        if sql.startswith("ROLLBACK"):
-            connection.slipstream_told = None  # a setting made since the savepoint is undone with it
+    if isinstance(sql, str) and sql.startswith("ROLLBACK TO SAVEPOINT"):
+        connection.slipstream_told = None  # a setting made since the savepoint is undone with it
         return execute(sql, params, many, context)
     if connection.in_atomic_block or not connection.get_autocommit():
         _tell(connection)

@@ -42,6 +42,8 @@ def _value(field: Any, organization: Organization) -> Any:
             return "192.0.2.1"
         case models.JSONField():
             return {}
+        case models.BooleanField():
+            return False
         case models.BinaryField():
             return b"x"
         case models.IntegerField() | models.FloatField():

@@ -1,5 +1,7 @@
 """The database itself refuses to change what happened."""
 
+from typing import Any
+
 from django.db import migrations
 
 _SQLITE = [
@@ -21,12 +23,12 @@ _POSTGRES = [
 ]
 
 
-def add_triggers(apps, schema_editor):
+def add_triggers(apps: Any, schema_editor: Any) -> None:
     for statement in _POSTGRES if schema_editor.connection.vendor == "postgresql" else _SQLITE:
         schema_editor.execute(statement)
 
 
-def drop_triggers(apps, schema_editor):
+def drop_triggers(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
         schema_editor.execute("DROP FUNCTION audit_refuse CASCADE")
         return

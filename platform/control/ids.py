@@ -78,3 +78,7 @@ def webhook_endpoint_id() -> str:
 
 def webhook_delivery_id() -> str:
     return new_id("whd_")
+
+
+def quote_id() -> str:
+    return new_id("quote_")

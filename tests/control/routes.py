@@ -10,6 +10,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from control.api.auth import OrganizationView
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+PUBLIC = frozenset({"/v1/openapi.json"})  # without a key
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -18,6 +19,10 @@ class Route:
     path: str  # "/v1/files/{file_id}"
     view: Any  # a subclass of OrganizationView, or a function
     methods: tuple[str, ...]
+
+    def kind_of(self, parameter: str) -> str:
+        """What the parameter names: OpenAI's path calls two kinds of things `job_id`."""
+        return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -28,7 +33,7 @@ def api_routes() -> list[Route]:
     return [
         Route(path=path, view=view, methods=_methods(view))
         for path, view in _walk(get_resolver().url_patterns, "/")
-        if path.startswith("/v1/")
+        if path.startswith("/v1/") and path not in PUBLIC
     ]
 
 

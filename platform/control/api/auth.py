@@ -2,8 +2,9 @@
 
 from typing import Any, ClassVar
 
-from django.http import Http404, HttpResponse
+from django.http import Http404
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from control.accounts.models import ApiKey, Organization
@@ -40,6 +41,6 @@ class OrganizationView(APIView):
         if any("\0" in str(value) for value in (*kwargs.values(), *request.query_params.values())):
             raise Http404  # names nothing; PostgreSQL would refuse even to look for it
 
-    def finalize_response(self, *args: Any, **kwargs: Any) -> HttpResponse:
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         set_caller(None)
-        return super().finalize_response(*args, **kwargs)
+        return super().finalize_response(request, response, *args, **kwargs)

@@ -27,6 +27,14 @@ def base_model_get(organization: Organization, name: str) -> BaseModel:
     return model
 
 
+def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
+    """Raises: ApiError: 404, also for one that is another organization's alone."""
+    model = base_models_list(organization).filter(pk=model_id).first()
+    if model is None:
+        raise ApiError(404, f"No such base model: {model_id[:80]!r}.", "base_model_not_found", "model_id")
+    return model
+
+
 def speculators_list(organization: Organization) -> QuerySet[Speculator]:
     return Speculator.objects.filter(organization=organization).select_related("base_model")
 

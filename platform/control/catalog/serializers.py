@@ -14,6 +14,19 @@ def base_model_body(model: BaseModel) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": unix(model.created_at), "owned_by": owner}
 
 
+def registered_model_body(model: BaseModel) -> dict[str, Any]:
+    """Ours: what speculators are bound to."""
+    return {
+        "id": model.pk,
+        "object": "base_model",
+        "name": model.name,
+        "model_type": model.model_type,
+        "revision": model.revision,
+        "is_shared": model.organization_id is None,
+        "created_at": unix(model.created_at),
+    }
+
+
 def deployment_model_body(deployment: Deployment) -> dict[str, Any]:
     return {
         "id": deployment.name,

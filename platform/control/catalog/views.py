@@ -6,8 +6,20 @@ from rest_framework.response import Response
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
 from control.api.paging import paginate
-from control.catalog.selectors import base_model_get, base_models_list, speculator_get, speculators_list
-from control.catalog.serializers import base_model_body, deployment_model_body, models_body, speculator_body
+from control.catalog.selectors import (
+    base_model_by_id,
+    base_model_get,
+    base_models_list,
+    speculator_get,
+    speculators_list,
+)
+from control.catalog.serializers import (
+    base_model_body,
+    deployment_model_body,
+    models_body,
+    registered_model_body,
+    speculator_body,
+)
 from control.deployments.selectors import deployments_list
 from control.files.streaming import StoredFileResponse
 from control.storage import ObjectMissing
@@ -30,6 +42,22 @@ class ModelView(OrganizationView):
         if deployment is not None:
             return Response(deployment_model_body(deployment))
         return Response(base_model_body(base_model_get(self.organization, name)))
+
+
+class BaseModelsView(OrganizationView):
+    """Models as they were registered: your own, and those that everybody may use."""
+
+    scope = "models"
+
+    def get(self, request: Request) -> Response:
+        return paginate(base_models_list(self.organization), request, registered_model_body)
+
+
+class BaseModelView(OrganizationView):
+    scope = "models"
+
+    def get(self, request: Request, model_id: str) -> Response:
+        return Response(registered_model_body(base_model_by_id(self.organization, model_id)))
 
 
 class SpeculatorsView(OrganizationView):

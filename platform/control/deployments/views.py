@@ -19,6 +19,9 @@ from control.deployments.services import (
     deployment_stop,
     deployment_update,
 )
+from control.events.selectors import events_list
+from control.events.serializers import event_body
+from control.events.services import events_number
 
 
 class DeploymentsView(OrganizationView):
@@ -66,6 +69,15 @@ class DeploymentView(_OneDeployment):
     def delete(self, request: Request, deployment_id: str) -> Response:
         deployment = deployment_delete(deployment=self.deployment(deployment_id))
         return Response({"id": deployment.pk, "object": "deployment", "deleted": True})
+
+
+class DeploymentEventsView(_OneDeployment):
+    """What became of it, newest first."""
+
+    def get(self, request: Request, deployment_id: str) -> Response:
+        events_number(self.organization)
+        events = events_list(self.organization, object_id=self.deployment(deployment_id).pk)
+        return paginate(events, request, event_body, by="seq", id_field="id")
 
 
 class DeploymentStartView(_OneDeployment):

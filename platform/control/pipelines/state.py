@@ -27,6 +27,13 @@ STAGES: Mapping[Status, str] = {
 ACTIVE = frozenset(STAGES)
 RESUMABLE = frozenset({Status.FAILED, Status.CANCELLED})
 _ENDED_EARLY = RESUMABLE
+_FINE_TUNING_ENDS: Mapping[Status, str] = {
+    Status.LIVE: "succeeded",
+    Status.SUCCEEDED: "succeeded",
+    Status.REJECTED: "failed",
+    Status.FAILED: "failed",
+    Status.CANCELLED: "cancelled",
+}
 LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.DISTILLING: frozenset({Status.TRAINING}) | _ENDED_EARLY,
     Status.TRAINING: frozenset({Status.EVALUATING}) | _ENDED_EARLY,
@@ -56,8 +63,17 @@ def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None
         if moved:
             stage = STAGES.get(origin) or STAGES.get(to)
             PipelineEvent.objects.create(pipeline=pipeline, status=to, data={"stage": stage, **(data or {})})
-            event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
+            _tell(pipeline, to)
     return bool(moved)
+
+
+def _tell(pipeline: Pipeline, to: Status) -> None:
+    """A fine-tuning job is its pipeline under OpenAI's name, and ends with it."""
+    event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
+    if end := _FINE_TUNING_ENDS.get(to):
+        job_id = Pipeline.objects.values_list("fine_tuning_job", flat=True).get(pk=pipeline.pk)
+        if job_id is not None:
+            event_record(organization_id=pipeline.organization_id, type=f"fine_tuning.job.{end}", object_id=job_id)
 
 
 def stage_at_end(pipeline: Pipeline) -> str | None:

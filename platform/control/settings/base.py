@@ -3,6 +3,7 @@
 import structlog
 
 from control.console.theme import UNFOLD as UNFOLD
+from control.openapi.settings import SPECTACULAR as SPECTACULAR_SETTINGS  # noqa: F401  # Django's, by its name
 from control.settings.config import Config, database_settings
 
 SLIPSTREAM = Config()
@@ -25,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "rest_framework",
+    "drf_spectacular",
     "control.accounts",
     "control.tenancy",
     "control.audit",
@@ -41,6 +43,7 @@ INSTALLED_APPS = [
     "control.events",
     "control.webhooks",
     "control.usage",
+    "control.quotes",
     "control.console",
     "control.embedded",
 ]
@@ -94,6 +97,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "control.api.negotiation.AlwaysJson",
     "EXCEPTION_HANDLER": "control.api.errors.exception_handler",
+    "DEFAULT_SCHEMA_CLASS": "control.openapi.schema.TableSchema",
     "UNAUTHENTICATED_USER": None,
 }
 

@@ -64,7 +64,7 @@ def cost_results(sums: Sums, chosen: Sequence[str]) -> list[dict[str, Any]]:
 def _cost(nanousd: int, *, line_item: str | None, quantity: int | None, group: dict[str, Any]) -> dict[str, Any]:
     return {
         "object": "organization.costs.result",
-        "amount": {"value": float(nanousd / NANO), "currency": "usd"},
+        "amount": dollars(nanousd),
         "line_item": line_item,
         "quantity": quantity,
         "quantity_unit": None if quantity is None else "tokens",
@@ -83,8 +83,12 @@ def total_body(sums: Sums, *, start: dt.datetime, end: dt.datetime) -> dict[str,
         "input_cached_tokens": sums.counts["cached_tokens"],
         "output_tokens": sums.counts["output_tokens"],
         "num_model_requests": sums.counts["requests"],
-        "cost": {"value": float(nanousd / NANO), "currency": "usd"},
+        "cost": dollars(nanousd),
     }
+
+
+def dollars(nanousd: int) -> dict[str, Any]:
+    return {"value": float(nanousd / NANO), "currency": "usd"}
 
 
 def _chosen(sums: Sums, groups: Mapping[str, str], chosen: Sequence[str]) -> dict[str, Any]:

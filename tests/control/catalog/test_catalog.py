@@ -122,3 +122,18 @@ def test_a_speculator_shows_its_report_and_plot_to_its_owner_alone(
     assert [item["id"] for item in client.get("/v1/speculators").json()["data"]] == [ours.pk]
     for suffix in ("", "/plot"):
         assert client.get(f"/v1/speculators/{theirs.pk}{suffix}").status_code == 404
+
+
+def test_registered_models_are_shown_with_the_revision_that_speculators_are_bound_to(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    shared, own = make_base_model("shared"), make_base_model("own", organization)
+    theirs = make_base_model("theirs", other_organization)
+
+    shown = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
+
+    assert {name: model["is_shared"] for name, model in shown.items()} == {"shared": True, "own": False}
+    assert shown["own"]["revision"] == own.revision
+    assert client.get(f"/v1/base_models/{own.pk}").json() == shown["own"]
+    assert client.get(f"/v1/base_models/{shared.pk}").json() == shown["shared"]
+    assert client.get(f"/v1/base_models/{theirs.pk}").status_code == 404

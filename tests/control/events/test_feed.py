@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -23,8 +23,11 @@ from control.events.models import Event
 from control.events.services import KEPT, event_record, events_number, events_prune
 from control.events.stream import Pace, Subscription, refuse_too_many, stream
 from control.events.types import EVENT_TYPES
+from control.fine_tuning.models import FineTuningJob
 from control.jobs.services import job_cancel, job_claim, job_end_cancelled, job_submit
+from control.pipelines.services import pipeline_cancel
 from tests.control.factories import chat_row, make_base_model, make_file, make_key
+from tests.control.pipelines.helpers import make_pipeline
 
 HURRIED = Pace(poll_seconds=0.01, heartbeat_seconds=0.03, max_seconds=30.0)
 
@@ -88,6 +91,19 @@ def test_a_deployment_tells_of_changes_of_state_alone(organization: Organization
         ("deployment.provisioning", deployment.pk),
         ("deployment.stopping", deployment.pk),
     ]
+
+
+def test_a_fine_tuning_job_ends_with_its_pipeline_under_openais_name(organization: Organization) -> None:
+    pipeline = make_pipeline(organization)
+    job = FineTuningJob.objects.create(
+        organization=organization, pipeline=pipeline, training_file=pipeline.prompts_file
+    )
+    pipeline_cancel(pipeline=make_pipeline(organization))
+    pipeline_cancel(pipeline=pipeline)
+
+    ends = [entry for entry in feed(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))]
+    assert ends[1:] == [("pipeline.cancelled", pipeline.pk), ("fine_tuning.job.cancelled", job.pk)]
+    assert ends[0][0] == "pipeline.cancelled"
 
 
 def test_a_speculator_is_ready_once(organization: Organization) -> None:
@@ -251,9 +267,21 @@ def test_a_client_that_lost_the_connection_goes_on_where_it_was(organization: Or
             "Last-Event-ID": events[0].id,
         }
         response = await AsyncClient().get("/v1/events", headers=headers)
-        return response.headers["Content-Type"], await messages(aiter(response.streaming_content), 3)
+        return response.headers["Content-Type"], await messages(aiter(cast(Any, response).streaming_content), 3)
 
     content_type, parts = async_to_sync(watch)()
 
     assert content_type == "text/event-stream"
     assert ids(parts) == [event.id for event in events[1:]]
+
+
+def test_a_deployments_events_are_its_own(client: Client, organization: Organization) -> None:
+    model = make_base_model()
+    ours = deployment_create(organization=organization, name="d", base_model=model)
+    deployment_create(organization=organization, name="other", base_model=model)
+    deployment_stop(deployment=ours)
+
+    shown = client.get(f"/v1/deployments/{ours.pk}/events").json()["data"]
+
+    assert [event["type"] for event in shown] == ["deployment.stopping", "deployment.provisioning"]
+    assert {event["data"]["id"] for event in shown} == {ours.pk}

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import Client
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
@@ -13,7 +14,7 @@ from control.accounts.services import project_create
 from control.batches.models import Batch
 from control.batches.state import Status, transition
 from control.usage.caller import Caller, current_caller
-from control.usage.models import UsageRecord
+from control.usage.models import Price, UsageRecord
 from control.usage.services import Tokens, price_set, usage_add
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_key
 
@@ -194,3 +195,14 @@ def test_a_caller_is_forgotten_with_the_request(organization: Organization) -> N
     assert client_of(organization).get("/v1/files/none").status_code == 404
     assert current_caller() is None
     assert ApiKey.objects.count() == 2
+
+
+def test_operators_set_prices_in_dollars_per_million_tokens(db: None) -> None:
+    call_command("price_set", "m", "0.15", "0.6", batch_percent=40)
+    call_command("price_set", "m", "0.1", "0.6")
+
+    price = Price.objects.get()
+    assert (price.model, price.input_nanousd, price.output_nanousd, price.batch_percent) == ("m", 100, 600, 50)
+    for bad in ("-1", "0.0001"):
+        with pytest.raises(CommandError):
+            call_command("price_set", "m", "0.1", bad)

@@ -57,7 +57,7 @@ def test_openais_client_unwraps_it(kind: str, organization: Organization, clock:
 
     event = client.webhooks.unwrap(call.body, call.headers)
 
-    assert (event.type, event.data.id) == (kind, "batch_1")
+    assert (event.type, event.to_dict()["data"]) == (kind, {"id": "batch_1"})
     with pytest.raises(InvalidWebhookSignatureError):
         client.webhooks.unwrap(call.body, call.headers, secret=new_secret())
 

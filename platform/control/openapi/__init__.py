@@ -1,0 +1,1 @@
+"""The OpenAPI document: what every route takes and answers, in one table."""

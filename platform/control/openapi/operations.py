@@ -1,0 +1,252 @@
+"""Every operation of the API: what it is called, what it takes beside its path, and what it answers.
+
+The keys are views, below `control.`, and methods. A route without an entry fails the document's test.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from control.accounts.serializers import (
+    ApiKeyInput,
+    ApiKeyRotateInput,
+    MemberInput,
+    MemberUpdateInput,
+    ProjectInput,
+)
+from control.batches.serializers import BatchInput
+from control.datasets.serializers import DatasetInput
+from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput
+from control.fine_tuning.requests import JobInput
+from control.openapi import openai_shapes as openai
+from control.openapi import own_shapes as own
+from control.openapi.forms import FileForm, PartForm
+from control.openapi.shapes import Deleted, Page
+from control.pipelines.requests import PipelineRequest
+from control.quotes.serializers import QuoteInput
+from control.uploads.serializers import CompleteInput, UploadInput
+from control.webhooks.serializers import EndpointInput, EndpointUpdateInput, RotateSecretInput
+
+BINARY = "application/octet-stream"
+LINES = "application/x-ndjson"
+EVENTS = "text/event-stream"
+PNG = "image/png"
+
+PAGING = {
+    "after": "The last id of the page before.",
+    "limit": "1 to 100.",
+    "order": "`desc`, the newest first, or `asc`.",
+}
+BUCKETS = {
+    "start_time": "Unix seconds.",
+    "end_time": "Unix seconds; now unless given.",
+    "bucket_width": "`1m`, `1h` or `1d`.",
+    "group_by[]": "What to tell apart; may be given several times.",
+    "project_ids[]": "These alone.",
+    "api_key_ids[]": "These alone.",
+    "models[]": "These alone.",
+    "batch": "`true` or `false` alone.",
+    "limit": "How many buckets.",
+    "page": "`next_page` of the page before.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    id: str
+    answer: Any  # a shape, or the media type of what is not JSON
+    status: int = 200
+    body: Any = None  # None: it takes none
+    query: Mapping[str, str] | None = None
+    also: str | None = None  # a second media type of the answer
+
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("accounts.views.ApiKeysView", "GET"): Operation(id="api_keys.list", answer=Page[own.ApiKeyObject], query=PAGING),
+    ("accounts.views.ApiKeysView", "POST"): Operation(
+        id="api_keys.create", answer=own.NewApiKeyObject, status=201, body=ApiKeyInput
+    ),
+    ("accounts.views.ApiKeyView", "GET"): Operation(id="api_keys.retrieve", answer=own.ApiKeyObject),
+    ("accounts.views.ApiKeyView", "DELETE"): Operation(id="api_keys.delete", answer=Deleted),
+    ("accounts.views.ApiKeyRotateView", "POST"): Operation(
+        id="api_keys.rotate", answer=own.NewApiKeyObject, status=201, body=ApiKeyRotateInput
+    ),
+    ("accounts.views.MembersView", "GET"): Operation(id="members.list", answer=Page[own.MemberObject], query=PAGING),
+    ("accounts.views.MembersView", "POST"): Operation(
+        id="members.create", answer=own.MemberObject, status=201, body=MemberInput
+    ),
+    ("accounts.views.MemberView", "GET"): Operation(id="members.retrieve", answer=own.MemberObject),
+    ("accounts.views.MemberView", "PATCH"): Operation(
+        id="members.update", answer=own.MemberObject, body=MemberUpdateInput
+    ),
+    ("accounts.views.MemberView", "DELETE"): Operation(id="members.delete", answer=Deleted),
+    ("accounts.views.ProjectsView", "GET"): Operation(id="projects.list", answer=Page[own.ProjectObject], query=PAGING),
+    ("accounts.views.ProjectsView", "POST"): Operation(
+        id="projects.create", answer=own.ProjectObject, status=201, body=ProjectInput
+    ),
+    ("accounts.views.ProjectView", "GET"): Operation(id="projects.retrieve", answer=own.ProjectObject),
+    ("accounts.views.ProjectView", "PATCH"): Operation(
+        id="projects.update", answer=own.ProjectObject, body=ProjectInput
+    ),
+    ("accounts.views.ProjectArchiveView", "POST"): Operation(id="projects.archive", answer=own.ProjectObject),
+    ("audit.views.AuditEventsView", "GET"): Operation(
+        id="audit_events.list", answer=Page[own.AuditEventObject], query=PAGING
+    ),
+    ("files.views.FilesView", "GET"): Operation(
+        id="files.list", answer=Page[openai.FileObject], query={**PAGING, "purpose": "These alone."}
+    ),
+    ("files.views.FilesView", "POST"): Operation(id="files.create", answer=openai.FileObject, body=FileForm),
+    ("files.views.FileView", "GET"): Operation(id="files.retrieve", answer=openai.FileObject),
+    ("files.views.FileView", "DELETE"): Operation(id="files.delete", answer=Deleted),
+    ("files.views.FileContentView", "GET"): Operation(id="files.content", answer=BINARY),
+    ("uploads.views.UploadsView", "POST"): Operation(id="uploads.create", answer=openai.UploadObject, body=UploadInput),
+    ("uploads.views.OneUploadView", "GET"): Operation(id="uploads.retrieve", answer=openai.UploadObject),
+    ("uploads.views.UploadPartsView", "GET"): Operation(
+        id="uploads.parts.list", answer=Page[openai.UploadPartObject], query=PAGING
+    ),
+    ("uploads.views.UploadPartsView", "POST"): Operation(
+        id="uploads.parts.create", answer=openai.UploadPartObject, body=PartForm
+    ),
+    ("uploads.views.UploadCompleteView", "POST"): Operation(
+        id="uploads.complete", answer=openai.UploadObject, body=CompleteInput
+    ),
+    ("uploads.views.UploadCancelView", "POST"): Operation(id="uploads.cancel", answer=openai.UploadObject),
+    ("datasets.views.DatasetsView", "GET"): Operation(id="datasets.list", answer=Page[own.DatasetObject], query=PAGING),
+    ("datasets.views.DatasetsView", "POST"): Operation(
+        id="datasets.create", answer=own.DatasetObject, status=201, body=DatasetInput
+    ),
+    ("datasets.views.DatasetView", "GET"): Operation(id="datasets.retrieve", answer=own.DatasetObject),
+    ("datasets.views.DatasetView", "DELETE"): Operation(id="datasets.delete", answer=Deleted),
+    ("datasets.views.DatasetErrorsView", "GET"): Operation(id="datasets.errors", answer=own.DatasetErrorList),
+    ("datasets.views.DatasetPreviewView", "GET"): Operation(
+        id="datasets.preview", answer=own.PreviewRows, query={"limit": "1 to 20 rows."}
+    ),
+    ("batches.views.BatchesView", "GET"): Operation(id="batches.list", answer=Page[openai.BatchObject], query=PAGING),
+    ("batches.views.BatchesView", "POST"): Operation(id="batches.create", answer=openai.BatchObject, body=BatchInput),
+    ("batches.views.BatchView", "GET"): Operation(id="batches.retrieve", answer=openai.BatchObject),
+    ("batches.views.BatchCancelView", "POST"): Operation(id="batches.cancel", answer=openai.BatchObject),
+    ("batches.views.BatchResultsView", "GET"): Operation(
+        id="batches.results",
+        answer=LINES,
+        query={"after": "How many rows the caller has already.", "follow": "`true`: until the batch has ended."},
+    ),
+    ("catalog.views.ModelsView", "GET"): Operation(id="models.list", answer=openai.ModelList),
+    ("catalog.views.ModelView", "GET"): Operation(id="models.retrieve", answer=openai.ModelObject),
+    ("catalog.views.BaseModelsView", "GET"): Operation(
+        id="base_models.list", answer=Page[own.BaseModelObject], query=PAGING
+    ),
+    ("catalog.views.BaseModelView", "GET"): Operation(id="base_models.retrieve", answer=own.BaseModelObject),
+    ("catalog.views.SpeculatorsView", "GET"): Operation(
+        id="speculators.list", answer=Page[own.SpeculatorObject], query=PAGING
+    ),
+    ("catalog.views.SpeculatorView", "GET"): Operation(id="speculators.retrieve", answer=own.SpeculatorObject),
+    ("catalog.views.SpeculatorPlotView", "GET"): Operation(id="speculators.plot", answer=PNG),
+    ("jobs.views.JobListView", "GET"): Operation(id="jobs.list", answer=Page[own.JobObject], query=PAGING),
+    ("jobs.views.JobView", "GET"): Operation(id="jobs.retrieve", answer=own.JobObject),
+    ("jobs.views.JobEventsView", "GET"): Operation(
+        id="jobs.events", answer=Page[own.JobEventObject], query={"after": "The last event that was seen."}
+    ),
+    ("jobs.views.JobCancelView", "POST"): Operation(id="jobs.cancel", answer=own.JobObject, status=202),
+    ("fine_tuning.views.FineTuningJobsView", "GET"): Operation(
+        id="fine_tuning.jobs.list", answer=Page[openai.FineTuningJobObject], query=PAGING
+    ),
+    ("fine_tuning.views.FineTuningJobsView", "POST"): Operation(
+        id="fine_tuning.jobs.create", answer=openai.FineTuningJobObject, body=JobInput
+    ),
+    ("fine_tuning.views.FineTuningJobView", "GET"): Operation(
+        id="fine_tuning.jobs.retrieve", answer=openai.FineTuningJobObject
+    ),
+    ("fine_tuning.views.FineTuningCancelView", "POST"): Operation(
+        id="fine_tuning.jobs.cancel", answer=openai.FineTuningJobObject
+    ),
+    ("fine_tuning.views.FineTuningEventsView", "GET"): Operation(
+        id="fine_tuning.jobs.events", answer=Page[openai.FineTuningEventObject], query=PAGING
+    ),
+    ("fine_tuning.views.FineTuningCheckpointsView", "GET"): Operation(
+        id="fine_tuning.jobs.checkpoints", answer=Page[openai.FineTuningCheckpointObject], query=PAGING
+    ),
+    ("pipelines.views.PipelineListView", "GET"): Operation(
+        id="pipelines.list", answer=Page[own.PipelineObject], query=PAGING
+    ),
+    ("pipelines.views.PipelineListView", "POST"): Operation(
+        id="pipelines.create", answer=own.PipelineObject, status=201, body=PipelineRequest
+    ),
+    ("pipelines.views.PipelineView", "GET"): Operation(id="pipelines.retrieve", answer=own.PipelineObject),
+    ("pipelines.views.PipelineCancelView", "POST"): Operation(id="pipelines.cancel", answer=own.PipelineObject),
+    ("pipelines.views.PipelineResumeView", "POST"): Operation(id="pipelines.resume", answer=own.PipelineObject),
+    ("quotes.views.QuotesView", "GET"): Operation(id="quotes.list", answer=Page[own.QuoteObject], query=PAGING),
+    ("quotes.views.QuotesView", "POST"): Operation(
+        id="quotes.create", answer=own.QuoteObject, status=201, body=QuoteInput
+    ),
+    ("quotes.views.QuoteView", "GET"): Operation(id="quotes.retrieve", answer=own.QuoteObject),
+    ("deployments.views.DeploymentsView", "GET"): Operation(
+        id="deployments.list", answer=Page[own.DeploymentObject], query=PAGING
+    ),
+    ("deployments.views.DeploymentsView", "POST"): Operation(
+        id="deployments.create", answer=own.DeploymentObject, status=201, body=DeploymentInput
+    ),
+    ("deployments.views.DeploymentView", "GET"): Operation(id="deployments.retrieve", answer=own.DeploymentObject),
+    ("deployments.views.DeploymentView", "PATCH"): Operation(
+        id="deployments.update", answer=own.DeploymentObject, body=DeploymentUpdateInput
+    ),
+    ("deployments.views.DeploymentView", "DELETE"): Operation(id="deployments.delete", answer=Deleted),
+    ("deployments.views.DeploymentEventsView", "GET"): Operation(
+        id="deployments.events", answer=Page[own.EventObject], query=PAGING
+    ),
+    ("deployments.views.DeploymentStartView", "POST"): Operation(
+        id="deployments.start", answer=own.DeploymentObject, status=202
+    ),
+    ("deployments.views.DeploymentStopView", "POST"): Operation(
+        id="deployments.stop", answer=own.DeploymentObject, status=202
+    ),
+    ("events.views.EventsView", "GET"): Operation(
+        id="events.list",
+        answer=Page[own.EventObject],
+        also=EVENTS,
+        query={**PAGING, "types": "Names or patterns, with commas.", "object_id": "Of this object alone."},
+    ),
+    ("events.views.EventView", "GET"): Operation(id="events.retrieve", answer=own.EventObject),
+    ("webhooks.views.EndpointsView", "GET"): Operation(
+        id="webhook_endpoints.list", answer=Page[own.WebhookEndpointObject], query=PAGING
+    ),
+    ("webhooks.views.EndpointsView", "POST"): Operation(
+        id="webhook_endpoints.create", answer=own.WebhookEndpointWithSecret, status=201, body=EndpointInput
+    ),
+    ("webhooks.views.EndpointView", "GET"): Operation(
+        id="webhook_endpoints.retrieve", answer=own.WebhookEndpointObject
+    ),
+    ("webhooks.views.EndpointView", "PATCH"): Operation(
+        id="webhook_endpoints.update", answer=own.WebhookEndpointObject, body=EndpointUpdateInput
+    ),
+    ("webhooks.views.EndpointView", "DELETE"): Operation(id="webhook_endpoints.delete", answer=Deleted),
+    ("webhooks.views.EndpointRotateView", "POST"): Operation(
+        id="webhook_endpoints.rotate_secret", answer=own.WebhookEndpointWithSecret, body=RotateSecretInput
+    ),
+    ("webhooks.views.EndpointTestView", "POST"): Operation(
+        id="webhook_endpoints.test", answer=own.WebhookDeliveryObject, status=202
+    ),
+    ("webhooks.views.DeliveriesView", "GET"): Operation(
+        id="webhook_endpoints.deliveries.list",
+        answer=Page[own.WebhookDeliveryObject],
+        query={**PAGING, "status": "`pending`, `succeeded` or `failed` alone."},
+    ),
+    ("webhooks.views.DeliveryView", "GET"): Operation(
+        id="webhook_endpoints.deliveries.retrieve", answer=own.WebhookDeliveryObject
+    ),
+    ("webhooks.views.DeliveryReplayView", "POST"): Operation(
+        id="webhook_endpoints.deliveries.replay", answer=own.WebhookDeliveryObject, status=202
+    ),
+    ("usage.views.UsageView", "GET"): Operation(
+        id="usage.retrieve",
+        answer=own.UsageTotal,
+        query={"start_time": "Unix seconds; the month's first unless given.", "end_time": "Unix seconds; or now."},
+    ),
+    ("usage.views.CompletionsUsageView", "GET"): Operation(
+        id="organization.usage.completions", answer=openai.UsagePage, query=BUCKETS
+    ),
+    ("usage.views.CostsView", "GET"): Operation(id="organization.costs", answer=openai.CostPage, query=BUCKETS),
+    ("gateway.views.chat_completions", "POST"): Operation(
+        id="chat.completions.create", answer=own.Completion, also=EVENTS
+    ),
+    ("gateway.views.completions", "POST"): Operation(id="completions.create", answer=own.Completion, also=EVENTS),
+}

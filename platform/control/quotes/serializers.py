@@ -1,0 +1,44 @@
+"""Quotes as the API shows them, and what a request for one may say."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from control.api.fields import BodyInput
+from control.api.times import unix
+from control.quotes.models import Quote
+from control.usage.serializers import dollars
+
+
+def quote_body(quote: Quote) -> dict[str, Any]:
+    dataset = quote.dataset
+    return {
+        "id": quote.pk,
+        "object": "quote",
+        "dataset_id": dataset.pk,
+        "model": dataset.base_model.name if dataset.base_model else None,
+        "status": quote.status,
+        "basis": quote.basis,
+        "pilot_batch_id": quote.pilot_id,
+        "num_rows": dataset.num_rows,
+        "input_tokens": dataset.num_tokens,
+        "input_tokens_exact": dataset.tokens_are_exact,
+        "output_tokens": quote.output_tokens,
+        "output_tokens_low": quote.output_tokens_low,
+        "output_tokens_high": quote.output_tokens_high,
+        "cost": _cost(quote, quote.output_tokens),
+        "cost_low": _cost(quote, quote.output_tokens_low),
+        "cost_high": _cost(quote, quote.output_tokens_high),
+        "created_at": unix(quote.created_at),
+    }
+
+
+def _cost(quote: Quote, output_tokens: int | None) -> dict[str, Any] | None:
+    if output_tokens is None:
+        return None
+    return dollars(quote.input_nanousd + output_tokens * quote.output_nanousd)
+
+
+class QuoteInput(BodyInput):
+    dataset_id = serializers.CharField(max_length=40)
+    basis = serializers.ChoiceField(choices=Quote.Basis.choices, default=Quote.Basis.PILOT)

@@ -1,0 +1,36 @@
+"""/v1/quotes: what a batch of a dataset's rows will cost."""
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.api.auth import OrganizationView
+from control.api.paging import paginate
+from control.datasets.selectors import dataset_get
+from control.quotes.models import Quote
+from control.quotes.selectors import quote_get, quotes_list
+from control.quotes.serializers import QuoteInput, quote_body
+from control.quotes.services import quote_create, quote_settle
+
+
+class QuotesView(OrganizationView):
+    scope = "pipelines"
+
+    def get(self, request: Request) -> Response:
+        return paginate(quotes_list(self.organization), request, quote_body)
+
+    def post(self, request: Request) -> Response:
+        """`pilot` has a few of the rows answered first, at your cost; `history` goes by earlier batches."""
+        form = QuoteInput(data=request.data)
+        form.is_valid(raise_exception=True)
+        dataset = dataset_get(self.organization, form.validated_data["dataset_id"])
+        basis = Quote.Basis(form.validated_data["basis"])
+        quote = quote_create(organization=self.organization, dataset=dataset, basis=basis)
+        return Response(quote_body(quote_get(self.organization, quote.pk)), status=201)
+
+
+class QuoteView(OrganizationView):
+    scope = "pipelines"
+
+    def get(self, request: Request, quote_id: str) -> Response:
+        """`ready` once the pilot has ended."""
+        return Response(quote_body(quote_settle(quote=quote_get(self.organization, quote_id))))

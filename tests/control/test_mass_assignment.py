@@ -1,0 +1,106 @@
+"""S11: no request writes what is the server's to write, whatever member it is sent in."""
+
+import json
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import models
+from django.test import Client
+
+from control.accounts.models import Organization
+from control.openapi.views import generate
+from tests.control.bodies import BODIES, FORM, NO_BODY
+from tests.control.calls import form_file, path_of
+from tests.control.routes import Route, api_routes
+from tests.control.world import World
+
+SENTINEL = "written-by-a-stranger"
+OURS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
+FIELDS = sorted({field.attname for model in OURS for field in model._meta.concrete_fields}
+                | {field.name for model in OURS for field in model._meta.concrete_fields})  # fmt: skip
+GATEWAY = ("/v1/chat/completions", "/v1/completions")  # the engine refuses what it does not know
+WRITES = [
+    (route, method)
+    for route in api_routes()
+    for method in route.methods
+    if f"{method} {route.path}" in BODIES and route.path not in GATEWAY
+]
+
+
+def params(*kinds: Any) -> list[Any]:
+    return [
+        pytest.param(route, method, id=f"{method} {route.path}")
+        for route, method in WRITES
+        if any(BODIES[f"{method} {route.path}"] is kind for kind in kinds)
+    ]
+
+
+def json_bodies() -> list[Any]:
+    return [
+        pytest.param(route, method, id=f"{method} {route.path}")
+        for route, method in WRITES
+        if all(BODIES[f"{method} {route.path}"] is not kind for kind in (FORM, NO_BODY))
+    ]
+
+
+@pytest.fixture
+def world(organization: Organization) -> World:
+    return World(organization)
+
+
+def stored() -> str:
+    """Every row of every table of ours."""
+    return json.dumps([list(model._default_manager.values()) for model in OURS], default=str)
+
+
+def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
+    return client.generic(method, path, json.dumps(body), "application/json")
+
+
+@pytest.mark.parametrize(("route", "method"), json_bodies())
+def test_a_member_that_a_body_does_not_have_is_refused_by_name(
+    route: Route, method: str, client: Client, world: World
+) -> None:
+    """Each of them alone: the first unknown one would hide that another is taken."""
+    body, path = BODIES[f"{method} {route.path}"].make(world), path_of(route, world)
+
+    for name in sorted(set(FIELDS) - declared(route, method)):
+        error = send(client, method, path, {**body, name: {"x": SENTINEL}}).json()["error"]
+        assert (error["code"], error["param"]) == ("unknown_parameter", name)
+
+    assert SENTINEL not in stored()
+
+
+@pytest.mark.parametrize(("route", "method"), params(NO_BODY))
+def test_what_takes_no_body_writes_nothing_of_one(route: Route, method: str, client: Client, world: World) -> None:
+    response = send(client, method, path_of(route, world), dict.fromkeys(FIELDS, SENTINEL))
+
+    assert response.status_code < 500
+    assert SENTINEL not in stored()
+
+
+@pytest.mark.parametrize(("route", "method"), params(FORM))
+def test_a_form_writes_its_own_fields_alone(route: Route, method: str, client: Client, world: World) -> None:
+    fields = {name: SENTINEL for name in FIELDS if name not in ("file", "data", "purpose")}
+
+    response = client.post(path_of(route, world), {**fields, **form_file(route), "purpose": "batch"})
+
+    assert response.status_code < 500
+    assert SENTINEL not in stored()
+
+
+def test_the_sentinel_would_be_found(world: World) -> None:
+    Organization.objects.filter(pk=world.organization.pk).update(name=SENTINEL)
+
+    assert SENTINEL in stored()
+    assert issubclass(OURS[0], models.Model)
+
+
+def declared(route: Route, method: str) -> set[str]:
+    """The members that the document gives the operation's body."""
+    document = generate()
+    operation = document["paths"][route.path][method.lower()]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    name = schema["$ref"].rpartition("/")[2]
+    return set(document["components"]["schemas"][name]["properties"])

@@ -1,0 +1,171 @@
+"""One of everything that an organization can have, for tests that walk over all routes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.db import transaction
+
+from control.accounts.models import Member, Organization, Project
+from control.accounts.services import member_invite, project_create
+from control.batches.models import Batch
+from control.batches.services import batch_create
+from control.catalog.models import BaseModel, Speculator
+from control.catalog.services import speculator_create, speculator_ready
+from control.datasets.models import Dataset
+from control.datasets.services import dataset_create
+from control.deployments.models import Deployment
+from control.deployments.services import deployment_create
+from control.events.models import Event
+from control.events.services import event_record, events_number
+from control.files.models import File
+from control.fine_tuning.models import FineTuningJob
+from control.jobs.models import Job
+from control.pipelines.models import Pipeline
+from control.quotes.models import Quote
+from control.quotes.services import quote_create
+from control.uploads.models import Upload
+from control.uploads.services import upload_create
+from control.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.webhooks.services import endpoint_create, endpoint_test
+from tests.control.factories import chat_row, make_base_model, make_file, make_job, make_key
+from tests.control.pipelines.helpers import make_pipeline
+
+
+@dataclass
+class World:
+    """Each thing is made when it is first asked for."""
+
+    organization: Organization
+
+    @property
+    def tag(self) -> str:
+        return self.organization.pk[-8:]
+
+    @cached_property
+    def base_model(self) -> BaseModel:
+        return make_base_model(f"model-{self.tag}", self.organization)
+
+    @cached_property
+    def file(self) -> File:
+        return make_file(self.organization, [chat_row(f"row-{number}") for number in range(20)])
+
+    @cached_property
+    def upload(self) -> Upload:
+        return upload_create(
+            organization=self.organization, filename="u", purpose="batch", mime_type="text/plain", size_bytes=4
+        )
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return dataset_create(organization=self.organization, file=self.file)
+
+    @cached_property
+    def counted_dataset(self) -> Dataset:
+        """As if the model's tokenizer had been there."""
+        made = dataset_create(organization=self.organization, file=self.file, base_model=self.base_model)
+        Dataset.objects.filter(pk=made.pk).update(num_tokens=1000)
+        made.refresh_from_db()
+        return made
+
+    @cached_property
+    def quote(self) -> Quote:
+        return quote_create(organization=self.organization, dataset=self.counted_dataset, basis=Quote.Basis.PILOT)
+
+    @cached_property
+    def batch(self) -> Batch:
+        return batch_create(
+            organization=self.organization,
+            input_file=self.file,
+            endpoint="/v1/chat/completions",
+            model=self.base_model.name,
+        )
+
+    @cached_property
+    def job(self) -> Job:
+        return make_job(self.organization)
+
+    @cached_property
+    def speculator(self) -> Speculator:
+        made = speculator_create(
+            organization=self.organization, base_model=self.base_model, name=f"s-{self.tag}", kind="medusa"
+        )
+        return speculator_ready(speculator=made, storage_prefix="s", training={})
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        return deployment_create(organization=self.organization, name=f"d-{self.tag}", base_model=self.base_model)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        return make_pipeline(self.organization, base_model=self.base_model, name=f"p-{self.tag}")
+
+    @cached_property
+    def fine_tuning_job(self) -> FineTuningJob:
+        return FineTuningJob.objects.create(
+            organization=self.organization, pipeline=self.pipeline, training_file=self.file
+        )
+
+    @cached_property
+    def project(self) -> Project:
+        return project_create(organization=self.organization, name=f"project {self.tag}")
+
+    @cached_property
+    def member(self) -> Member:
+        return member_invite(organization=self.organization, email=f"{self.tag}@example.com", role=Member.Role.MEMBER)
+
+    @cached_property
+    def key_id(self) -> str:
+        return make_key(self.organization)[0].pk
+
+    @cached_property
+    def event(self) -> Event:
+        with transaction.atomic():
+            event = event_record(
+                organization_id=self.organization.pk, type="batch.completed", object_id=f"batch_{self.tag}"
+            )
+        events_number(self.organization)
+        return event
+
+    @cached_property
+    def endpoint(self) -> WebhookEndpoint:
+        url = f"https://{self.tag}.example.com/"
+        return endpoint_create(organization=self.organization, url=url, events=["*"])[0]
+
+    @cached_property
+    def delivery(self) -> WebhookDelivery:
+        return endpoint_test(endpoint=self.endpoint)
+
+    def id_of(self, parameter: str) -> str:
+        """What a path's or a body's parameter of this name can be. Raises: KeyError: unknown here."""
+        made: dict[str, Any] = {
+            "key_id": lambda: self.key_id,
+            "member_id": lambda: self.member.public_id,
+            "project_id": lambda: self.project.pk,
+            "file_id": lambda: self.file.pk,
+            "upload_id": lambda: self.upload.pk,
+            "dataset_id": lambda: self.dataset.pk,
+            "batch_id": lambda: self.batch.pk,
+            "name": lambda: self.base_model.name,
+            "model_id": lambda: self.base_model.pk,
+            "deployment_name": lambda: self.deployment.name,
+            "speculator_id": lambda: self.speculator.pk,
+            "job_id": lambda: self.job.pk,
+            "fine_tuning_job_id": lambda: self.fine_tuning_job.pk,
+            "pipeline_id": lambda: self.pipeline.pk,
+            "quote_id": lambda: self.quote.pk,
+            "deployment_id": lambda: self.deployment.pk,
+            "event_id": lambda: self.event.id,
+            "endpoint_id": lambda: self.endpoint.pk,
+            "delivery_id": lambda: self.delivery.pk,
+        }
+        return str(made[parameter]())
+
+    def everything(self) -> dict[str, str]:
+        """One id for each parameter there is."""
+        names = (
+            "key_id", "member_id", "project_id", "file_id", "upload_id", "dataset_id", "batch_id", "name", "model_id",
+            "deployment_name", "speculator_id", "job_id", "fine_tuning_job_id", "pipeline_id", "deployment_id",
+            "event_id", "endpoint_id", "delivery_id", "quote_id",
+        )  # fmt: skip
+        return {name: self.id_of(name) for name in names}

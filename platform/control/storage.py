@@ -4,19 +4,23 @@ A put is whole or absent: a reader never sees half a file. A folder is no object
 `put_folder` is not atomic: its key belongs in a row only after it returned.
 """
 
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 import boto3
 from botocore.config import Config as BotoConfig
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from control.settings.config import Config, get_config
+
+READ_BYTES = 1 << 20
+RESUMES = 5  # of one read that was cut off
 
 
 class StorageError(Exception):
@@ -148,10 +152,10 @@ class S3Storage:
 
     def open(self, key: str) -> BinaryIO:
         try:
-            body = self._client.get_object(Bucket=self.bucket, Key=checked_key(key))["Body"]
+            reader = _S3Reader(self._client, self.bucket, checked_key(key))
         except ClientError as error:
             raise _translated(error, key) from error
-        return cast(BinaryIO, body)  # botocore's StreamingBody is an io.IOBase
+        return io.BufferedReader(reader, READ_BYTES)
 
     def delete(self, key: str) -> None:
         self._client.delete_object(Bucket=self.bucket, Key=checked_key(key))
@@ -164,6 +168,47 @@ class S3Storage:
                 return False
             raise
         return True
+
+
+class _S3Reader(io.RawIOBase):
+    """An object as a stream. Where the connection ends too early it goes on, on the same version of the object.
+
+    botocore repeats requests by itself, but not an answer that breaks off after its head.
+    """
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self._client = client
+        self._place = {"Bucket": bucket, "Key": key}
+        answer = client.get_object(**self._place)
+        self._body, self._size_bytes, self._etag = answer["Body"], answer["ContentLength"], answer["ETag"]
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises: BotoCoreError: it broke off again and again."""
+        for is_last in (*[False] * RESUMES, True):
+            try:
+                chunk = self._body.read(len(buffer))
+            except BotoCoreError:
+                if is_last:
+                    raise
+                self._resume()
+            else:
+                buffer[: len(chunk)] = chunk
+                self._position += len(chunk)
+                return len(chunk)
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+    def _resume(self) -> None:
+        self._body.close()
+        rest = f"bytes={self._position}-{self._size_bytes - 1}"
+        self._body = self._client.get_object(**self._place, Range=rest, IfMatch=self._etag)["Body"]
 
 
 @lru_cache(maxsize=4)

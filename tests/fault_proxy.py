@@ -1,0 +1,115 @@
+"""A proxy before an HTTP server that answers in its stead, cuts answers off, or dawdles: storage on a bad day."""
+
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+CHUNK_BYTES = 1 << 14
+_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Shares of the requests."""
+
+    errors: float = 0.0  # a 503 after the request was read, before the server sees it
+    cuts: float = 0.0  # the connection ends in the middle of the answer
+    delays: float = 0.0
+    delay_seconds: float = 0.0
+
+
+@dataclass
+class FaultProxy:
+    """Listens from `start` to `stop`. One connection, one request: `Connection: close` is put into each."""
+
+    upstream_port: int
+    faults: Faults
+    seed: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+
+    def start(self) -> int:
+        """Returns: the port."""
+        self._random = random.Random(self.seed)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+        return int(self._listener.getsockname()[1])
+
+    def stop(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # stopped
+            threading.Thread(target=self._serve, args=(client, self._draw()), daemon=True).start()
+
+    def _draw(self) -> str:
+        drawn, faults = self._random.random(), self.faults
+        for fault, share in (("error", faults.errors), ("cut", faults.cuts), ("delay", faults.delays)):
+            if drawn < share:
+                return fault
+            drawn -= share
+        return "none"
+
+    def _serve(self, client: socket.socket, fault: str) -> None:
+        self.done[fault] += 1
+        try:
+            with client, socket.create_connection(("127.0.0.1", self.upstream_port)) as server:
+                client.settimeout(30)
+                server.settimeout(30)
+                head = _head(client)
+                if not head:
+                    return
+                if fault == "delay":
+                    time.sleep(self.faults.delay_seconds)
+                if b"expect: 100-continue" in head.lower():
+                    client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                body = _body(client, head)
+                if fault == "error":
+                    client.sendall(_UNAVAILABLE)
+                    return
+                server.sendall(_without(head.partition(b"\r\n\r\n")[0]) + body)
+                _answer(server, client, cut=fault == "cut")
+        except OSError:
+            pass  # one of the two has gone
+
+
+def _head(client: socket.socket) -> bytes:
+    """Up to and with the empty line, and whatever of the body came along."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        chunk = client.recv(CHUNK_BYTES)
+        if not chunk:
+            return b""
+        received += chunk
+    return received
+
+
+def _body(client: socket.socket, head: bytes) -> bytes:
+    lines, _, body = head.partition(b"\r\n\r\n")
+    lengths = [line.split(b":")[1] for line in lines.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    wanted = int(lengths[0]) if lengths else 0
+    while len(body) < wanted:
+        chunk = client.recv(CHUNK_BYTES)
+        if not chunk:
+            raise ConnectionError("the client left in the middle of its request")
+        body += chunk
+    return body
+
+
+def _without(head: bytes) -> bytes:
+    dropped = (b"connection:", b"expect:")
+    kept = [line for line in head.split(b"\r\n") if not line.lower().startswith(dropped)]
+    return b"\r\n".join([*kept, b"Connection: close", b"", b""])
+
+
+def _answer(server: socket.socket, client: socket.socket, *, cut: bool) -> None:
+    answer = b""
+    while chunk := server.recv(CHUNK_BYTES):
+        answer += chunk
+    client.sendall(answer[: len(answer) // 2] if cut else answer)

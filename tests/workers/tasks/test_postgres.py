@@ -1,0 +1,67 @@
+"""Workers and API over a PostgreSQL that goes down and comes back."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+
+from control.batches.models import Batch
+from control.jobs.models import Job, JobEvent
+from tests.control.factories import client_of
+from tests.databases import needs_postgres, postgres_server
+from tests.workers.tasks.live import LiveStack, kill_9
+from tests.workers.tasks.test_worker_process import expected_output, output_of
+
+pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
+
+
+@pytest.fixture(autouse=True)
+def _up_again(database_kind: str) -> Iterator[None]:
+    yield
+    if not postgres_server()._answers():
+        postgres_server().start()
+
+
+def restart(after_seconds: float = 0.0) -> None:
+    postgres_server().crash()
+    time.sleep(after_seconds)
+    postgres_server().start()
+    connection.close()
+
+
+def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(60)]
+    batch = stack.make_batch(contents)
+    worker = stack.start_worker(child="--row-seconds 0.05")
+    for crash in range(1, 6):
+        stack.wait_for_committed_shards(batch.job_id, crash)
+        if crash == 3:
+            kill_9(worker)
+            stack.start_worker(child="--row-seconds 0.05")
+        restart(0.3)
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=60)
+
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
+    assert output_of(batch) == expected_output(job.pk, contents)
+    fences = [event.data["fence"] for event in JobEvent.objects.filter(job=job, type="claimed").order_by("seq")]
+    assert fences == sorted(set(fences))
+
+
+def test_without_its_database_the_api_says_so_and_recovers_at_once(stack: LiveStack) -> None:
+    client = client_of(stack.organization)
+    assert client.get("/v1/jobs").status_code == 200
+    postgres_server().crash()
+
+    answers = [client.get("/v1/jobs"), client.post("/v1/chat/completions", {"model": "m"}), client.get("/health")]
+
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+        assert answer.headers["Retry-After"] == "1"
+        assert "psycopg" not in answer.content.decode()
+    postgres_server().start()
+    connection.close()  # as at the end of each live request
+    assert client.get("/v1/jobs").status_code == 200
+    assert client.get("/health").json() == {"status": "ok"}

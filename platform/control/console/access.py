@@ -1,6 +1,6 @@
-"""Organizations, users, members and API keys."""
+"""Organizations with their limits, users, members, API keys, and what all of them did."""
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
@@ -13,7 +13,10 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from control.accounts.models import ApiKey, Member, Organization, User
 from control.accounts.services import api_key_create, api_key_revoke, member_add, organization_create
+from control.audit.models import AuditEvent
 from control.console.base import RowsAdmin, service_action
+from control.tenancy.models import Limits
+from control.tenancy.services import LimitValues, limits_set
 
 admin.site.unregister(Group)  # rights here are a user's own
 
@@ -47,6 +50,32 @@ class OrganizationAdmin(CreatableAdmin):
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
         return organization_create(name=values["name"])
+
+
+@admin.register(Limits)
+class LimitsAdmin(CreatableAdmin):
+    """Empty: as everybody has it."""
+
+    list_display = ["organization", *LimitValues.__annotations__]
+    fields = ["organization", *LimitValues.__annotations__]
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return self.has_operate_permission(request)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else ["organization"]
+
+    def save_model(self, request: HttpRequest, obj: Limits, form: Any, change: bool) -> None:
+        values = {name: form.cleaned_data[name] for name in LimitValues.__annotations__}
+        limits_set(organization=obj.organization, values=cast(LimitValues, values))
+
+
+@admin.register(AuditEvent)
+class AuditEventAdmin(RowsAdmin):
+    list_display = ["created_at", "action", "object_id", "organization", "actor_type", "actor_id", "ip"]
+    list_filter = ["organization", "action"]
+    search_fields = ["object_id", "actor_id", "request_id"]
+    fields = [*list_display, "object_type", "request_id"]
 
 
 @admin.register(Member)

@@ -15,7 +15,7 @@ from django.db.models.functions import Coalesce, Greatest
 
 from control.accounts.models import Organization
 from control.jobs.models import Job, Share
-from control.jobs.selectors import is_due, jobs_to_cancel
+from control.jobs.selectors import is_abandoned, is_running, is_waiting, jobs_to_cancel
 from control.settings.config import get_config
 from control.tenancy.models import Limits
 from control.tenancy.quotas import organization_hold, quota_of
@@ -27,25 +27,32 @@ PRIORITIES = {Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
 
 
 def next_job() -> str | None:
-    """The job to claim next; cancelled ones before all others: they cost seconds, and somebody waits."""
-    cancelled: str | None = jobs_to_cancel().values_list("pk", flat=True).first()
+    """The job to claim next; cancelled ones before all others: they cost seconds, and somebody waits.
+
+    Call it in the transaction of the claim. On PostgreSQL the row is locked, and those that others have locked are
+    passed over, so that workers who look at the same time do not all reach for the same job.
+    """
+    cancelled: str | None = jobs_to_cancel().select_for_update(skip_locked=True).values_list("pk", flat=True).first()
     if cancelled is not None:
         return cancelled
     organization_id = _turns().values_list("pk", flat=True).first()
     if organization_id is None:
         return None
-    due = Job.objects.filter(is_due(), organization_id=organization_id)
-    job_id: str | None = due.order_by("-priority", "pk").values_list("pk", flat=True).first()
+    own = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+    own = own.order_by("-priority", "pk").values_list("pk", flat=True)
+    # One after the other: each is the first row of an index, both in one query would be a sort of all that wait.
+    job_id: str | None = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
     return job_id
 
 
 def _turns() -> QuerySet[Organization]:
     """Organizations that want a worker and may have one more, in the order of their turns."""
     own = Job.objects.filter(organization=OuterRef("pk")).order_by()
-    running = own.filter(status=Job.Status.RUNNING).values("organization").annotate(n=Count("pk")).values("n")
+    running = own.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
     used = Share.objects.filter(pk=OuterRef("pk")).values("used_seconds")
-    candidates = Organization.objects.filter(Exists(own.filter(is_due()))).annotate(
+    wanting = Exists(own.filter(is_waiting())) | Exists(own.filter(is_abandoned()))
+    candidates = Organization.objects.filter(wanting).annotate(
         num_running=Coalesce(Subquery(running), 0),
         limit=Coalesce(Subquery(limit), Value(get_config().max_running_jobs, IntegerField())),
         used_seconds=Coalesce(Subquery(used), 0.0),
@@ -57,9 +64,10 @@ def _turns() -> QuerySet[Organization]:
 def may_run_another(organization_id: str) -> bool:
     """Call it in the transaction of the claim: until its end nobody else claims for the organization."""
     limit = quota_of(organization_id).running_jobs
+    if limit is None:
+        return True
     organization_hold(organization_id)
-    running = Job.objects.filter(organization_id=organization_id, status=Job.Status.RUNNING).count()
-    return limit is None or running < limit
+    return Job.objects.filter(is_running(), organization_id=organization_id).count() < limit
 
 
 def share_join(organization_id: str) -> None:

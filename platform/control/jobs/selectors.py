@@ -24,10 +24,24 @@ def job_events(job: Job) -> QuerySet[JobEvent]:
     return JobEvent.objects.filter(job=job).order_by("seq")
 
 
+def is_waiting() -> Q:
+    """Queued and past its pause."""
+    return Q(status=Job.Status.QUEUED) & (Q(not_before=None) | Q(not_before__lte=Now()))
+
+
+def is_running() -> Q:
+    """Somebody holds it."""
+    return Q(status=Job.Status.RUNNING, lease_until__gte=Now())
+
+
+def is_abandoned() -> Q:
+    """Running under a lease that ran out."""
+    return Q(status=Job.Status.RUNNING, lease_until__lt=Now())
+
+
 def is_due() -> Q:
-    """Free to be claimed now: queued and past its pause, or running under a lease that ran out."""
-    waiting = Q(status=Job.Status.QUEUED) & (Q(not_before=None) | Q(not_before__lte=Now()))
-    return waiting | Q(status=Job.Status.RUNNING, lease_until__lt=Now())
+    """Free to be claimed now."""
+    return is_waiting() | is_abandoned()
 
 
 def jobs_due() -> QuerySet[Job]:

@@ -85,50 +85,55 @@ def queued_quota_check(organization_id: str) -> None:
 def job_claim_next(*, worker: str) -> Claim | None:
     """Takes the job whose turn it is. None: there is none, or others were faster again and again."""
     for _ in range(CLAIM_TRIES):
-        with across_tenants(Across.CLAIM):
+        with across_tenants(Across.CLAIM), transaction.atomic():
             job_id = next_job()
-        if job_id is None:
-            return None
-        claim = job_claim(job_id=job_id, worker=worker, within_quota=True)
+            if job_id is None:
+                return None
+            claim = _claim(job_id, worker, within_quota=True)
         if claim is not None:
             return claim
     return None
 
 
-def job_claim(*, job_id: str, worker: str, within_quota: bool = False) -> Claim | None:
-    """Takes a due job: one UPDATE, so of two racing workers one gets it. None: not due, or somebody has it.
+def job_claim(*, job_id: str, worker: str) -> Claim | None:
+    """Takes this job, if it is due. None: it is not, or somebody has it."""
+    with across_tenants(Across.CLAIM), transaction.atomic():
+        return _claim(job_id, worker)
+
+
+def _claim(job_id: str, worker: str, *, within_quota: bool = False) -> Claim | None:
+    """One UPDATE, so of two racing workers one gets the job.
 
     Args:
         within_quota: not while the organization has as many running jobs as it may. To end a job is always allowed.
     """
-    with across_tenants(Across.CLAIM), transaction.atomic():
-        before = Job.objects.filter(pk=job_id).first()
-        if before is None:
-            return None
-        if within_quota and before.cancel_requested_at is None and not may_run_another(before.organization_id):
-            return None
-        claimed = (
-            Job.objects.filter(pk=job_id)
-            .filter(is_due())
-            .update(
-                status=Job.Status.RUNNING,
-                fence=F("fence") + 1,
-                attempt=F("attempt") + 1,
-                stalled_attempts=F("stalled_attempts") + 1,  # until a shard or checkpoint proves otherwise
-                lease_until=from_now(get_config().lease_seconds),
-                worker=worker,
-                not_before=None,
-                claimed_at=Now(),
-                progress_at=Now(),
-                started_at=Coalesce("started_at", Now()),
-            )
+    before = Job.objects.filter(pk=job_id).first()
+    if before is None:
+        return None
+    if within_quota and before.cancel_requested_at is None and not may_run_another(before.organization_id):
+        return None
+    claimed = (
+        Job.objects.filter(pk=job_id)
+        .filter(is_due())
+        .update(
+            status=Job.Status.RUNNING,
+            fence=F("fence") + 1,
+            attempt=F("attempt") + 1,
+            stalled_attempts=F("stalled_attempts") + 1,  # until a shard or checkpoint proves otherwise
+            lease_until=from_now(get_config().lease_seconds),
+            worker=worker,
+            not_before=None,
+            claimed_at=Now(),
+            progress_at=Now(),
+            started_at=Coalesce("started_at", Now()),
         )
-        if not claimed:
-            return None
-        row = Job.objects.get(pk=job_id)  # ours: the UPDATE holds its lock
-        if before.fence + 1 == row.fence:  # else somebody had it in between, and has been charged
-            share_charge(row.organization_id, since=before.claimed_at, until=before.lease_until)
-        event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
+    )
+    if not claimed:
+        return None
+    row = Job.objects.get(pk=job_id)  # ours: the UPDATE holds its lock
+    if before.fence + 1 == row.fence:  # else somebody had it in between, and has been charged
+        share_charge(row.organization_id, since=before.claimed_at, until=before.lease_until)
+    event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
     return Claim(
         job_id=job_id,
         organization_id=row.organization_id,

@@ -169,3 +169,15 @@ def test_an_organization_runs_no_more_jobs_than_it_may_and_holds_nobody_up() -> 
     assert next_job() is None
     work(next(claim for claim in claims if claim.organization_id == limited.pk), 1.0)
     assert take().organization_id == limited.pk
+
+
+def test_an_abandoned_job_is_taken_up_again_although_no_more_may_run() -> None:
+    organization = make_organization()
+    Limits.objects.create(organization=organization, running_jobs=1)
+    job = submit(organization=organization)
+    submit(organization=organization)
+    take()
+    expire_lease(job)
+
+    assert take().job_id == job.pk
+    assert next_job() is None

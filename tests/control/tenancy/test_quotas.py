@@ -4,14 +4,19 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from django.contrib.admin.utils import quote
 from django.db import connection
+from django.test import Client
+from django.urls import reverse
 
-from control.accounts.models import Organization
+from control.accounts.models import Organization, User
 from control.api.errors import ApiError
+from control.audit.models import AuditEvent
 from control.files.models import File
 from control.jobs.models import Job
 from control.jobs.services import job_claim_next, job_submit
 from control.tenancy.models import Limits
+from control.tenancy.quotas import quota_of
 from control.tenancy.scope import Across, across_tenants, as_tenant
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
 from tests.databases import needs_postgres
@@ -131,3 +136,22 @@ def test_others_have_room_of_their_own(db: None) -> None:
 def test_work_that_was_accepted_goes_on_over_the_quota(db: None) -> None:
     full = limited(make_organization(), queued_jobs=0)
     job_submit(organization=full, kind="training", params={}, is_continuation=True)
+
+
+def test_an_operator_sets_limits_in_the_console_and_lifts_them_again(db: None) -> None:
+    organization = make_organization()
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    form = {"organization": organization.pk, "queued_jobs": "0"}
+
+    assert client.post(reverse("admin:tenancy_limits_add"), form).status_code == 302
+    with pytest.raises(ApiError):
+        job_submit(organization=organization, kind="batch", params={})
+    change = reverse("admin:tenancy_limits_change", args=[quote(organization.pk)])
+    assert client.get(change).status_code == 200
+    assert client.post(change, {"queued_jobs": "", "running_jobs": "2"}).status_code == 302
+
+    job_submit(organization=organization, kind="batch", params={})
+    assert quota_of(organization.pk).running_jobs == 2
+    assert list(AuditEvent.objects.values_list("action", "object_id")) == [("limits.set", organization.pk)] * 2
+    assert "limits.set" in client.get(reverse("admin:audit_auditevent_changelist")).content.decode()

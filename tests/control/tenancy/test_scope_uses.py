@@ -1,0 +1,31 @@
+"""Who sees more than one organization's rows, and why: the whole list."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.source_tree import source_files
+
+ALLOWED = {
+    ("control.api.authentication", "AUTHENTICATION"),
+    ("control.deployments.management.commands.supervise_deployments", "SUPERVISION"),
+    ("control.embedded.management.commands.base_model_register", "COMMAND"),
+    ("control.embedded.management.commands.up", "COMMAND"),
+    ("control.jobs.fair", "CLAIM"),
+    ("control.jobs.services", "CLAIM"),
+    ("control.tenancy.middleware", "CONSOLE"),
+    ("workers.tasks.courier", "HOUSEKEEPING"),
+    ("workers.tasks.worker", "HOUSEKEEPING"),
+}
+
+
+def uses() -> Iterator[tuple[str, str]]:
+    for file in source_files():
+        if file.is_test or file.module.startswith("benchmarks."):
+            continue
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Across":
+                yield file.module, node.attr
+
+
+def test_nothing_else_works_across_tenants() -> None:
+    assert set(uses()) == ALLOWED

@@ -56,6 +56,7 @@ LAYERS = (
     Layer(module="slipstream", others=frozenset({"httpx2"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
     Layer(module="benchmarks", ours=("engine", "kernels", "examples"), banned=SERVICES),
+    Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", ours=("control.datasets.validation",), others=frozenset()),
     Layer(module="manage", others=frozenset({"django"})),
     Layer(module="tests", ours=tuple(OURS)),

@@ -1,0 +1,122 @@
+"""How long does it take to claim the next job behind a long queue?
+
+    python -m benchmarks.job_claims [--database-url postgresql://ROLE@HOST/NAME] [--jobs 10000] [--organizations 100]
+
+Fills a database with queued jobs, unevenly spread over organizations, and lets workers claim, end and claim again, each
+in a thread with a connection of its own. The database must be empty: it is migrated, and left as it is at the end.
+Without a URL it is SQLite in a folder that goes away. Prints one line of JSON for each number of workers:
+
+    {"database": "postgresql", "jobs": 10000, "organizations": 100, "workers": 4, "claims": 500,
+     "p50_ms": 4.1, "p95_ms": 7.9, "max_ms": 15.2}
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+NUM_CLAIMS = 500
+NUM_WORKERS = (1, 4)
+INSERT_ROWS = 1_000
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SLIPSTREAM_DATA_DIR"] = folder
+        if options.database_url is not None:
+            os.environ["SLIPSTREAM_DATABASE_URL"] = options.database_url
+        _set_up_django()
+        _fill(options.jobs, options.organizations)
+        for num_workers in NUM_WORKERS:
+            print(json.dumps(_measure(options.jobs, options.organizations, num_workers)), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.job_claims", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--database-url", help="An empty PostgreSQL database; none: SQLite.")
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--organizations", type=int, default=100)
+    return parser
+
+
+def _set_up_django() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platform"))
+    os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+
+
+def _fill(num_jobs: int, num_organizations: int) -> None:
+    """The n-th organization has 1/n as many jobs as the first, as is usual."""
+    from django.db import connection
+
+    from control.accounts.models import Organization
+    from control.accounts.services import organization_create
+    from control.jobs.models import Job
+    from control.tenancy.scope import Across, across_tenants
+
+    with across_tenants(Across.COMMAND):
+        owners: list[Organization] = []
+        total = sum(1 / n for n in range(1, num_organizations + 1))
+        for n in range(1, num_organizations + 1):
+            owner = organization_create(name=f"organization {n}")
+            owners += [owner] * max(1, round(num_jobs / n / total))
+        jobs = (Job(organization=owner, kind=Job.Kind.TRAINING) for owner in owners[:num_jobs])
+        Job.objects.bulk_create(jobs, batch_size=INSERT_ROWS)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")  # as a running database does by itself
+
+
+def _measure(num_jobs: int, num_organizations: int, num_workers: int) -> dict[str, object]:
+    from django.db import connection
+
+    seconds: list[float] = []
+    each = NUM_CLAIMS // num_workers
+    threads = [threading.Thread(target=_work, args=(f"worker-{n}", each, seconds)) for n in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {
+        "database": connection.vendor,
+        "jobs": num_jobs,
+        "organizations": num_organizations,
+        "workers": num_workers,
+        "claims": len(seconds),
+        "p50_ms": round(statistics.median(seconds) * 1e3, 1),
+        "p95_ms": round(statistics.quantiles(seconds, n=20)[-1] * 1e3, 1),
+        "max_ms": round(max(seconds) * 1e3, 1),
+    }
+
+
+def _work(name: str, num_claims: int, seconds: list[float]) -> None:
+    from django.db import connection
+
+    from control.jobs.services import job_claim_next, job_succeed
+    from control.tenancy.scope import as_tenant
+
+    try:
+        for _ in range(num_claims):
+            started = time.perf_counter()
+            claim = job_claim_next(worker=name)
+            seconds.append(time.perf_counter() - started)
+            if claim is not None:
+                with as_tenant(claim.organization_id):
+                    job_succeed(claim=claim, result={})
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

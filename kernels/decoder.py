@@ -258,6 +258,10 @@ def decoder(
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
         raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
     if structure is None or residual.device.type != "cpu" or lora_runs:
+        if residual.is_cuda and not lora_runs:
+            from kernels.cuda.decoder import decoder as launch  # not above: triton is only where CUDA is
+
+            return launch(layers, residual, rows, keys, values, tap_layers, beside)
         return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)

@@ -88,6 +88,12 @@ def rope_write(
         raise ValueError(f"qkv must hold Hq + 2 * {num_kv_heads} heads of {D} (even), got {width} columns")
     kernels = library() if qkv.device.type == "cpu" else None
     if kernels is None:
+        if qkv.is_cuda:
+            from kernels.cuda.parts import Parts  # not above: triton is only where CUDA is
+            from kernels.cuda.rope import rope_write as launch
+
+            launch(Parts(sums=qkv.unsqueeze(0)), cosines, sines, positions, slots, k_cache, v_cache, norms, qkv)
+            return
         rope_write_reference(qkv, cosines, sines, positions, slots, k_cache, v_cache, norms)
         return
     kernels.slipstream_rope_write(

@@ -28,6 +28,11 @@ def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
         raise ValueError(f"x must have an even number of columns, got {width}")
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
+        if x.is_cuda:
+            from kernels.cuda.parts import Parts  # not above: triton is only where CUDA is
+            from kernels.cuda.swiglu import swiglu as launch
+
+            return launch(Parts(sums=x.unsqueeze(0)), dtype)
         return swiglu_reference(x, dtype)
     out = torch.empty(M, width // 2, dtype=dtype)
     kernels.slipstream_swiglu(x.data_ptr(), out.data_ptr(), M, width // 2, DTYPE_CODES[dtype])

@@ -25,10 +25,11 @@ _BLOCK = tl.constexpr(64)
 _TILE = tl.constexpr(16)
 # Splits are short where there are few of them and long where there are many: 8 to 2K positions, 38 to 32K.
 _SHORT, _NUM_SHORT, _LONG = tl.constexpr(256), tl.constexpr(8), tl.constexpr(1024)
-_MAX_TILES = 4  # of heads of 128 numbers in bfloat16; more spill
-# Pipeline depth at which two blocks of keys and values have room: their slots come a step before them. Wider heads than
-# this leave room for one.
-_DEPTH, _DEEP_BYTES = 5, 512
+_NARROW = 256  # bytes of a head, 128 numbers in bfloat16: wider ones fill registers and shared memory
+_MAX_TILES = 4  # of narrow heads; more spill
+# Pipeline depths at which two blocks of narrow keys and values have room, and one of wide ones: their slots come a step
+# before them.
+_DEPTH, _WIDE_DEPTH = 5, 3
 _MAX_ROWS = 256  # at a time: the splits of each take D numbers a head
 _LOG2_E = 1.4426950408889634
 
@@ -64,7 +65,7 @@ def _attend(q, k, v, seen, scale, top, total, out):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _prefix_kernel(
+def _prefix_kernel(  # long: one kernel, and each of its tiles has five variables to carry
     q_ptr,
     k_ptr,
     v_ptr,
@@ -72,7 +73,6 @@ def _prefix_kernel(
     seqs_ptr,
     prefix_lens_ptr,
     path_lens_ptr,
-    tiles_ptr,
     tops_ptr,
     totals_ptr,
     outs_ptr,
@@ -80,6 +80,7 @@ def _prefix_kernel(
     q_stride,
     table_stride,
     scale,
+    tiles_ptr,
     Hq: tl.constexpr,
     Hkv: tl.constexpr,
     D: tl.constexpr,
@@ -157,17 +158,17 @@ def _tail_kernel(
     table_ptr,
     seqs_ptr,
     prefix_lens_ptr,
-    paths_ptr,
     path_lens_ptr,
     tops_ptr,
     totals_ptr,
     outs_ptr,
-    out_ptr,
     M,
     q_stride,
     table_stride,
-    path_stride,
     scale,
+    paths_ptr,
+    path_stride,
+    out_ptr,
     Hq: tl.constexpr,
     Hkv: tl.constexpr,
     D: tl.constexpr,
@@ -231,7 +232,7 @@ def num_splits(max_seq_len: int) -> int:
 def _num_tiles(M: int, heads: int, row_bytes: int) -> int:
     """Of a program. How many rows share what they read does not show in their bits."""
     needed = triton.next_power_of_2(-(-M // (_TILE.value // heads)))
-    return int(max(1, min(needed, _MAX_TILES * 256 // triton.next_power_of_2(row_bytes), _MAX_TILES)))
+    return int(min(needed, _MAX_TILES)) if row_bytes <= _NARROW else 1
 
 
 def _heads_in_tile(group: int) -> int:
@@ -258,53 +259,16 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows,
     heads = _heads_in_tile(Hq // Hkv)
     sizes = {"Hq": Hq, "Hkv": Hkv, "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)), "HEADS": heads}
     programs = Hkv * -(-(Hq // Hkv) // heads)
-    scale = D**-0.5 * _LOG2_E
     splits = num_splits(rows.slot_tables.shape[1])
     tops, totals = torch.empty(2, splits, M, Hq, dtype=torch.float32, device=q.device)
     outs = torch.empty(splits, M, Hq, D, dtype=torch.float32, device=q.device)
+    keys = (k_cache, v_cache, rows.slot_tables, rows.seqs, rows.prefix_lens, rows.path_lens)
+    shared = (q, *keys, tops, totals, outs, M, q.stride(0), rows.slot_tables.shape[1], D**-0.5 * _LOG2_E)
     if splits:
         num_tiles = _num_tiles(M, heads, D * k_cache.itemsize)
         tiles = row_tiles(rows.seqs, num_tiles * _TILE.value // heads, rows.slot_tables.shape[0])
+        depth = _DEPTH if D * k_cache.itemsize <= _NARROW else _WIDE_DEPTH
         _prefix_kernel[(tiles.shape[0], programs, splits)](
-            q,
-            k_cache,
-            v_cache,
-            rows.slot_tables,
-            rows.seqs,
-            rows.prefix_lens,
-            rows.path_lens,
-            tiles,
-            tops,
-            totals,
-            outs,
-            M,
-            q.stride(0),
-            rows.slot_tables.shape[1],
-            scale,
-            TILES=num_tiles,
-            num_warps=4,
-            num_stages=_DEPTH if D * k_cache.itemsize <= _DEEP_BYTES else 3,
-            **sizes,
+            *shared, tiles, TILES=num_tiles, num_warps=4, num_stages=depth, **sizes
         )
-    _tail_kernel[(M, programs)](
-        q,
-        k_cache,
-        v_cache,
-        rows.slot_tables,
-        rows.seqs,
-        rows.prefix_lens,
-        rows.paths,
-        rows.path_lens,
-        tops,
-        totals,
-        outs,
-        out,
-        M,
-        q.stride(0),
-        rows.slot_tables.shape[1],
-        rows.paths.shape[1],
-        scale,
-        num_warps=4,
-        num_stages=3,
-        **sizes,
-    )
+    _tail_kernel[(M, programs)](*shared, rows.paths, rows.paths.shape[1], out, num_warps=4, num_stages=3, **sizes)

@@ -7,6 +7,8 @@ once it has been read; more go to other programs. How K is split follows from th
 A weight of one byte a number becomes a bfloat16 exactly on its way to the product.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ from torch import Tensor
 from kernels.cuda.parts import Parts, load_product
 
 ROW_TILE = 16
-_BLOCK_N, _BLOCK_K = 64, 64
+BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
 # Pipeline depth by tiles a program, for numbers of one byte and of more. In bfloat16 a program of one tile takes 50 KB
 # of an SM's memory, so that four fit an H100's, and one of eight tiles 96 KB.
@@ -23,6 +25,39 @@ _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
 _MAX_PROGRAMS = 396  # of one row tile: three for each of an H100's 132 SMs, so that all of them run at once
 _LEAST_SPLIT = 256
 _ADDED = 1024  # columns a program adds up
+
+
+@triton.jit
+def product_tiles(
+    x_ptr,
+    weight_ptr,
+    rows,
+    columns,
+    begin,
+    M,
+    N,
+    K,
+    SPLIT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
+    WHOLE: tl.constexpr,  # splits end with K
+):
+    """Sums over `begin` .. `begin` + SPLIT - 1: for each of TILES tiles [columns, rows], the next rows in each."""
+    weights = weight_ptr + columns[:, None] * K
+    totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * TILES
+    for start in range(0, SPLIT, BLOCK_K):
+        k = begin + start + tl.arange(0, BLOCK_K)
+        inside = tl.full((BLOCK_K,), 1, tl.int1) if WHOLE else k < K
+        weight = tl.load(weights + k[None, :], mask=(columns < N)[:, None] & inside[None, :], other=0.0)
+        weight = weight.to(x_ptr.dtype.element_ty)
+        added = ()
+        for tile in tl.static_range(TILES):
+            m = rows + tile * rows.shape[0]
+            x = tl.load(x_ptr + m[None, :] * K + k[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(weight, x, totals[tile], input_precision="ieee")
+            added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
+        totals = added
+    return totals
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -38,26 +73,12 @@ def _product_kernel(
     BLOCK_K: tl.constexpr,
     ROW_TILE: tl.constexpr,
     TILES: tl.constexpr,
-    WHOLE: tl.constexpr,  # SPLIT divides K
+    WHOLE: tl.constexpr,
 ):
-    first = tl.program_id(0).to(tl.int64) * ROW_TILE * TILES
+    rows = tl.program_id(0).to(tl.int64) * ROW_TILE * TILES + tl.arange(0, ROW_TILE)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2).to(tl.int64)
-    rows = first + tl.arange(0, ROW_TILE)
-    weights = weight_ptr + columns[:, None] * K
-    totals = (tl.zeros((BLOCK_N, ROW_TILE), tl.float32),) * TILES
-    for start in range(0, SPLIT, BLOCK_K):
-        k = split * SPLIT + start + tl.arange(0, BLOCK_K)
-        inside = tl.full((BLOCK_K,), 1, tl.int1) if WHOLE else k < K
-        weight = tl.load(weights + k[None, :], mask=(columns < N)[:, None] & inside[None, :], other=0.0)
-        weight = weight.to(x_ptr.dtype.element_ty)
-        added = ()
-        for tile in tl.static_range(TILES):
-            m = rows + tile * ROW_TILE
-            x = tl.load(x_ptr + m[None, :] * K + k[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
-            total = tl.dot(weight, x, totals[tile], input_precision="ieee")
-            added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
-        totals = added
+    totals = product_tiles(x_ptr, weight_ptr, rows, columns, split * SPLIT, M, N, K, SPLIT, BLOCK_K, TILES, WHOLE)
     for tile in tl.static_range(TILES):
         m = rows + tile * ROW_TILE
         places = (split * M + m[None, :]) * N + columns[:, None]
@@ -80,36 +101,50 @@ def _add_up_kernel(
 def num_splits(N: int, K: int) -> int:
     """A power of two that fills the device, as far as every split keeps `_LEAST_SPLIT` columns."""
     splits = 1
-    while -(-N // _BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _LEAST_SPLIT * splits * 2 <= K:
+    while -(-N // BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _LEAST_SPLIT * splits * 2 <= K:
         splits *= 2
     return splits
+
+
+@dataclass(frozen=True, slots=True)
+class ProductGrid:
+    """How a product is shared out among programs: tiles of rows, blocks of outputs, splits of K."""
+
+    programs: tuple[int, int, int]
+    split: int  # columns
+    tiles: int  # of 16 rows, a program
+    stages: int
+
+    @classmethod
+    def of(cls, x: Tensor, data: Tensor, splits: int) -> "ProductGrid":
+        (M, K), N = x.shape, data.shape[0]
+        tiles = int(min(_MAX_TILES, triton.next_power_of_2(-(-M // ROW_TILE))))
+        split = -(-K // (splits * _BLOCK_K)) * _BLOCK_K
+        programs = (-(-M // (ROW_TILE * tiles)), -(-N // BLOCK_N), splits)
+        return cls(programs, split, tiles, _STAGES[tiles][data.dtype.itemsize > 1])
+
+    def options(self, K: int) -> dict[str, int | bool]:
+        """What the kernel is compiled for."""
+        return {
+            "SPLIT": self.split,
+            "BLOCK_N": BLOCK_N,
+            "BLOCK_K": _BLOCK_K,
+            "ROW_TILE": ROW_TILE,
+            "TILES": self.tiles,
+            "WHOLE": self.split * self.programs[2] == K,
+            "num_warps": 4,
+            "num_stages": self.stages,
+        }
 
 
 def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
     """x [M, K] float32 or bfloat16, data [N, K] in the dtype of x, int8 or float8_e4m3fn, both contiguous."""
     (M, K), N = x.shape, data.shape[0]
     splits = num_splits(N, K)
-    split = -(-K // (splits * _BLOCK_K)) * _BLOCK_K
     sums = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-    tiles = min(_MAX_TILES, triton.next_power_of_2(-(-M // ROW_TILE)))
     if M:
-        grid = (-(-M // (ROW_TILE * tiles)), -(-N // _BLOCK_N), splits)
-        _product_kernel[grid](
-            x,
-            data,
-            sums,
-            M,
-            N,
-            K,
-            SPLIT=split,
-            BLOCK_N=_BLOCK_N,
-            BLOCK_K=_BLOCK_K,
-            ROW_TILE=ROW_TILE,
-            TILES=tiles,
-            WHOLE=split * splits == K,
-            num_warps=4,
-            num_stages=_STAGES[tiles][data.dtype.itemsize > 1],
-        )
+        grid = ProductGrid.of(x, data, splits)
+        _product_kernel[grid.programs](x, data, sums, M, N, K, **grid.options(K))
     return Parts(sums=sums, scales=scales, bias=bias)
 
 

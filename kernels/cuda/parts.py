@@ -22,14 +22,13 @@ class Parts:
 
 
 @triton.jit
-def load_product(
-    sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N: tl.int64, split_stride: tl.int64, NUM_SPLITS: tl.constexpr
-):
+def load_product(sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N, split_stride, NUM_SPLITS: tl.constexpr):
     """out[row, columns]; row is int64, or as `columns` with other axes of size 1."""
     places = row * N + columns
+    stride = tl.cast(split_stride, tl.int64)
     total = tl.load(sums_ptr + places, mask=mask, other=0.0)
     for split in tl.static_range(1, NUM_SPLITS):
-        total += tl.load(sums_ptr + split * split_stride + places, mask=mask, other=0.0)
+        total += tl.load(sums_ptr + split * stride + places, mask=mask, other=0.0)
     if scales_ptr is not None:
         total *= tl.load(scales_ptr + columns, mask=mask, other=0.0)
     if bias_ptr is not None:

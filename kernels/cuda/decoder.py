@@ -1,0 +1,62 @@
+"""A decoder's layers on CUDA, eleven launches each: what reads a product adds up its splits on the way.
+
+The bits are those of one operation after the other (`kernels.decoder.decoder_reference`), so a pass with low-rank
+updates, which goes that way, leaves the rows without any as they are.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.attention import attention
+from kernels.cuda.linear import linear_parts
+from kernels.cuda.norm import add_rms_norm, rms_norm
+from kernels.cuda.parts import Parts
+from kernels.cuda.rope import rope_write
+from kernels.cuda.swiglu import swiglu
+from kernels.decoder import DecoderLayers, DecoderRows
+from kernels.linear import LinearWeight
+
+
+def _parts(x: Tensor, weight: LinearWeight) -> Parts:
+    return linear_parts(x, weight.data, weight.scales, weight.bias)
+
+
+def decoder(
+    layers: DecoderLayers,
+    residual: Tensor,
+    rows: DecoderRows,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    tap_layers: Sequence[int],
+    beside: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """As `kernels.decoder.decoder`, which has checked the layers to tap."""
+    shape = layers.shape
+    M, D, Hq = residual.shape[0], shape.head_dim, shape.num_heads
+    norms = [layer.input_norm for layer in layers.layers[1:]] + [layers.final_norm]
+    taps: dict[int, Tensor] = {}
+    normed = rms_norm(residual, layers.layers[0].input_norm, shape.norm_eps, shape.dtype)
+    for index, (layer, k_cache, v_cache) in enumerate(zip(layers.layers, keys, values, strict=True)):
+        if index in tap_layers:
+            taps[index] = residual.to(shape.dtype, copy=True)
+        normed = normed if beside is None else torch.cat([beside, normed], dim=-1)
+        queries = torch.empty(M, Hq, D, dtype=torch.float32, device=residual.device)
+        rope_write(
+            _parts(normed, layer.qkv),
+            layers.cosines,
+            layers.sines,
+            rows.positions,
+            rows.slots,
+            k_cache,
+            v_cache,
+            layer.head_norms,
+            queries.flatten(1),
+        )
+        attended = attention(queries, k_cache, v_cache, rows.attention).flatten(1)
+        normed = add_rms_norm(_parts(attended, layer.output), residual, layer.post_norm, shape.norm_eps, shape.dtype)
+        activated = swiglu(_parts(normed, layer.gate_up), shape.dtype)
+        normed = add_rms_norm(_parts(activated, layer.down), residual, norms[index], shape.norm_eps, shape.dtype)
+    taps[len(layers.layers)] = residual.to(shape.dtype)
+    return normed, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None

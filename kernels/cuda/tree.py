@@ -1,0 +1,153 @@
+"""Growing and accepting draft trees on CUDA: one program, of one warp where it suffices, for each sequence.
+
+Growing keeps one open place for each node there is and one more: a node that is taken leaves its place to its next
+sibling, and its first child gets a new one. (depth, rank, parent) in one number is both the order of equals and, read
+backwards, what was taken.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.tree import Accepted, Commit, Trees
+
+
+@triton.jit
+def _grow_kernel(
+    tokens_ptr,
+    chances_ptr,
+    out_tokens_ptr,
+    out_parents_ptr,
+    out_survival_ptr,
+    counts_ptr,
+    budget,
+    DEPTHS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    LAST: tl.constexpr = DEPTHS * K * BLOCK
+    b = tl.program_id(0).to(tl.int64)
+    candidates = b * DEPTHS * K
+    place = tl.arange(0, BLOCK)
+    survival = tl.where(place == 0, tl.load(chances_ptr + candidates), -1.0)
+    above = tl.full((BLOCK,), 1.0, tl.float32)
+    key = tl.full((BLOCK,), 0, tl.int32)  # (depth K + rank) BLOCK + parent + 1
+    count = tl.full((), 0, tl.int64)
+    for node in range(budget):
+        best = tl.max(survival, 0)
+        taken = tl.min(tl.where(survival == best, key, LAST), 0)
+        here = (survival == best) & (key == taken)
+        ranked, parent = taken // BLOCK, taken % BLOCK - 1
+        depth, rank = ranked // K, ranked % K
+        real = best >= 0.0
+        out = b * budget + node
+        tl.store(out_tokens_ptr + out, tl.load(tokens_ptr + candidates + ranked, mask=real, other=0))
+        tl.store(out_parents_ptr + out, tl.where(real, parent, -2).to(tl.int64))
+        tl.store(out_survival_ptr + out, tl.where(real, best, 0.0))
+        count += real.to(tl.int64)
+
+        sibling = tl.load(chances_ptr + candidates + ranked + 1, mask=real & (rank + 1 < K), other=-1.0)
+        survival = tl.where(here, tl.where(sibling < 0.0, -1.0, above * sibling), survival)
+        key = tl.where(here, taken + BLOCK, key)
+        child = tl.load(chances_ptr + candidates + (depth + 1) * K, mask=real & (depth + 1 < DEPTHS), other=-1.0)
+        new = place == node + 1
+        survival = tl.where(new, tl.where(child < 0.0, -1.0, best * child), survival)
+        above = tl.where(new, best, above)
+        key = tl.where(new, (depth + 1) * K * BLOCK + node + 1, key)
+    tl.store(counts_ptr + b, count)
+
+
+def grow_trees(tokens: torch.Tensor, chances: torch.Tensor, budget: int) -> Trees:
+    """As `kernels.tree.grow_trees`, which has checked the arguments."""
+    B, depths, k = tokens.shape
+    trees = Trees(
+        tokens.new_empty(B, budget),
+        tokens.new_empty(B, budget),
+        chances.new_empty(B, budget),
+        tokens.new_empty(B),
+    )
+    if B:
+        block = triton.next_power_of_2(budget + 1)
+        _grow_kernel[(B,)](
+            tokens,
+            chances,
+            trees.tokens,
+            trees.parents,
+            trees.survival,
+            trees.counts,
+            budget,
+            DEPTHS=depths,
+            K=k,
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 128)),
+        )
+    return trees
+
+
+@triton.jit
+def _accept_kernel(
+    chosen_ptr,
+    tokens_ptr,
+    parents_ptr,
+    tree_counts_ptr,
+    nodes_ptr,
+    out_tokens_ptr,
+    counts_ptr,
+    tables_ptr,
+    table_rows_ptr,
+    positions_ptr,
+    node_slots_ptr,
+    N,
+    table_stride,
+    BLOCK: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, BLOCK)
+    real = node < tl.load(tree_counts_ptr + b)
+    tokens = tl.load(tokens_ptr + b * N + node, mask=real, other=-1)
+    parents = tl.load(parents_ptr + b * N + node, mask=real, other=-2)
+    path = tl.full((BLOCK,), -1, tl.int64)
+    said = tl.full((BLOCK,), -1, tl.int64)
+    at = -1
+    count = tl.full((), 0, tl.int64)
+    going = True
+    while going:
+        token = tl.load(chosen_ptr + b * (N + 1) + at + 1)
+        said = tl.where(node == count, token, said)
+        at = tl.max(tl.where(real & (parents == at) & (tokens == token), node, -1), 0)
+        path = tl.where(node == count, at, path)
+        going = at >= 0
+        count += going.to(tl.int64)
+    kept = node < count
+    slots = tl.load(node_slots_ptr + b * N + path, mask=kept, other=0)
+    table = tables_ptr + tl.load(table_rows_ptr + b) * table_stride + tl.load(positions_ptr + b)
+    tl.store(table + node, slots, mask=kept)
+    tl.store(nodes_ptr + b * N + node, path, mask=node < N)
+    tl.store(out_tokens_ptr + b * (N + 1) + node, said, mask=node < N + 1)
+    tl.store(counts_ptr + b, count)
+
+
+def accept_trees(chosen: torch.Tensor, trees: Trees, commit: Commit) -> Accepted:
+    """As `kernels.tree.accept_trees`, which has checked the arguments."""
+    B, N = trees.tokens.shape
+    out = Accepted(chosen.new_empty(B, N), chosen.new_empty(B, N + 1), chosen.new_empty(B))
+    if B:
+        block = triton.next_power_of_2(N + 1)
+        _accept_kernel[(B,)](
+            chosen,
+            trees.tokens,
+            trees.parents,
+            trees.counts,
+            out.nodes,
+            out.tokens,
+            out.counts,
+            commit.slot_tables,
+            commit.table_rows,
+            commit.positions,
+            commit.node_slots,
+            N,
+            commit.slot_tables.shape[1],
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 128)),
+        )
+    return out

@@ -1,0 +1,139 @@
+"""The next token of each row straight from its hidden state: logits are compared where they come about, and not stored.
+
+    sampled:   argmax_v logits[m, v] / T_m + gumbel(seed_m, position_m, v)          (T = 0: argmax logits)
+    best:      the `count` largest logits, their tokens, and log sum_v exp(logits[m, v])
+
+logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. A Markov head's step is this too, with `x` the last token's row of
+W1, `weight` W2, and `base` what the drafter's row guesses by itself.
+
+Source: Gumbel coupling as in kernels/sampling.py; Markov head: DSpark, arXiv:2607.05147.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+from kernels.linear import linear_reference
+from kernels.philox import gumbel_rows_reference
+
+MAX_COUNT = 32
+_SIGN = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A head's rows of the vocabulary.
+
+    data: [V, K] in the dtype of x, int8 or float8_e4m3fn. scales: [V] float32.
+    vocab: [V] int64, the token of each row; None where they are counted from 0.
+    """
+
+    data: Tensor
+    scales: Tensor | None = None
+    vocab: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """How each of M rows chooses: temperatures [M] float64, seeds [M] int64 (64 bits), positions [M] int64."""
+
+    temperatures: Tensor
+    seeds: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(
+        cls, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], device: torch.device
+    ) -> "SampledRows":
+        signed = [(seed + _SIGN) % 2**64 - _SIGN for seed in seeds]
+        integers = torch.tensor((signed, list(positions)), dtype=torch.int64).to(device)
+        return cls(torch.tensor(temperatures, dtype=torch.float64).to(device), *integers)
+
+
+def _logits(x: Tensor, head: Head, base: Tensor | None) -> Tensor:
+    logits = linear_reference(x, head.data, scales=head.scales)
+    return logits if base is None else logits + base
+
+
+def _tokens(head: Head) -> Tensor:
+    return torch.arange(head.data.shape[0], device=head.data.device) if head.vocab is None else head.vocab
+
+
+def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
+    """As `sample_rows`."""
+    tokens = _tokens(head)
+    cold = rows.temperatures == 0.0
+    scores = _logits(x, head, base).double() / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
+    seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
+    noise = gumbel_rows_reference(seeds, rows.positions.tolist(), tokens.expand(x.shape[0], -1))
+    return tokens[(scores + noise.masked_fill(cold.unsqueeze(1), 0.0)).argmax(-1)]
+
+
+def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
+    """The token of each row, the lowest among equals.
+
+    Args:
+        x: [M, K] contiguous, float32 or bfloat16.
+        base: [M, V] float32, rows may be strided.
+
+    Returns: [M] int64.
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    _check(x, head, base)
+    check_tensor(rows.temperatures, "temperatures", (x.shape[0],), torch.float64)
+    check_tensor(rows.seeds, "seeds", (x.shape[0],), torch.int64)
+    check_tensor(rows.positions, "positions", (x.shape[0],), torch.int64)
+    if x.is_cuda:
+        from kernels.cuda.lm_head import sample_rows as launch  # not above: triton is only where CUDA is
+
+        return launch(x, head, rows, base)
+    return sample_rows_reference(x, head, rows, base)
+
+
+@dataclass(frozen=True, slots=True)
+class BestTokens:
+    """Of M rows, best first; of equal ones the one whose row of the head comes first.
+
+    values: [M, k] float32 logits. tokens: [M, k] int64. totals: [M] float32, log of the sum of all exp(logits).
+    """
+
+    values: Tensor
+    tokens: Tensor
+    totals: Tensor
+
+
+def best_tokens_reference(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
+    """As `best_tokens`."""
+    logits = _logits(x, head, base)
+    values, columns = torch.sort(logits, dim=-1, descending=True, stable=True)
+    return BestTokens(values[:, :count], _tokens(head)[columns[:, :count]], logits.logsumexp(-1))
+
+
+def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
+    """The `count` best of each row; arguments as of `sample_rows`.
+
+    Raises: ValueError: shapes or dtypes do not fit, or count is not in 1..32 or above the vocabulary.
+    """
+    _check(x, head, base)
+    if not 1 <= count <= min(MAX_COUNT, head.data.shape[0]):
+        raise ValueError(f"count must be in 1..{min(MAX_COUNT, head.data.shape[0])}, got {count}")
+    if x.is_cuda:
+        from kernels.cuda.lm_head import best_tokens as launch  # not above: triton is only where CUDA is
+
+        return launch(x, head, count, base)
+    return best_tokens_reference(x, head, count, base)
+
+
+def _check(x: Tensor, head: Head, base: Tensor | None) -> None:
+    V, K = head.data.shape
+    check_tensor(x, "x", (None, K), x.dtype)
+    check_tensor(head.data, "head", (V, K), head.data.dtype)
+    if head.vocab is not None:
+        check_tensor(head.vocab, "vocab", (V,), torch.int64)
+    if head.scales is not None:
+        check_tensor(head.scales, "scales", (V,), torch.float32)
+    if base is not None and (base.shape != (x.shape[0], V) or base.dtype != torch.float32 or base.stride(1) != 1):
+        raise ValueError(f"base must be float32 [{x.shape[0]}, {V}], got {base.dtype} {list(base.shape)}")

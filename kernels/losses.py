@@ -1,0 +1,151 @@
+"""Losses of a head over a large vocabulary that never hold more than some rows of logits, forward and backward.
+
+With s = hidden weight^T, p = softmax(s), and for distillation t = teacher hidden teacher weight^T, q = softmax(t):
+
+    cross entropy     -log p[label]                ds = p - [v = label]
+    kl                sum_v q log(q / p)           ds = p - q
+    total variation   1/2 sum_v |p - q|            ds = p (g - sum_v p g),  g = 1/2 sign(p - q)
+
+The gradient is at hand where the loss is, so the forward pass computes both and the backward pass only scales.
+
+Source: Liger-Kernel, arXiv:2410.10989; total variation as one minus the chance of acceptance: Leviathan et al. 2023,
+arXiv:2211.17192.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+
+_NUMBERS = 2**24  # of logits at a time
+
+
+class Loss(Enum):
+    CROSS_ENTROPY = 0
+    KL = 1
+    TOTAL_VARIATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Logits to distil: hidden [M, Ht] and weight [V, Ht], which get no gradient."""
+
+    hidden: Tensor
+    weight: Tensor
+
+
+def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+    """The loss of each row, [C] in the dtype of logits; logits become scale times its gradient.
+
+    Args:
+        logits: [C, V] float32 or float64. scale: [C], alike.
+        against: labels [C] int64 for cross entropy, else the teacher's logits [C, V], alike.
+    """
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    if kind is Loss.CROSS_ENTROPY:
+        rows = -log_p.gather(1, against.unsqueeze(1)).squeeze(1)
+        gradient = p.scatter_add(1, against.unsqueeze(1), -torch.ones_like(p[:, :1]))
+    else:
+        q = against.softmax(-1)
+        if kind is Loss.KL:
+            rows = torch.where(q > 0.0, q * (against.log_softmax(-1) - log_p), 0.0).sum(-1)
+            gradient = p - q
+        else:
+            rows = (p - q).abs().sum(-1) / 2
+            slope = (p - q).sign() / 2
+            gradient = p * (slope - (p * slope).sum(-1, keepdim=True))
+    logits.copy_(gradient * scale.unsqueeze(1))
+    return rows
+
+
+def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+    """As `loss_rows_reference`."""
+    if logits.is_cuda:
+        from kernels.cuda.losses import loss_rows as launch  # not above: triton is only where CUDA is
+
+        return launch(kind, logits, against, scale)
+    return loss_rows_reference(kind, logits, against, scale)
+
+
+def _goal(against: Tensor | Teacher, some: slice, dtype: torch.dtype) -> Tensor:
+    if isinstance(against, Teacher):
+        return (against.hidden[some] @ against.weight.T).to(dtype)
+    return against[some]
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        kind: Loss,
+        against: Tensor | Teacher,
+        scale: Tensor,
+        num_rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        scale = scale.to(wide)
+        rows = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
+        for first in range(0, hidden.shape[0], num_rows):
+            some = slice(first, first + num_rows)
+            logits = (hidden[some] @ weight.T).to(wide)
+            rows[some] = loss_rows(kind, logits, _goal(against, some, wide), scale[some])
+            gradient = logits.to(hidden.dtype)
+            if d_hidden is not None:
+                d_hidden[some] = gradient @ weight
+            if d_weight is not None:
+                d_weight += gradient.T @ hidden[some]
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(rows)
+        return (rows * scale).sum(), rows
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        d_loss = d_outputs[0]
+        scaled = [None if saved is None else saved * d_loss.to(saved.dtype) for saved in ctx.saved_tensors]
+        return (*scaled, None, None, None, None)
+
+
+def linear_loss(
+    kind: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    against: Tensor | Teacher,
+    scale: Tensor,
+    *,
+    num_rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A head's loss over M rows.
+
+    Args:
+        hidden: [M, H]. weight: [V, H], alike. Both may want gradients.
+        against: labels [M] int64 for cross entropy, else a teacher.
+        scale: [M]; 0 leaves a row out. No gradient.
+        num_rows: at a time; None for as many as 64 MiB of float32 hold.
+
+    Returns: sum_m scale[m] loss[m], and the losses [M] in nats (total variation: a probability), without gradient.
+    Raises: ValueError: shapes or dtypes do not fit, or the target is of the wrong kind.
+    """
+    M, V = hidden.shape[0], weight.shape[0]
+    check_tensor(hidden, "hidden", (M, weight.shape[1]), weight.dtype)
+    if isinstance(against, Teacher) == (kind is Loss.CROSS_ENTROPY):
+        raise ValueError(f"{kind.name} does not go with {type(against).__name__}")
+    if isinstance(against, Teacher):
+        check_tensor(against.hidden, "teacher hidden", (M, against.weight.shape[1]), against.weight.dtype)
+        check_tensor(against.weight, "teacher weight", (V, None), against.weight.dtype)
+    else:
+        check_tensor(against, "labels", (M,), torch.int64)
+    if scale.shape != (M,):
+        raise ValueError(f"scale must be [{M}], got {list(scale.shape)}")
+    loss, rows = _LinearLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, kind, against, scale, num_rows or max(1, _NUMBERS // V)
+    )
+    return loss, rows

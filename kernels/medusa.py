@@ -1,0 +1,37 @@
+"""Medusa heads: all of them in one product with their weights on top of each other.
+
+    out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)
+
+A head that reads more than the hidden state (the last token's embedding) finds it in x behind the first H numbers.
+
+Source: Cai et al. 2024, arXiv:2401.10774; one product for all heads: LoRAX.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.checks import check_tensor
+from kernels.linear import LinearWeight, linear
+
+
+def medusa_heads_reference(x: Tensor, product: Tensor, num_heads: int) -> Tensor:
+    """x [M, K] and product [M, heads * H] float32 -> [M, heads, H] in the dtype of x."""
+    inner = product.view(x.shape[0], num_heads, -1)
+    return (x[:, None, : inner.shape[-1]].float() + functional.silu(inner)).to(x.dtype)
+
+
+def medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
+    """x [M, K] in the weight's dtype, weight [heads * H, K] with H <= K -> [M, heads, H] in the dtype of x.
+
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    check_tensor(x, "x", (None, weight.in_features), weight.dtype)
+    H, rest = divmod(weight.out_features, num_heads)
+    if rest or weight.in_features < H:
+        raise ValueError(f"weight must be [{num_heads} H, K >= H], got {[weight.out_features, weight.in_features]}")
+    if x.is_cuda:
+        from kernels.cuda.linear import linear_parts  # not above: triton is only where CUDA is
+        from kernels.cuda.medusa import medusa_heads as launch
+
+        return launch(x, linear_parts(x, weight.data, weight.scales, weight.bias), num_heads)
+    return medusa_heads_reference(x, linear(x, weight), num_heads)

@@ -1,0 +1,57 @@
+"""What the interpreter can't tell: the kernels compile for an H100, fit into it, and multiply by one instruction."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    kernels: list[dict[str, Any]]
+    folder: Path  # what the compiler left, a folder for each variant of a kernel
+
+    def products(self, kernel: str) -> set[str]:
+        """The instructions by which all variants of a kernel multiply matrices."""
+        sources = [file.read_text(encoding="utf-8") for file in self.folder.glob(f"*/{kernel}.ptx")]
+        return {found for source in sources for found in re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync[\w.]+", source)}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.kernels.cuda.compiled"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return Compiled([json.loads(line) for line in result.stdout.splitlines()], folder)
+
+
+def test_every_kernel_compiles_for_an_h100(compiled: Compiled) -> None:
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "kernels" / "cuda").glob("*.py")]
+    names = {name for source in sources for name in re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)}
+    assert {kernel["name"] for kernel in compiled.kernels} == names
+
+
+def test_no_kernel_spills_and_two_programs_fit_an_sm(compiled: Compiled) -> None:
+    assert [kernel for kernel in compiled.kernels if kernel["stack"]] == []
+    assert [kernel for kernel in compiled.kernels if kernel["shared"] > 113 * 1024] == []
+
+
+def test_any_number_of_rows_goes_through_one_instruction(compiled: Compiled) -> None:
+    """Which is what makes a row's bits its own: another instruction may round sums in another way."""
+    rows_to_the_right = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
+    pairs_to_the_left = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
+    for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):
+        assert compiled.products(kernel) == rows_to_the_right, kernel
+    for kernel in ("_prefix_kernel", "_tail_kernel"):
+        assert compiled.products(kernel) == pairs_to_the_left, kernel

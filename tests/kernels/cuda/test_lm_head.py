@@ -1,0 +1,139 @@
+"""The head on CUDA: the reference's tokens, the published noise, and rows that do not know of each other."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.cuda.lm_head import _gumbel, best_tokens, sample_rows
+from kernels.lm_head import Head, SampledRows, best_tokens_reference, sample_rows_reference
+from kernels.lm_head import best_tokens as checked_best_tokens
+from kernels.philox import gumbel_rows_reference
+from kernels.sampling import sample_token_reference
+from tests.kernels.cuda.device import DEVICE, DTYPES, make
+
+SEEDS = [0, 1, 2**63 + 9, 2**64 - 1, 12345]
+
+
+def rows_for(M: int, temperature: float | None = None) -> SampledRows:
+    """Every third row greedy, unless there is a temperature for all."""
+    temperatures = [(0.0, 0.7, 1.3)[m % 3] if temperature is None else temperature for m in range(M)]
+    return SampledRows.of(temperatures, [SEEDS[m % 5] for m in range(M)], [m * 977 for m in range(M)], DEVICE)
+
+
+def spread(x: Tensor) -> Tensor:
+    """float32 sums in another order move a logit by less than the winners lie apart."""
+    return (x * 4).round() / 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _noise_kernel(seeds_ptr, positions_ptr, tokens_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
+    noise = _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(tokens_ptr + column))
+    tl.store(out_ptr + row * BLOCK + column, noise)
+
+
+def test_noise_is_drawn_from_the_words_of_the_reference() -> None:
+    seeds, positions, tokens = SEEDS[:4], [0, 7, 2**31 - 1, 40_000], torch.arange(64) * 2503
+    rows = SampledRows.of([1.0] * 4, seeds, positions, DEVICE)
+    out = torch.empty(4, 64, dtype=torch.float64, device=DEVICE)
+    _noise_kernel[(1,)](rows.seeds, rows.positions, tokens.to(DEVICE), out, BLOCK=64)
+    expected = gumbel_rows_reference(seeds, positions, tokens.expand(4, -1))
+    # A word of another bit would be off by 2**-32 at least, and mostly by far more: logarithms of two libraries.
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "V", "K"), [(1, 63, 16), (16, 64, 40), (17, 65, 64), (40, 300, 65)])
+def test_samples_the_reference_tokens(dtype: torch.dtype, M: int, V: int, K: int) -> None:
+    x, weight = spread(make(M, K, seed=1)).to(dtype), spread(make(V, K, seed=2)).to(dtype)  # exact in any order
+    rows = rows_for(M)
+    assert torch.equal(sample_rows(x, Head(data=weight), rows, None), exact_tokens(x, weight, rows))
+
+
+def exact_tokens(x: Tensor, weight: Tensor, rows: SampledRows, base: Tensor | None = None) -> Tensor:
+    return sample_rows_reference(x.float(), Head(data=weight.float()), rows, base)
+
+
+def test_the_reference_is_the_sampler_of_the_engine() -> None:
+    x, weight, rows = make(6, 16, seed=1), make(50, 16, seed=2), rows_for(6)
+    tokens = sample_rows_reference(x, Head(data=weight), rows)
+    for m in range(6):
+        expected = sample_token_reference(
+            x[m] @ weight.T,
+            temperature=float(rows.temperatures[m]),
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            seed=SEEDS[m % 5],
+            position=m * 977,
+        )
+        assert int(tokens[m]) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_markov_step_samples_the_corrected_guess(dtype: torch.dtype) -> None:
+    x, weight = spread(make(5, 16, seed=1)).to(dtype), spread(make(130, 16, seed=2)).to(dtype)
+    base = spread(make(5, 3, 130, seed=3))[:, 1]  # strided rows
+    rows = rows_for(5)
+    assert torch.equal(sample_rows(x, Head(data=weight), rows, base), exact_tokens(x, weight, rows, base))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_reduced_vocabulary_gets_the_noise_of_its_tokens(dtype: torch.dtype) -> None:
+    x, weight, rows = make(4, 16, seed=1, dtype=dtype), make(70, 16, seed=2, dtype=dtype), rows_for(4, 1.0)
+    vocab = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:70].sort().values.to(DEVICE)
+    head = Head(data=weight, vocab=vocab)
+    found = sample_rows(x, head, rows, None)
+    assert torch.isin(found, vocab).all()
+    assert torch.equal(found, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
+
+
+def test_of_equal_logits_the_lowest_token_wins() -> None:
+    weight = torch.zeros(200, 16, device=DEVICE)
+    weight[[70, 71, 150]] = 1.0
+    x = torch.ones(2, 16, device=DEVICE)
+    assert sample_rows(x, Head(data=weight), rows_for(2, 0.0), None).tolist() == [70, 70]
+    assert best_tokens(x, Head(data=weight), 4, None).tokens.tolist() == [[70, 71, 150, 0]] * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("V", "count"), [(5, 5), (64, 1), (65, 8), (700, 3), (700, 20)])
+def test_finds_the_best_tokens_and_the_mass_of_all(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, V: int, count: int
+) -> None:
+    monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # candidates merged at a time, so that two rounds are needed
+    x, weight = spread(make(3, 16, seed=1)).to(dtype), spread(make(V, 16, seed=2)).to(dtype)
+    vocab = torch.arange(V, device=DEVICE) * 3 + 1
+    ours = best_tokens(x, Head(data=weight, vocab=vocab), count, None)
+    reference = best_tokens_reference(x.float(), Head(data=weight.float(), vocab=vocab), count)
+    assert torch.equal(ours.tokens, reference.tokens)
+    torch.testing.assert_close(ours.values, reference.values, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.totals, reference.totals, rtol=1e-6, atol=1e-6)
+
+
+def test_one_byte_heads_are_scaled() -> None:
+    x, scales = spread(make(3, 16, seed=1)), torch.arange(1, 71, device=DEVICE) / 64
+    data = (make(70, 16, seed=2) * 20).to(torch.int8)
+    head = Head(data=data, scales=scales)
+    assert torch.equal(
+        best_tokens(x, head, 5, None).tokens, best_tokens_reference(x, Head(data=data * scales[:, None]), 5).tokens
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_chooses_the_same_in_any_company(dtype: torch.dtype) -> None:
+    x, head, rows = make(35, 64, seed=1, dtype=dtype), Head(data=make(130, 64, seed=2, dtype=dtype)), rows_for(35)
+    sampled, best = sample_rows(x, head, rows, None), best_tokens(x, head, 4, None)
+    for some in (slice(0, 1), slice(34, 35), slice(3, 20)):
+        part = SampledRows(rows.temperatures[some], rows.seeds[some], rows.positions[some])
+        assert torch.equal(sample_rows(x[some], head, part, None), sampled[some])
+        alone = best_tokens(x[some], head, 4, None)
+        assert torch.equal(alone.values, best.values[some])
+        assert torch.equal(alone.totals, best.totals[some])
+
+
+def test_names_both_sides_of_a_wrong_count() -> None:
+    with pytest.raises(ValueError, match=r"count must be in 1..5, got 6"):
+        checked_best_tokens(make(1, 8, seed=1), Head(data=make(5, 8, seed=2)), 6)

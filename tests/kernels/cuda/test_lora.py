@@ -1,0 +1,64 @@
+"""Stacked updates on CUDA: right, and for each row as if it were alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cuda.lora import stacked_lora
+from kernels.lora import LoraStack, stacked_lora_reference
+from tests.kernels.cuda.device import DEVICE, DTYPES, make
+
+
+def make_stack(A: int, R: int, K: int, N: int, dtype: torch.dtype) -> LoraStack:
+    return LoraStack(make(A, R, K, seed=1, dtype=dtype), make(A, N, R, seed=2, dtype=dtype))
+
+
+def ids(*runs: tuple[int, int]) -> Tensor:
+    """(adapter, rows) after each other."""
+    return torch.cat([torch.full((rows,), adapter) for adapter, rows in runs]).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("R", "K", "N"), [(1, 16, 8), (16, 64, 64), (17, 511, 65), (64, 513, 130)])
+def test_adds_each_rows_own_update(dtype: torch.dtype, R: int, K: int, N: int) -> None:
+    adapters = ids((2, 17), (-1, 3), (0, 1), (-1, 1), (1, 16))  # both sides of a tile of 16
+    M = len(adapters)
+    stack, x, out = make_stack(3, R, K, N, dtype), make(M, K, seed=3, dtype=dtype), make(M, N, seed=4)
+    expected = out.clone()
+
+    stacked_lora(x, out, adapters, stack)
+    stacked_lora_reference(x, expected, adapters, stack)
+
+    # float32: sums of K and of R products; bfloat16: what is between the products may round to the other side
+    tolerance = 1e-5 * (K * R) ** 0.5 if dtype == torch.float32 else 0.01 * (K * R) ** 0.5
+    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
+    assert torch.equal(out[17:20], make(M, N, seed=4)[17:20]), "rows without an adapter keep their bits"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+    stack, x = make_stack(2, 8, 600, 70, dtype), make(40, 600, seed=3, dtype=dtype)
+    adapters, together = ids((1, 20), (-1, 5), (0, 15)), torch.zeros(40, 70, device=DEVICE)
+    stacked_lora(x, together, adapters, stack)
+    for some in (slice(0, 1), slice(19, 26), slice(39, 40)):
+        alone = torch.zeros(some.stop - some.start, 70, device=DEVICE)
+        stacked_lora(x[some], alone, adapters[some], stack)
+        assert torch.equal(alone, together[some]), some
+
+
+def test_ranks_filled_up_with_zeros_change_no_bit() -> None:
+    small, x = make_stack(1, 5, 64, 70, torch.float32), make(3, 64, seed=3)
+    filled = LoraStack(
+        torch.cat((small.down, torch.zeros(1, 27, 64, device=DEVICE)), 1),
+        torch.cat((small.up, torch.zeros(1, 70, 27, device=DEVICE)), 2),
+    )
+    results = []
+    for stack in (small, filled):
+        out = torch.zeros(3, 70, device=DEVICE)
+        stacked_lora(x, out, ids((0, 3)), stack)
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
+def test_no_rows_are_left_alone() -> None:
+    stacked_lora(make(0, 8, seed=1), make(0, 4, seed=2), ids((0, 0)), make_stack(1, 2, 8, 4, torch.float32))

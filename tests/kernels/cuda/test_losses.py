@@ -1,0 +1,94 @@
+"""Losses of a head in pieces: against autograd on whole logits, gradients by finite differences."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import losses
+from kernels.cuda.losses import loss_rows
+from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
+from tests.kernels.cuda.device import BFLOAT16, DEVICE, make
+
+KINDS = list(Loss)
+
+
+@pytest.fixture(params=["kernel", "reference"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(losses, "loss_rows", loss_rows if request.param == "kernel" else loss_rows_reference)
+    return str(request.param)
+
+
+def problem(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | Teacher, Tensor]:
+    hidden, weight = make(M, 6, seed=1, dtype=dtype), make(V, 6, seed=2, dtype=dtype)
+    scale = make(M, seed=3).abs()
+    if kind is Loss.CROSS_ENTROPY:
+        return hidden, weight, torch.arange(M, device=DEVICE) * 7 % V, scale
+    return hidden, weight, Teacher(make(M, 4, seed=4, dtype=dtype), make(V, 4, seed=5, dtype=dtype)), scale
+
+
+def plain(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher) -> Tensor:
+    """[M], on whole logits."""
+    log_p = (hidden @ weight.T).log_softmax(-1)
+    if not isinstance(against, Teacher):
+        return functional.nll_loss(log_p, against, reduction="none")
+    log_q = (against.hidden @ against.weight.T).log_softmax(-1)
+    if kind is Loss.KL:
+        return functional.kl_div(log_p, log_q, log_target=True, reduction="none").sum(-1)
+    return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_finite_differences(implementation: str, kind: Loss) -> None:
+    hidden, weight, against, scale = problem(kind, 3, 5, torch.float64)
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_loss(kind, hidden, weight, against, scale, num_rows=2)[0]
+
+    assert torch.autograd.gradcheck(loss, (hidden.requires_grad_(), weight.requires_grad_()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("V", [1, 63, 4096, 4097, 9000])  # both sides of the block of 4096
+def test_agrees_with_whole_logits(implementation: str, kind: Loss, V: int, dtype: torch.dtype) -> None:
+    hidden, weight, against, scale = problem(kind, 5, V, dtype)
+    hidden.requires_grad_(), weight.requires_grad_()
+    loss, rows = linear_loss(kind, hidden, weight, against, scale, num_rows=3)
+    ours = torch.autograd.grad(2 * loss, (hidden, weight))
+
+    exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    if isinstance(against, Teacher):
+        against = Teacher(against.hidden.double(), against.weight.double())
+    exact = plain(kind, exact_hidden, exact_weight, against)
+    gradients = torch.autograd.grad(2 * (exact * scale.double()).sum(), (exact_hidden, exact_weight))
+
+    # float32 logits of size 10; in bfloat16 they are rounded to 8 bits, and so are the gradients
+    tolerance = 2e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(rows.double(), exact, rtol=tolerance, atol=tolerance)
+    for our, gradient in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(our.double(), gradient, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_scale_zero_gets_no_gradient(implementation: str, kind: Loss) -> None:
+    hidden, weight, against, scale = problem(kind, 4, 9, torch.float32)
+    scale[2] = 0.0
+    loss, _ = linear_loss(kind, hidden.requires_grad_(), weight, against, scale)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    assert not gradient[2].any()
+    assert gradient[1].any()
+
+
+def test_excluded_tokens_of_the_teacher_cost_nothing(implementation: str) -> None:
+    logits, teacher = make(2, 5, seed=1), make(2, 5, seed=2)
+    teacher[:, 3] = -torch.inf
+    expected = functional.kl_div(logits.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)
+    rows = losses.loss_rows(Loss.KL, logits, teacher, torch.ones(2, device=DEVICE))
+    torch.testing.assert_close(rows, expected)
+
+
+def test_refuses_a_target_of_the_wrong_kind() -> None:
+    hidden, weight, labels, scale = problem(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
+    with pytest.raises(ValueError, match="KL does not go with Tensor"):
+        linear_loss(Loss.KL, hidden, weight, labels, scale)

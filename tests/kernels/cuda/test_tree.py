@@ -1,0 +1,100 @@
+"""Trees on CUDA: the same whole numbers as the references, which are those of the engine."""
+
+import pytest
+import torch
+
+from engine.draft import grow_tree
+from kernels.cuda.tree import accept_trees, grow_trees
+from kernels.tree import Accepted, Commit, Trees, accept_trees_reference, grow_trees_reference
+from tests.kernels.cuda.device import DEVICE
+
+
+def candidates(B: int, depths: int, k: int, *, coarse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """coarse: chances with equals among their products."""
+    generator = torch.Generator().manual_seed(B * 100 + depths * 10 + k)
+    tokens = torch.randint(0, 9, (B, depths, k), generator=generator)
+    chances = torch.rand(B, depths, k, generator=generator)
+    chances = (chances * 4).ceil() / 4 if coarse else chances
+    return tokens.to(DEVICE), chances.sort(-1, descending=True).values.to(DEVICE)
+
+
+SIZES = [(1, 1, 1, 1), (2, 3, 2, 5), (2, 4, 3, 15), (1, 4, 3, 16), (2, 6, 5, 64), (1, 2, 2, 20)]
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(("B", "depths", "k", "budget"), SIZES)
+def test_grows_the_reference_tree(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
+    tokens, chances = candidates(B, depths, k, coarse=coarse)
+    ours, reference = grow_trees(tokens, chances, budget), grow_trees_reference(tokens, chances, budget)
+    assert torch.equal(ours.counts, reference.counts)
+    for b, count in enumerate(ours.counts.tolist()):
+        assert torch.equal(ours.tokens[b, :count], reference.tokens[b, :count])
+        assert torch.equal(ours.parents[b], reference.parents[b])
+        assert torch.equal(ours.survival[b], reference.survival[b])
+
+
+def test_a_tree_has_no_more_nodes_than_there_are_paths() -> None:
+    tokens, chances = candidates(1, 2, 2, coarse=False)
+    assert grow_trees(tokens, chances, 20).counts.tolist() == [6]
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_the_reference_tree_is_the_engines(coarse: bool) -> None:
+    tokens, chances = candidates(2, 5, 4, coarse=coarse)
+    trees = grow_trees_reference(tokens, chances, 40)
+    for b in range(2):
+        draft = grow_tree(tokens[b].tolist(), chances[b].tolist(), 40)
+        assert draft.tokens == tuple(trees.tokens[b].tolist())
+        assert draft.parents == tuple(trees.parents[b].tolist())
+
+
+def verified(trees: Trees, chosen: torch.Tensor) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
+    """Both ways' results and tables."""
+    B, N = trees.tokens.shape
+    results = []
+    for accept in (accept_trees, accept_trees_reference):
+        commit = Commit(
+            slot_tables=torch.full((B + 2, 100), -7, dtype=torch.int32, device=DEVICE),
+            table_rows=torch.arange(B, device=DEVICE).flip(0) + 1,
+            positions=torch.arange(B, device=DEVICE) * 5 + 3,
+            node_slots=torch.arange(B * N, dtype=torch.int32, device=DEVICE).view(B, N) + 1000,
+        )
+        results.append((accept(chosen, trees, commit), commit.slot_tables))
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("N", [1, 7, 8, 15, 16, 60])
+def test_accepts_what_the_reference_accepts(N: int) -> None:
+    B = 6
+    generator = torch.Generator().manual_seed(N)
+    parents = torch.stack([torch.randint(-1, max(node, 1), (B,), generator=generator) for node in range(N)], 1)
+    parents = torch.minimum(parents, torch.arange(N) - 1)
+    trees = Trees(
+        torch.randint(0, 3, (B, N), generator=generator).to(DEVICE),  # few tokens: equal siblings too
+        parents.to(DEVICE),
+        torch.zeros(B, N, device=DEVICE),
+        torch.randint(0, N + 1, (B,), generator=generator).to(DEVICE),
+    )
+    chosen = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
+
+    (ours, table), (reference, reference_table) = verified(trees, chosen)
+
+    assert torch.equal(ours.counts, reference.counts)
+    assert torch.equal(ours.nodes, reference.nodes)
+    assert torch.equal(ours.tokens, reference.tokens)
+    assert torch.equal(table, reference_table)
+
+
+def test_a_whole_chain_is_accepted_and_its_slots_follow_the_committed_ones() -> None:
+    N = 16
+    trees = Trees(
+        torch.arange(N, device=DEVICE).unsqueeze(0),
+        torch.arange(-1, N - 1, device=DEVICE).unsqueeze(0),
+        torch.ones(1, N, device=DEVICE),
+        torch.tensor([N], device=DEVICE),
+    )
+    (ours, table), _ = verified(trees, torch.arange(N + 1, device=DEVICE).unsqueeze(0))
+    assert ours.counts.tolist() == [N]
+    assert ours.tokens.tolist() == [list(range(N + 1))]
+    assert table[1, 3 : 3 + N].tolist() == list(range(1000, 1000 + N))
+    assert (table[1, 3 + N :] == -7).all()

@@ -1,0 +1,14 @@
+"""Who has no GPU loads no triton."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_only_the_kernels_for_cuda_load_triton() -> None:
+    modules = [f"kernels.{file.stem}" for file in (ROOT / "kernels").glob("*.py") if file.stem != "__init__"]
+    program = f"import sys, {', '.join(modules)}; sys.exit('triton' in sys.modules)"
+    assert len(modules) > 10
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
@@ -130,7 +130,11 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
 
 
 def _seconds_left(batch: Batch) -> float | None:
-    return None if batch.expires_at is None else (batch.expires_at - timezone.now()).total_seconds()
+    """By the database's clock: this machine's may be wrong."""
+    if batch.expires_at is None:
+        return None
+    now = Batch.objects.annotate(now=Now()).values_list("now", flat=True).get(pk=batch.pk)
+    return (batch.expires_at - now).total_seconds()
 
 
 def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:

@@ -22,6 +22,7 @@ from control.files.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_
 from control.files.undo import note_stored, stored_bytes_undone
 from control.ids import upload_part_id
 from control.storage import ObjectMissing, get_storage
+from control.tenancy.quotas import storage_quota_check
 from control.uploads.models import Upload, UploadPart
 from control.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
 
@@ -44,15 +45,18 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    return Upload.objects.create(
-        organization=organization,
-        filename=filename,
-        purpose=File.Purpose(purpose),
-        mime_type=mime_type,
-        size_bytes=size_bytes,
-        file_expires_after=file_expires_after,
-        expires_at=timezone.now() + LIFETIME,
-    )
+    """Raises: ApiError: 403, there is no room for the file; asked again when it is made."""
+    with transaction.atomic():
+        storage_quota_check(organization.pk, adding=size_bytes)
+        return Upload.objects.create(
+            organization=organization,
+            filename=filename,
+            purpose=File.Purpose(purpose),
+            mime_type=mime_type,
+            size_bytes=size_bytes,
+            file_expires_after=file_expires_after,
+            expires_at=timezone.now() + LIFETIME,
+        )
 
 
 @audited("upload.add_part", itself=True)

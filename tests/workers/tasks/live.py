@@ -21,6 +21,7 @@ from control.jobs.models import Job, JobShard
 from control.storage import get_storage
 from tests.control.factories import chat_row, make_file
 from tests.workers.tasks import fake_child
+from tests.workers.tasks.history import check_history
 
 ROOT = Path(__file__).parents[3]
 FAKE_CHILD = Path(fake_child.__file__)
@@ -66,9 +67,11 @@ class LiveStack:
         )
 
     def wait_for_job(self, job_id: str, *, timeout_seconds: float = 40) -> Job:
-        """Waits until the job has ended."""
+        """Waits until the job has ended, and checks what is written about its life."""
         self.wait_until(lambda: Job.objects.get(pk=job_id).finished_at is not None, timeout_seconds)
-        return Job.objects.get(pk=job_id)
+        job = Job.objects.get(pk=job_id)
+        check_history(job)
+        return job
 
     def wait_for_committed_shards(self, job_id: str, count: int) -> None:
         self.wait_until(lambda: num_committed(job_id) >= count, 30)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from control.batches.models import Batch
 from control.batches.services import batch_cancel
 from control.jobs.models import Job, JobEvent
 from tests.control.factories import make_file
+from tests.workers.tasks import wrong_clock
 from tests.workers.tasks.fake_child import answer_line
 from tests.workers.tasks.live import LiveStack, children_of, kill_9, read_object
 
@@ -225,3 +227,19 @@ def test_a_frozen_worker_that_wakes_up_after_its_lease_changes_nothing(stack: Li
     late = JobEvent.objects.filter(job=job, type="shard_committed", data__fence=1).order_by("-seq").first()
     taken = JobEvent.objects.get(job=job, type="claimed", data__fence=2)
     assert late is None or late.seq < taken.seq
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_worker_whose_clock_is_wrong_by_an_hour_makes_no_difference(stack: LiveStack, seconds: int) -> None:
+    contents = [f"prompt {number}" for number in range(24)]
+    batch = stack.make_batch(contents)
+    Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))
+    stack.start_worker(sys.executable, wrong_clock.__file__, str(seconds), child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 1)
+    stack.start_worker(child="--row-seconds 0.1")  # must not find the lease of the other one over
+
+    job = stack.wait_for_job(batch.job_id)
+
+    batch.refresh_from_db()
+    assert (job.status, batch.status, job.attempt) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED, 1)
+    assert output_of(batch) == expected_output(job.pk, contents)

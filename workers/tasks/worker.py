@@ -18,6 +18,7 @@ from control.batches.selectors import batches_overdue
 from control.batches.tidy import batches_tidy
 from control.events.services import events_prune
 from control.files.services import files_expire
+from control.files.staging import staging_purge
 from control.idempotency.services import keys_purge
 from control.jobs.config import get_job_config
 from control.jobs.models import Job
@@ -90,6 +91,7 @@ class JobWorker:
             ("pipelines not moved on", pipelines_reconcile),
             ("idempotency keys not forgotten", keys_purge),
             ("files not expired", files_expire),
+            ("staging not emptied", staging_purge),
             ("batches not tidied", batches_tidy),
             ("old events not deleted", events_prune),
             ("uploads not expired", uploads_expire),

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from control.api.errors import ApiError
 from control.settings.config import get_config
 
 CHUNK_BYTES = 1 << 20
+ABANDONED_SECONDS = 24 * 3600.0  # no request and no job holds a file here for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +80,13 @@ def copy_stream(source: BinaryIO, writer: StagedWriter) -> StagedFile:
     while chunk := source.read(CHUNK_BYTES):
         writer.write(chunk)
     return writer.finish()
+
+
+def staging_purge() -> int:
+    """Deletes what processes that were killed have left on this machine. Returns: how many files."""
+    folder = get_config().staging_dir
+    oldest = time.time() - ABANDONED_SECONDS
+    abandoned = [path for path in folder.glob("*") if path.stat().st_mtime < oldest] if folder.exists() else []
+    for path in abandoned:
+        path.unlink(missing_ok=True)
+    return len(abandoned)

@@ -41,12 +41,11 @@ class UploadView(OrganizationView):
         return upload
 
 
-def nested(request: Request, name: str) -> dict[str, Any] | None:
-    """{"seconds": "3600"} from the form fields `name[seconds]`; None: there are none."""
-    assert isinstance(request.data, Mapping)  # a form: it brought a file along
+def nested(form: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """{"seconds": "3600"} from the fields `name[seconds]` of a form or a query; None: there are none."""
     found = {
         key[len(name) + 1 : -1]: value
-        for key, value in request.data.items()
+        for key, value in form.items()
         if key.startswith(f"{name}[") and key.endswith("]")
     }
     return found or None

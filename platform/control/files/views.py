@@ -1,5 +1,7 @@
 """Routes of OpenAI's files."""
 
+from collections.abc import Mapping
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -37,12 +39,13 @@ class FilesView(UploadView):
         upload = self.staged(request)
         form = UploadInput(data=request.data)
         form.is_valid(raise_exception=True)
+        assert isinstance(request.data, Mapping)  # a form: it brought a file along
         file = file_create(
             organization=self.organization,
             filename=upload.name or "file",
             purpose=form.validated_data["purpose"],
             source=upload.staged,
-            expires_after=expires_after(nested(request, "expires_after")),
+            expires_after=expires_after(nested(request.data, "expires_after")),
         )
         return Response(file_body(file))
 

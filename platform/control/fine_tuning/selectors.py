@@ -1,6 +1,9 @@
 """Readers of fine-tuning jobs, and of what happened in them."""
 
+from collections.abc import Mapping
+
 from django.db.models import QuerySet
+from django.db.models.fields.json import KeyTransform
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
@@ -16,6 +19,15 @@ def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]
     """With all that is shown of one."""
     jobs = FineTuningJob.objects.filter(organization=organization)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
+
+
+def with_metadata(jobs: QuerySet[FineTuningJob], wanted: Mapping[str, str]) -> QuerySet[FineTuningJob]:
+    """Those whose metadata has all of these pairs."""
+    for number, (key, value) in enumerate(wanted.items()):
+        jobs = jobs.annotate(**{f"wanted_{number}": KeyTransform(key, "metadata")}).filter(
+            **{f"wanted_{number}": value}
+        )
+    return jobs
 
 
 def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJob:

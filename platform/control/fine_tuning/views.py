@@ -4,13 +4,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.api.auth import OrganizationView
+from control.api.errors import ApiError
+from control.api.metadata import MAX_PAIRS
 from control.api.paging import paginate, paginate_list
+from control.files.upload_view import nested
 from control.fine_tuning.requests import JobInput
 from control.fine_tuning.selectors import (
     CHECKPOINT,
     TOLD,
     fine_tuning_job_get,
     fine_tuning_jobs_list,
+    with_metadata,
     work_events,
 )
 from control.fine_tuning.serializers import checkpoint_body, events_body, fine_tuning_job_body
@@ -22,7 +26,11 @@ class FineTuningJobsView(OrganizationView):
     scope = "fine_tuning"
 
     def get(self, request: Request) -> Response:
-        return paginate(fine_tuning_jobs_list(self.organization), request, fine_tuning_job_body)
+        wanted = nested(request.query_params, "metadata") or {}
+        if len(wanted) > MAX_PAIRS:
+            raise ApiError(400, f"metadata: at most {MAX_PAIRS} pairs, got {len(wanted)}", "invalid_value", "metadata")
+        jobs = with_metadata(fine_tuning_jobs_list(self.organization), wanted)
+        return paginate(jobs, request, fine_tuning_job_body)
 
     def post(self, request: Request) -> Response:
         form = JobInput(data=request.data)

@@ -1,5 +1,7 @@
 import hashlib
 import io
+import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +14,7 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 from control.accounts.models import Organization
 from control.files.models import File
 from control.files.services import files_expire
+from control.files.staging import ABANDONED_SECONDS, new_staging_path, staging_purge
 from control.settings.config import get_config
 from control.storage import get_storage
 from tests.control.factories import client_of, make_file
@@ -56,6 +59,19 @@ def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, orga
     assert abs(body["expires_at"] - body["created_at"] - 3600) <= 1
     File.objects.filter(pk=body["id"]).update(expires_at=File.objects.get(pk=body["id"]).created_at)
     assert client.get(f"/v1/files/{body['id']}").status_code == 404
+
+
+def test_what_a_killed_server_left_behind_is_deleted_after_a_day() -> None:
+    left, current = new_staging_path(), new_staging_path()
+    for path in (left, current):
+        path.write_bytes(b"half an upload")
+    a_day_ago = time.time() - ABANDONED_SECONDS - 1
+    os.utime(left, (a_day_ago, a_day_ago))
+
+    assert staging_purge() == 1
+
+    assert staged_names() == [current.name]
+    current.unlink()
 
 
 def test_an_expired_file_loses_its_bytes(

@@ -160,7 +160,7 @@ def test_events_page_from_the_newest_to_the_first(client: Client, training_file:
 
     whole = client.get(url).json()
     pages: list[dict[str, Any]] = []
-    after: dict[str, str] = {}
+    after: dict[str, Any] = {}
     while True:
         page = client.get(url, {"limit": 2, **after}).json()
         pages += page["data"]
@@ -193,6 +193,19 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     assert last["metrics"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
     assert last["fine_tuned_model_checkpoint"] == f"{pipeline.name}:ckpt-step-20"
     assert last["fine_tuning_job_id"] == body["id"]
+
+
+def test_jobs_are_found_by_their_metadata(client: Client, training_file: File) -> None:
+    first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
+
+    def found(**wanted: str) -> list[str]:
+        query = {f"metadata[{key}]": value for key, value in wanted.items()}
+        return [job["id"] for job in client.get(JOBS, query).json()["data"]]
+
+    assert found(a="1") == [second, first]
+    assert found(**{"a": "1", "b c": "2"}) == [first]
+    assert found(a="2") == found(none="1") == []
+    assert found(**{"a') OR 1=1 --": "1"}) == []
 
 
 @pytest.mark.parametrize(

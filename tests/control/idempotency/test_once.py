@@ -16,6 +16,7 @@ from control.idempotency import services
 from control.idempotency.models import IdempotencyKey
 from control.idempotency.services import Claim, key_claim, key_store, keys_purge
 from control.jobs.models import Job
+from control.storage import get_storage
 from tests.control.factories import chat_row, client_of, make_base_model, make_file
 
 CHAT = "/v1/chat/completions"
@@ -110,6 +111,21 @@ def test_a_request_that_breaks_is_not_remembered_and_undone(
     assert not Batch.objects.exists()
 
     assert create_batch(client, file).status_code == 200
+
+
+def test_an_upload_that_breaks_leaves_no_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str] = []
+
+    def crash(file: File) -> None:
+        keys.append(file.storage_key)
+        raise RuntimeError("after the file was stored")
+
+    monkeypatch.setattr("control.files.views.file_body", crash)
+
+    assert upload(client, b"{}\n").status_code == 500
+
+    assert not File.objects.exists()
+    assert [get_storage().exists(key) for key in keys] == [False]
 
 
 def test_while_it_runs_the_same_request_is_told_to_come_back(

@@ -1,7 +1,7 @@
 """`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
 
 It passes if no answer is a fault of the server's own, good requests sent between the others get theirs, and afterwards
-the server is healthy, holds nothing, and is as large as it was after the first tenth.
+the server is healthy, holds nothing, and is in the second half as large as it was in the first.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.engine.server.child import Child, running
 
 CONCURRENCY = 16
 ANSWER_SECONDS = 60.0
-GROWTH_BYTES = 64 << 20  # what allocators keep for themselves once all sizes of request have been seen
+GROWTH_BYTES = 64 << 20  # what allocators may keep for themselves once all sizes of request have been seen
 _FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
 _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")
 
@@ -101,7 +101,8 @@ def problems_after(server: Child, outcome: Outcome) -> list[str]:
     problems += [f"{name} is {value}" for name in held if (value := server.metric(name))]
     if (health := server.get("/health")).status_code != 200:
         problems.append(f"unhealthy: {health.text}")
-    growth = outcome.resident_bytes[-1] - outcome.resident_bytes[0]
+    half = len(outcome.resident_bytes) // 2
+    growth = max(outcome.resident_bytes[half:]) - max(outcome.resident_bytes[:half])
     if growth > GROWTH_BYTES:
         problems.append(f"grew by {growth >> 20} MiB, the limit is {GROWTH_BYTES >> 20}")
     return problems

@@ -11,6 +11,7 @@ from workers.hyperparameters.loop import LoopParameters
 class TurboLoraHyperparameters:
     rank: int = 16
     alpha: int = 16  # the update counts alpha / rank
+    adapted_layers: int = 0  # the target's last so many; 0: a quarter. The layers below cost nothing
     num_heads: int = 4
     num_layers: int = 1  # ResBlocks per head
     token_input: bool = True  # heads read the last token beside the hidden state that chose it
@@ -25,6 +26,7 @@ class TurboLoraHyperparameters:
     def __post_init__(self) -> None:
         require_range(self, 1, 256, "rank")
         require_range(self, 1, 4096, "alpha")
+        require_range(self, 0, 1024, "adapted_layers")
         require_range(self, 1, 16, "num_heads", "num_layers")
         require_range(self, 1, 1 << 20, "draft_vocab_size")
         require_range(self, 0.0, 1.0, "soft_target_weight", "depth_decay")

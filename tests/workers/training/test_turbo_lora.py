@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
@@ -17,10 +19,11 @@ from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
 from workers.jobs.evaluation import load_arms, run_evaluation
 from workers.training.data import Conversation, Corpus
+from workers.training.hidden_states import compute_tap_rows
 from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation
 from workers.training.turbo_lora.data import make_batch
-from workers.training.turbo_lora.model import AdaptedTarget
+from workers.training.turbo_lora.model import AdaptedLayers
 
 # peft asks transformers under a name that transformers is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -33,10 +36,12 @@ def conversation(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Conver
 CONVERSATIONS = (conversation((5, 6, 4), (7, 8, 9, 10)), conversation((20,), (21, 22)))
 
 
-def test_a_batch_holds_whole_answers_and_nothing_after_them() -> None:
-    batch = make_batch(CONVERSATIONS, torch.device("cpu"))
-    assert batch.tokens.tolist() == [[5, 6, 4, 7, 8, 9], [20, 21, 0, 0, 0, 0]]
-    assert batch.tokens.flatten()[batch.places].tolist() == [4, 7, 8, 9, 20, 21]  # what each was chosen after
+def test_a_batch_holds_whole_answers_and_nothing_after_them(tiny_model: Path) -> None:
+    rows = compute_tap_rows(load_model(tiny_model), CONVERSATIONS, tap_layers=(1,), file=None)
+    batch = make_batch(rows, [0, 1])
+    assert torch.equal(batch.entering[1, :2], rows.taps[6:, 0])
+    assert not batch.entering[1, 2:].any()
+    assert batch.places.tolist() == [2, 3, 4, 5, 6, 7]
     assert batch.completions.tolist() == [7, 8, 9, 10, 21, 22]
     assert batch.starts == (0, 4, 6)
 
@@ -45,22 +50,42 @@ def test_a_batch_holds_whole_answers_and_nothing_after_them() -> None:
 def speculator(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that says something else than the model, and heads that know nothing."""
     folder = tmp_path_factory.mktemp("speculator")
-    preparation = Preparation(
-        model_dir=tiny_model,
-        target=load_model(tiny_model),
-        corpus=Corpus(train=CONVERSATIONS, validation=CONVERSATIONS, sha256="", num_skipped=0),
-        cache=folder / "cache",
-        seed=0,
-        emit=Recorder(),
-    )
-    first_heads(preparation, MedusaHyperparameters()).save(folder, base_model="target")
-    adapted = AdaptedTarget(preparation, TurboLoraHyperparameters(rank=4))
+    first_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
+    adapted = AdaptedLayers(preparation(tiny_model), TurboLoraHyperparameters(rank=4))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
     adapted.save(folder, base_model="target")
     return folder
+
+
+def preparation(model: Path, initial: Path | None = None) -> Preparation:
+    return Preparation(
+        model_dir=model,
+        target=load_model(model, dtype="float32"),
+        corpus=Corpus(train=CONVERSATIONS, validation=CONVERSATIONS, sha256="", num_skipped=0),
+        cache=model / "cache",
+        seed=0,
+        emit=Recorder(),
+        initial=initial,
+    )
+
+
+def test_the_layers_under_training_are_those_that_are_served(speculator: Path, tiny_model: Path) -> None:
+    """What the trained ones make of the stream that enters them, against peft over the whole model."""
+    target = load_model(tiny_model, dtype="float32")
+    tokens = torch.tensor([5, 6, 4, 7, 8])
+    whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)
+    adapted = AdaptedLayers(preparation(tiny_model, speculator), TurboLoraHyperparameters())
+    entering = target.hidden_states(tokens, (adapted.first,)).taps
+    assert entering is not None
+    with torch.no_grad():
+        expected = whole.get_base_model().get_decoder()(tokens.unsqueeze(0)).last_hidden_state  # type: ignore[operator]
+        found = adapted(entering.transpose(0, 1))
+    assert adapted.first == 1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found[0], target.hidden_states(tokens).final, atol=0.1)  # the adapter does something
 
 
 def requests(adapter: str | None = None) -> list[Request]:

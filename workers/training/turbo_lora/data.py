@@ -1,4 +1,4 @@
-"""Batches of whole conversations: as tokens for the adapted model, and where in them the answers were chosen.
+"""Batches of whole conversations: what enters the adapted layers, and where in them the answers were chosen.
 
 Row j of an answer is position P - 1 + j, whose hidden state chooses c[j]; the last one's label is the answer's last
 token, so an answer that was cut by the length limit teaches no end.
@@ -10,33 +10,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.training.data import Conversation
+from workers.training.hidden_states import TapRows
 
 
 @dataclass(frozen=True, slots=True)
 class TurboLoraBatch:
     """B conversations.
 
-    tokens: [B, L] int64, all but each conversation's last; 0 past its end.
+    entering: [B, L, H] float32, the residual stream at all positions but each conversation's last; 0 past its end.
     places: [A] int64. Where in the flattened [B L] the answers' tokens are chosen, answer after answer.
     completions: [A] int64. Those tokens.
     starts: [B + 1]. First row of each answer, and A.
     """
 
-    tokens: Tensor
+    entering: Tensor
     places: Tensor
     completions: Tensor
     starts: tuple[int, ...]
 
 
-def make_batch(conversations: Sequence[Conversation], device: torch.device) -> TurboLoraBatch:
-    longest = max(c.num_tokens for c in conversations) - 1
-    tokens = torch.zeros(len(conversations), longest, dtype=torch.int64)
-    places, starts = [], [0]
-    for index, c in enumerate(conversations):
-        read = (*c.prompt_token_ids, *c.completion_token_ids)[:-1]
-        tokens[index, : len(read)] = torch.tensor(read)
-        places.append(index * longest + torch.arange(len(c.prompt_token_ids) - 1, len(read)))
-        starts.append(starts[-1] + len(c.completion_token_ids))
-    completions = torch.tensor([token for c in conversations for token in c.completion_token_ids])
-    return TurboLoraBatch(tokens.to(device), torch.cat(places).to(device), completions.to(device), tuple(starts))
+def make_batch(rows: TapRows, conversations: Sequence[int]) -> TurboLoraBatch:
+    """rows: with one tap."""
+    lengths = [rows.starts[c + 1] - rows.starts[c] for c in conversations]
+    entering = torch.zeros(len(lengths), max(lengths), rows.taps.shape[-1], device=rows.taps.device)
+    places, completions, starts = [], [], [0]
+    for index, (c, length) in enumerate(zip(conversations, lengths, strict=True)):
+        start, chosen = rows.starts[c], rows.prompt_lengths[c] - 1
+        entering[index, :length] = rows.taps[start : start + length, 0].float()
+        places.append(index * entering.shape[1] + torch.arange(chosen, length, device=entering.device))
+        completions.append(rows.tokens[start + chosen : start + length])
+        starts.append(starts[-1] + length - chosen)
+    return TurboLoraBatch(entering, torch.cat(places), torch.cat(completions), tuple(starts))

@@ -23,10 +23,9 @@ from engine.request import Request, SamplingParams
 from engine.responses import merged_stats
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
-from workers.training.data import Conversation
 from workers.training.eagle3.loss import step_loss
 from workers.training.figures import Sums, batches_of, validation_of
-from workers.training.hidden_states import HiddenRows
+from workers.training.hidden_states import HiddenRows, TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
@@ -34,21 +33,24 @@ from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation, in_bfloat16
 from workers.training.simulate import Acceptance
 from workers.training.turbo_lora.data import make_batch
-from workers.training.turbo_lora.model import AdaptedTarget
+from workers.training.turbo_lora.model import AdaptedLayers
 
 
 class TurboLoraMethod:
-    cached_bytes = 0  # hidden states change with every step
-
     def __init__(
         self,
         preparation: Preparation,
         parameters: TurboLoraHyperparameters,
-        adapted: AdaptedTarget,
+        adapted: AdaptedLayers,
         heads: MedusaHeads,
+        *,
+        train: TapRows,
+        validation: TapRows,
     ) -> None:
+        """`train`, `validation`: with what enters the first adapted layer for tap."""
         self._target, self._parameters = preparation.target, parameters
-        self._train, self._validation = preparation.corpus.train, preparation.corpus.validation
+        self._train, self._validation = train, validation
+        self._prompts = preparation.corpus.validation
         device = self._target.device
         self.adapted, self.heads = adapted.to(device), heads.to(device)
         self.module: nn.Module = nn.ModuleDict({"adapted": self.adapted, "heads": self.heads})
@@ -58,7 +60,7 @@ class TurboLoraMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: TurboLoraHyperparameters) -> "TurboLoraMethod":
-        """Raises: SpeculatorNotLoadable."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable."""
         heads = first_heads(
             preparation,
             MedusaHyperparameters(
@@ -68,31 +70,34 @@ class TurboLoraMethod:
                 draft_vocab_size=parameters.draft_vocab_size,
             ),
         )
-        return cls(preparation, parameters, AdaptedTarget(preparation, parameters), heads)
+        adapted = AdaptedLayers(preparation, parameters)
+        train, validation = preparation.tap_rows((adapted.first,), memory_bytes=parameters.loop.cache_memory_bytes)
+        return cls(preparation, parameters, adapted, heads, train=train, validation=validation)
 
     @property
     def draft_vocab_size(self) -> int:
         return self.heads.config.draft_vocab_size
 
     @property
+    def cached_bytes(self) -> int:
+        return self._train.num_bytes + self._validation.num_bytes
+
+    @property
     def num_rows(self) -> int:
-        return len(self._train)
+        return len(self._train.prompt_lengths)
 
     def save(self, folder: Path, *, base_model: str) -> None:
         self.heads.save(folder, base_model=base_model)
         self.adapted.save(folder, base_model=base_model)
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        loss, sums = self._loss([self._train[row] for row in rows.tolist()])
+        loss, sums = self._loss(self._train, rows.tolist())
         return BatchLoss(loss, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        size = self._parameters.loop.batch_rows
-        batches = [
-            self._loss([self._validation[row] for row in rows])[1] for rows in batches_of(len(self._validation), size)
-        ]
-        return validation_of(self.serve(), batches)
+        count, size = len(self._prompts), self._parameters.loop.batch_rows
+        return validation_of(self.serve(), [self._loss(self._validation, rows)[1] for rows in batches_of(count, size)])
 
     @torch.no_grad()
     def serve(self) -> Acceptance:
@@ -108,17 +113,17 @@ class TurboLoraMethod:
                 c.prompt_token_ids,
                 SamplingParams(max_tokens=len(c.completion_token_ids), temperature=0.0),
             )
-            for number, c in enumerate(self._validation)
+            for number, c in enumerate(self._prompts)
         ]
         stats = merged_stats(completion.speculation for completion in generate(engine, requests))
         return Acceptance(stats.num_spec_steps, stats.num_accepted_draft_tokens, stats.acceptance_histogram)
 
-    def _loss(self, conversations: list[Conversation]) -> tuple[Tensor, list[Sums]]:
+    def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
         """Of both, and the heads' sums by depth."""
         parameters = self._parameters
-        batch = make_batch(conversations, self._target.device)
+        batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            hidden = self.adapted(batch.tokens).flatten(0, 1)[batch.places].float()  # [A, H]
+            hidden = self.adapted(batch.entering).flatten(0, 1)[batch.places].float()  # [A, H]
             everywhere = torch.arange(len(hidden), device=hidden.device)
             own, _ = step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)
             heads, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))

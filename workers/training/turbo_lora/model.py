@@ -1,11 +1,16 @@
-"""The target with LoRA on every product of its layers, as peft trains and stores it.
+"""The target's last layers with LoRA on every product, as peft trains it.
 
-The layers are those of `transformers`, which the engine's own are tested against, with the adapter too.
+The layers below are left as they are, so what enters the first adapted one is computed once, by the engine. Layers are
+those of `transformers`, which the engine's own are tested against, with adapters too.
 """
 
+import re
+from copy import copy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -14,42 +19,76 @@ from engine.errors import SpeculatorNotLoadable
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
 from workers.training.preparation import Preparation
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 _PRODUCTS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-_MODEL_CARD = "README.md"  # peft's, empty but for a path
+_WEIGHTS_FILE = "adapter_model.safetensors"
+_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
 
-class AdaptedTarget(nn.Module):
-    """Only the adapter's weights require a gradient."""
+class AdaptedLayers(nn.Module):
+    """Only the adapter's weights require a gradient. first: the target's index of the lowest layer here."""
 
     def __init__(self, preparation: Preparation, parameters: TurboLoraHyperparameters) -> None:
         """In float32. Raises: SpeculatorNotLoadable: it takes no adapter, or `preparation.initial` holds none."""
-        from peft import LoraConfig, PeftModel, get_peft_model  # late: takes seconds, and other kinds need none of it
+        from peft import get_peft_model, set_peft_model_state_dict  # late: seconds, and other kinds need none of it
 
         super().__init__()
-        kind = preparation.target.config.model_type
-        if kind not in MODEL_TYPES or kind == "deepseek_v3":
-            raise SpeculatorNotLoadable(f"LoRA is not supported for models of type {kind}")
+        target = preparation.target.config
+        if target.model_type not in MODEL_TYPES or target.latent is not None:
+            raise SpeculatorNotLoadable(f"LoRA is not supported for models of type {target.model_type}")
+        known = None if preparation.initial is None else _read(preparation.initial)
+        count = min(target.num_layers, parameters.adapted_layers or max(1, target.num_layers // 4))
+        self._num_layers = target.num_layers
+        self.first = self._num_layers - count
+        if known is not None:
+            self.first = min(int(_LAYER.findall(name)[0]) for name in known[1])
         base = AutoModelForCausalLM.from_pretrained(preparation.model_dir, dtype=torch.float32, trust_remote_code=False)
-        if preparation.initial is not None:
-            try:
-                self.peft = PeftModel.from_pretrained(base, preparation.initial, is_trainable=True)
-            except (OSError, ValueError, RuntimeError) as error:
-                raise SpeculatorNotLoadable(f"{preparation.initial.name} holds no adapter: {error!r}") from error
-        else:
-            torch.manual_seed(preparation.seed)
-            config = LoraConfig(
-                r=parameters.rank, lora_alpha=parameters.alpha, target_modules=_PRODUCTS, task_type="CAUSAL_LM"
-            )
-            self.peft = get_peft_model(base, config)
+        decoder = base.get_decoder()
+        decoder.layers = decoder.layers[self.first :]
+        torch.manual_seed(preparation.seed)
+        self.peft = get_peft_model(base, _new_config(parameters) if known is None else known[0])
+        if known is not None:
+            set_peft_model_state_dict(self.peft, _renumbered(known[1], -self.first))
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids [B, L] int64, padded at their ends -> hidden states [B, L, H] after the final norm."""
+    def forward(self, entering: Tensor) -> Tensor:
+        """entering [B, L, H], the residual stream, padded at its ends -> final hidden states [B, L, H]."""
         decoder = self.peft.get_base_model().get_decoder()  # type: ignore[operator]
-        out: Tensor = decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        out: Tensor = decoder(inputs_embeds=entering, use_cache=False).last_hidden_state
         return out
 
     def save(self, folder: Path, *, base_model: str) -> None:
-        """Writes adapter_config.json and adapter_model.safetensors into an existing folder."""
-        self.peft.peft_config["default"].base_model_name_or_path = base_model
-        self.peft.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / _MODEL_CARD).unlink(missing_ok=True)
+        """Writes what peft would for the whole model into an existing folder."""
+        from peft import LoraConfig, get_peft_model_state_dict
+
+        tensors = {n: t.detach().cpu().contiguous() for n, t in get_peft_model_state_dict(self.peft).items()}
+        save_file(_renumbered(tensors, self.first), folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        config = copy(self.peft.peft_config["default"])
+        assert isinstance(config, LoraConfig)
+        config.base_model_name_or_path = base_model
+        config.layers_to_transform = list(range(self.first, self._num_layers))
+        config.save_pretrained(str(folder))
+
+
+def _new_config(parameters: TurboLoraHyperparameters) -> "LoraConfig":
+    from peft import LoraConfig
+
+    return LoraConfig(r=parameters.rank, lora_alpha=parameters.alpha, target_modules=_PRODUCTS, task_type="CAUSAL_LM")
+
+
+def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
+    """Raises: SpeculatorNotLoadable."""
+    from peft import LoraConfig
+
+    try:
+        config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
+        config.base_model_name_or_path = None  # peft warns where it is another name
+        config.layers_to_transform = None  # all that are here
+        return config, load_file(folder / _WEIGHTS_FILE)
+    except (OSError, ValueError, TypeError) as error:
+        raise SpeculatorNotLoadable(f"{folder.name} holds no adapter: {error!r}") from error
+
+
+def _renumbered(tensors: dict[str, Tensor], by: int) -> dict[str, Tensor]:
+    return {_LAYER.sub(lambda match: str(int(match[0]) + by), name): tensor for name, tensor in tensors.items()}

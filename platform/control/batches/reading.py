@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import connection
 from django.http import StreamingHttpResponse
 
 from control.api.errors import ApiError
@@ -46,6 +47,7 @@ class ResultsResponse(StreamingHttpResponse):
             if not chunk:
                 if is_over or not self._is_followed:
                     return
+                await sync_to_async(_give_back_connection)()
                 await asyncio.sleep(POLL_SECONDS)
                 await sync_to_async(self._reader.refresh)()
                 if time.monotonic() - spoken_at < HEARTBEAT_SECONDS:
@@ -116,6 +118,12 @@ class ResultsReader:
             yield from (json_line(output) for output in islice(merged, self._row, None))
         except ObjectMissing:
             return  # deleted while we read: the stream just ends
+
+
+def _give_back_connection() -> None:
+    """A stream must not hold one through its silence."""
+    if not connection.in_atomic_block:  # as it is in tests alone
+        connection.close()
 
 
 def _row_number(output: dict[str, Any]) -> int:

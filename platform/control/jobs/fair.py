@@ -38,8 +38,8 @@ def next_job() -> str | None:
     organization_id = _turns().values_list("pk", flat=True).first()
     if organization_id is None:
         return None
-    own = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
-    own = own.order_by("-priority", "pk").values_list("pk", flat=True)
+    jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+    own = jobs.order_by("-priority", "pk").values_list("pk", flat=True)
     # One after the other: each is the first row of an index, both in one query would be a sort of all that wait.
     job_id: str | None = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
     return job_id

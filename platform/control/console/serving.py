@@ -1,7 +1,5 @@
 """Base models, speculators with their reports, and deployments."""
 
-from pathlib import Path
-
 from django.contrib import admin
 from django.urls import reverse
 from django.utils.html import format_html
@@ -9,13 +7,13 @@ from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
 from control.console.base import RowsAdmin, service_action
+from control.console.logs import log_tail
 from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.settings.config import get_config
 
-LOG_TAIL_BYTES = 8192
 MOVING = (
     Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
 )  # fmt: skip
@@ -124,8 +122,7 @@ class DeploymentAdmin(RowsAdmin):
 
     @admin.display(description="log, its end")
     def log(self, row: Deployment) -> SafeString:
-        text = _tail(log_path(get_config(), row.pk))
-        return format_html('<pre class="console-log" data-live="{}-log">{}</pre>', row.pk, text)
+        return log_tail(f"{row.pk}-log", log_path(get_config(), row.pk))
 
     @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow", when=_is_down)
     def start(self, row: Deployment) -> str:
@@ -140,13 +137,3 @@ class DeploymentAdmin(RowsAdmin):
     @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_there)
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."
-
-
-def _tail(path: Path) -> str:
-    """Of a log on this machine; in a production of several machines the endpoint's own has it."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return "–"

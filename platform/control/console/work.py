@@ -1,6 +1,4 @@
-"""Files, batches, jobs and pipelines: what customers asked for and how far it is."""
-
-from typing import Any
+"""Files, batches and pipelines: what customers asked for and how far it is."""
 
 from django.contrib import admin
 from django.template.defaultfilters import filesizeformat
@@ -11,22 +9,13 @@ from control.batches.services import batch_cancel
 from control.console.base import RowsAdmin, service_action
 from control.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.files.models import File
-from control.jobs.models import Job
-from control.jobs.selectors import job_events
-from control.jobs.services import job_cancel
 from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.serializers import pipeline_json
 from control.pipelines.services import pipeline_cancel, pipeline_resume
 from control.pipelines.state import ACTIVE, RESUMABLE
 
-MAX_TIMELINE = 200
-ACTIVE_JOBS = (Job.Status.QUEUED, Job.Status.RUNNING)
 ENDED_BATCHES = (Batch.Status.FAILED, Batch.Status.COMPLETED, Batch.Status.EXPIRED, Batch.Status.CANCELLED)
-
-
-def _is_job_active(row: Job) -> bool:
-    return row.status in ACTIVE_JOBS
 
 
 def _is_batch_active(row: Batch) -> bool:
@@ -54,66 +43,6 @@ class FileAdmin(RowsAdmin):
     @admin.display(ordering="size_bytes")
     def size(self, row: File) -> str:
         return filesizeformat(row.size_bytes)
-
-
-@admin.register(Job)
-class JobAdmin(RowsAdmin):
-    list_display = ["id", "organization", "kind", "state", "progress", "created_at"]
-    list_filter = ["status", "kind", "organization"]
-    search_fields = ["id"]
-    ordering = ["-id"]
-    actions_detail = ["cancel"]
-    fields = [
-        "id", "organization", "kind", "state", "progress", "failure", "latest_metrics", "timeline", "attempt",
-        "stalled_attempts", "worker", "fence", "lease_until", "not_before", "created_at", "started_at", "finished_at",
-        "parameters", "outcome",
-    ]  # fmt: skip
-
-    @admin.display(description="status", ordering="status")
-    def state(self, row: Job) -> SafeString:
-        return badge(row, row.status, active=_is_job_active(row))
-
-    @admin.display
-    def progress(self, row: Job) -> SafeString:
-        return progress_bar(row, row.progress_done, row.progress_total, row.progress_unit)
-
-    @admin.display(description="error")
-    def failure(self, row: Job) -> SafeString | str:
-        return error_text(row.error)
-
-    @admin.display(description="metrics")
-    def latest_metrics(self, row: Job) -> SafeString:
-        return pairs(row, "metrics", row.metrics)
-
-    @admin.display(description="params")
-    def parameters(self, row: Job) -> SafeString:
-        return pairs(row, "params", row.params)
-
-    @admin.display(description="result")
-    def outcome(self, row: Job) -> SafeString:
-        return pairs(row, "result", row.result)
-
-    @admin.display
-    def timeline(self, row: Job) -> SafeString:
-        """Newest first."""
-        events = job_events(row).order_by("-seq")[:MAX_TIMELINE]
-        lines = [(event.created_at.strftime("%H:%M:%S"), event.type, _brief(event.data)) for event in events]
-        return table(row, "timeline", ["time (UTC)", "event", "data"], lines)
-
-    @service_action(
-        "Cancel job", "What is finished is kept; the rest is not done.", icon="cancel", danger=True, when=_is_job_active
-    )
-    def cancel(self, row: Job) -> str:
-        batch = Batch.objects.filter(job=row).first()
-        if batch is not None:  # the batch owns its job: its own state must follow
-            batch_cancel(batch=batch)
-        else:
-            job_cancel(job=row)
-        return "The job ends within seconds."
-
-
-def _brief(data: dict[str, Any]) -> str:
-    return "  ".join(f"{key}={value}" for key, value in data.items())
 
 
 @admin.register(Batch)

@@ -15,15 +15,14 @@ from control.console.base import RowsAdmin
 from control.deployments.models import Deployment
 from control.deployments.states import State
 from control.jobs.models import Job
+from tests.control.console.support import change_path, operator_client, page, press
 from tests.control.deployments.support import make_deployment, make_speculator
 from tests.control.factories import make_base_model, make_file, make_job, make_key, make_organization
 
 
 @pytest.fixture
 def operator(db: None) -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("operator"))
-    return client
+    return operator_client()
 
 
 @pytest.fixture
@@ -32,22 +31,6 @@ def onlooker(db: None) -> Client:
     client = Client()
     client.force_login(User.objects.create_user("onlooker", is_staff=True))
     return client
-
-
-def page(client: Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200, path
-    return answer.content.decode()
-
-
-def change_path(model: str, pk: object) -> str:
-    """As the lists link to it."""
-    return reverse(f"admin:{model}_change", args=[quote(str(pk))])
-
-
-def press(client: Client, model: str, pk: object, button: str) -> int:
-    path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
-    return client.post(path, {"_form_submitted": "True"}).status_code  # what unfold's dialog sends
 
 
 def make_rows() -> dict[str, object]:

@@ -9,11 +9,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # Before torch is loaded: threads that spin while they wait make a pass up to 25 times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before triton is loaded, which others import too: it decides then whether it interprets its kernels.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 collect_ignore: list[str] = []
 

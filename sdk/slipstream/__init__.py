@@ -1,21 +1,23 @@
-"""Client for Slipstream's API: files, batches, pipelines, speculators and deployments.
+"""Client for Slipstream's API.
 
     from slipstream import Client
 
     client = Client(base_url="http://127.0.0.1:8000/v1", api_key="sk_live_...")
     prompts = client.files.upload("prompts.jsonl")
     pipeline = client.pipelines.create(name="support", model="smollm2-135m-instruct", prompts_file=prompts.id)
-    pipeline = client.pipelines.wait(pipeline.id, on_progress=print)
+    pipeline.wait(on_progress=print)
+    print(client.chat.create(model="support", messages=[{"role": "user", "content": "Hello"}]).text)
 
-Chat goes through any OpenAI client with the same base URL and key.
+`AsyncClient` has the same methods, to be awaited.
 """
 
-from slipstream.client import Client
+from slipstream.client import AsyncClient, Client
 from slipstream.errors import (
     APIConnectionError,
     APIError,
     APIResponseError,
     APIStatusError,
+    APIStreamError,
     APITimeoutError,
     AuthenticationError,
     BadRequestError,
@@ -28,24 +30,55 @@ from slipstream.errors import (
     RateLimitError,
     SlipstreamError,
     UnprocessableEntityError,
+    UploadError,
     WaitTimeout,
+    WebhookError,
 )
-from slipstream.types import Batch, BatchError, Deployment, File, Model, Pipeline, Progress, Speculator, Stage
+from slipstream.pipelines import PipelineRun
+from slipstream.types import (
+    ApiKey,
+    Batch,
+    BatchError,
+    Bucket,
+    Completion,
+    Dataset,
+    Deployment,
+    Event,
+    File,
+    Model,
+    Pipeline,
+    Progress,
+    Quote,
+    Speculator,
+    Stage,
+    Upload,
+    UploadPart,
+    Usage,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 
 __all__ = [
     "APIConnectionError",
     "APIError",
     "APIResponseError",
     "APIStatusError",
+    "APIStreamError",
     "APITimeoutError",
+    "ApiKey",
+    "AsyncClient",
     "AuthenticationError",
     "BadRequestError",
     "Batch",
     "BatchError",
     "BatchFailed",
+    "Bucket",
     "Client",
+    "Completion",
     "ConflictError",
+    "Dataset",
     "Deployment",
+    "Event",
     "File",
     "InternalServerError",
     "Model",
@@ -53,11 +86,20 @@ __all__ = [
     "PermissionDeniedError",
     "Pipeline",
     "PipelineFailed",
+    "PipelineRun",
     "Progress",
+    "Quote",
     "RateLimitError",
     "SlipstreamError",
     "Speculator",
     "Stage",
     "UnprocessableEntityError",
+    "Upload",
+    "UploadError",
+    "UploadPart",
+    "Usage",
     "WaitTimeout",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+    "WebhookError",
 ]

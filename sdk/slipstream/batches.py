@@ -1,58 +1,91 @@
 """Batches: many prompts in, one file of answers out, in the order of the prompts."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import httpx2
+
+from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.errors import BatchFailed
-from slipstream.http import Http, path_of
+from slipstream.http import D, Lines, Resource, connection_error, path_of, pause
 from slipstream.types import Batch
 from slipstream.waiting import wait_for
 
 
-class Batches:
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
+class Batches(Resource[D]):
+    @procedure
     def create(
         self,
         *,
         input_file_id: str,
         endpoint: str = "/v1/chat/completions",
         completion_window: str = "24h",
+        model: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> Batch:
+    ) -> Steps[Batch]:
+        """`model` is for rows that name none."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
-        return Batch.from_json(self._http.post("batches", body | ({"metadata": dict(metadata)} if metadata else {})))
+        return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata})
 
-    def retrieve(self, batch_id: str) -> Batch:
-        return Batch.from_json(self._http.get(path_of("batches", batch_id)))
+    @procedure
+    def retrieve(self, batch_id: str) -> Steps[Batch]:
+        return self.http.get(Batch, path_of("batches", batch_id))
 
-    def list(self) -> Iterator[Batch]:
-        return (Batch.from_json(values) for values in self._http.pages("batches"))
+    @iteration
+    def list(self) -> Items[Batch]:
+        return self.http.pages(Batch, "batches")
 
-    def cancel(self, batch_id: str) -> Batch:
-        return Batch.from_json(self._http.post(path_of("batches", batch_id, "cancel")))
+    @procedure
+    def cancel(self, batch_id: str) -> Steps[Batch]:
+        return self.http.post(Batch, path_of("batches", batch_id, "cancel"))
 
+    @iteration
+    def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
+        """Output rows in input order: those there are now, or with `follow` each as it is ready, to the batch's end.
+
+        A broken connection is taken up again behind the last row, so that each row comes once.
+        """
+        num_rows, failures = 0, 0
+        while True:
+            params = {"after": num_rows, "follow": "true" if follow else "false"}
+            exchange = Exchange(
+                method="GET", path=path_of("batches", batch_id, "results"), options={"params": params}, stream=True
+            )
+            answer = yield from self.http.send(exchange)
+            read = Lines(answer)
+            try:
+                while (line := (yield from read.read())) is not None:
+                    yield Item(json.loads(line))
+                    num_rows, failures = num_rows + 1, 0
+                return
+            except httpx2.TransportError as error:
+                failures += 1
+                if failures > self.http.max_retries:
+                    raise connection_error(exchange, error) from error
+                yield pause(failures - 1, {}, repr(error))
+
+    @procedure
     def wait(
         self,
         batch_id: str,
         *,
-        on_progress: Callable[[Batch], None] | None = None,
+        on_progress: Callable[[Batch], Any] | None = None,
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
-    ) -> Batch:
+    ) -> Steps[Batch]:
         """The completed batch.
 
         Raises:
             BatchFailed: it failed, expired or was cancelled, or not one of its rows was answered.
             WaitTimeout: the time is up; the batch goes on.
         """
-        batch = wait_for(
-            lambda: self.retrieve(batch_id),
+        batch = yield from wait_for(
+            lambda: self.http.get(Batch, path_of("batches", batch_id)),
             lambda batch: batch.is_final,
             poll_seconds=poll_seconds,
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
-            sleep=self._http.sleep,
         )
         if batch.status != "completed" or batch.output_file_id is None:
             raise BatchFailed(batch)

@@ -1,32 +1,30 @@
 """Models to ask, and the speculators trained for them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
+from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.files import save
-from slipstream.http import Http, path_of
-from slipstream.types import Model, Speculator, record
+from slipstream.http import D, Resource, path_of
+from slipstream.types import Model, Speculator
 
 
-class Models:
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
-    def list(self) -> Iterator[Model]:
+class Models(Resource[D]):
+    @iteration
+    def list(self) -> Items[Model]:
         """Base models, which batches and pipelines take, and deployments, which chat takes."""
-        return (record(Model, values) for values in self._http.pages("models"))
+        return self.http.pages(Model, "models")
 
 
-class Speculators:
-    def __init__(self, http: Http) -> None:
-        self._http = http
+class Speculators(Resource[D]):
+    @procedure
+    def retrieve(self, speculator_id: str) -> Steps[Speculator]:
+        return self.http.get(Speculator, path_of("speculators", speculator_id))
 
-    def retrieve(self, speculator_id: str) -> Speculator:
-        return record(Speculator, self._http.get(path_of("speculators", speculator_id)))
+    @iteration
+    def list(self) -> Items[Speculator]:
+        return self.http.pages(Speculator, "speculators")
 
-    def list(self) -> Iterator[Speculator]:
-        return (record(Speculator, values) for values in self._http.pages("speculators"))
-
-    def plot(self, speculator_id: str, to: Path | str) -> Path:
+    @procedure
+    def plot(self, speculator_id: str, to: Path | str) -> Steps[Path]:
         """Save the picture of the latest evaluation (PNG)."""
-        return save(self._http, path_of("speculators", speculator_id, "plot"), Path(to))
+        return save(self.http, path_of("speculators", speculator_id, "plot"), Path(to))

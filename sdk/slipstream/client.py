@@ -1,23 +1,51 @@
-"""The client: one connection pool, one key, the API's resources as attributes."""
+"""The clients: one connection pool, one key, the API's resources as attributes."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self
 
 import httpx2
 
+from slipstream.account import ApiKeys, Usages
 from slipstream.batches import Batches
 from slipstream.catalog import Models, Speculators
+from slipstream.chat import Chat
+from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
+from slipstream.drivers import AsyncDriver, Driver
 from slipstream.errors import SlipstreamError
+from slipstream.events import Events
 from slipstream.files import Files
-from slipstream.http import Http
+from slipstream.http import D, Http
 from slipstream.pipelines import Pipelines
+from slipstream.uploads import Uploads
+from slipstream.webhooks import WebhookEndpoints
 
 
-class Client:
+class Resources(Generic[D]):
+    """What both clients offer."""
+
+    def __init__(self, http: Http, driver: D) -> None:
+        self.api_keys = ApiKeys(http, driver)
+        self.batches = Batches(http, driver)
+        self.chat = Chat(http, driver)
+        self.datasets = Datasets(http, driver)
+        self.deployments = Deployments(http, driver)
+        self.events = Events(http, driver)
+        self.files = Files(http, driver)
+        self.models = Models(http, driver)
+        self.pipelines = Pipelines(http, driver)
+        self.quotes = Quotes(http, driver)
+        self.speculators = Speculators(http, driver)
+        self.uploads = Uploads(http, driver)
+        self.usage = Usages(http, driver)
+        self.webhook_endpoints = WebhookEndpoints(http, driver)
+
+
+class Client(Resources[Driver]):
     """Close it, or use it in a `with` block. One client serves many threads."""
 
     def __init__(
@@ -39,24 +67,10 @@ class Client:
 
         Raises: SlipstreamError: no URL or no key.
         """
-        base_url = base_url or os.environ.get("SLIPSTREAM_BASE_URL")
-        api_key = api_key or os.environ.get("SLIPSTREAM_API_KEY")
-        if not base_url or not api_key:
-            missing = "base_url or SLIPSTREAM_BASE_URL" if not base_url else "api_key or SLIPSTREAM_API_KEY"
-            raise SlipstreamError(f"the client needs {missing}")
-        self._client = httpx2.Client(
-            base_url=base_url.rstrip("/") + "/",
-            headers={"Authorization": f"Bearer {api_key}", "User-Agent": "slipstream-python"},
-            timeout=httpx2.Timeout(timeout_seconds, connect=5.0),
-            transport=transport,
-        )
-        http = Http(self._client, max_retries=max_retries, sleep=sleep)
-        self.files = Files(http)
-        self.batches = Batches(http)
-        self.models = Models(http)
-        self.pipelines = Pipelines(http)
-        self.speculators = Speculators(http)
-        self.deployments = Deployments(http)
+        url, headers = _address(base_url, api_key)
+        timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
+        self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        super().__init__(Http(max_retries), Driver(self._client, sleep))
 
     def close(self) -> None:
         self._client.close()
@@ -68,3 +82,44 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class AsyncClient(Resources[AsyncDriver]):
+    """As `Client`, with everything to be awaited. Files on this machine's disk are read and written in between."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_seconds: float = 600.0,
+        max_retries: int = 2,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Args and Raises: as `Client`'s."""
+        url, headers = _address(base_url, api_key)
+        timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
+        self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        super().__init__(Http(max_retries), AsyncDriver(self._client, sleep))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _address(base_url: str | None, api_key: str | None) -> tuple[str, dict[str, str]]:
+    base_url = base_url or os.environ.get("SLIPSTREAM_BASE_URL")
+    api_key = api_key or os.environ.get("SLIPSTREAM_API_KEY")
+    if not base_url or not api_key:
+        missing = "base_url or SLIPSTREAM_BASE_URL" if not base_url else "api_key or SLIPSTREAM_API_KEY"
+        raise SlipstreamError(f"the client needs {missing}")
+    headers = {"Authorization": f"Bearer {api_key}", "User-Agent": "slipstream-python"}
+    return base_url.rstrip("/") + "/", headers

@@ -1,49 +1,63 @@
 """Deployments: dedicated endpoints, called by their name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
-from slipstream.http import Http, path_of
-from slipstream.types import Deployment
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+from slipstream.types import Deployment, Event
 from slipstream.waiting import wait_for
 
 
-class Deployments:
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
-    def create(self, *, name: str, model: str, speculator_id: str | None = None) -> Deployment:
+class Deployments(Resource[D]):
+    @procedure
+    def create(self, *, name: str, model: str, speculator_id: str | None = None) -> Steps[Deployment]:
         body = {"name": name, "model": model, "speculator_id": speculator_id}
-        return Deployment.from_json(self._http.post("deployments", body))
+        return self.http.post(Deployment, "deployments", body)
 
-    def retrieve(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.get(path_of("deployments", deployment_id)))
+    @procedure
+    def retrieve(self, deployment_id: str) -> Steps[Deployment]:
+        return self.http.get(Deployment, path_of("deployments", deployment_id))
 
-    def list(self) -> Iterator[Deployment]:
-        return (Deployment.from_json(values) for values in self._http.pages("deployments"))
+    @iteration
+    def list(self) -> Items[Deployment]:
+        return self.http.pages(Deployment, "deployments")
 
-    def start(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.post(path_of("deployments", deployment_id, "start")))
+    @procedure
+    def update(self, deployment_id: str, *, speculator_id: str | None) -> Steps[Deployment]:
+        """Serve with another speculator, or, with None, without one."""
+        return self.http.patch(Deployment, path_of("deployments", deployment_id), {"speculator_id": speculator_id})
 
-    def stop(self, deployment_id: str) -> Deployment:
-        return Deployment.from_json(self._http.post(path_of("deployments", deployment_id, "stop")))
+    @procedure
+    def start(self, deployment_id: str) -> Steps[Deployment]:
+        return self.http.post(Deployment, path_of("deployments", deployment_id, "start"))
 
-    def delete(self, deployment_id: str) -> None:
-        self._http.delete(path_of("deployments", deployment_id))
+    @procedure
+    def stop(self, deployment_id: str) -> Steps[Deployment]:
+        return self.http.post(Deployment, path_of("deployments", deployment_id, "stop"))
 
+    @procedure
+    def delete(self, deployment_id: str) -> Steps[None]:
+        return self.http.delete(path_of("deployments", deployment_id))
+
+    @iteration
+    def events(self, deployment_id: str) -> Items[Event]:
+        return self.http.pages(Event, path_of("deployments", deployment_id, "events"))
+
+    @procedure
     def wait(
         self,
         deployment_id: str,
         *,
-        on_progress: Callable[[Deployment], None] | None = None,
+        on_progress: Callable[[Deployment], Any] | None = None,
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
-    ) -> Deployment:
+    ) -> Steps[Deployment]:
         """The deployment once it is ready, stopped or failed. Raises: WaitTimeout."""
         return wait_for(
-            lambda: self.retrieve(deployment_id),
+            lambda: self.http.get(Deployment, path_of("deployments", deployment_id)),
             lambda deployment: deployment.state in ("ready", "stopped", "failed"),
             poll_seconds=poll_seconds,
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
-            sleep=self._http.sleep,
         )

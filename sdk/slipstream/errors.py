@@ -5,15 +5,19 @@ SlipstreamError
 │   ├── APIConnectionError       no answer
 │   │   └── APITimeoutError
 │   ├── APIResponseError         an answer that is not what the API promises
+│   ├── APIStreamError           an answer that the service broke off: message, code
 │   └── APIStatusError           an error answer: message, type, param, code, request_id
 │       ├── BadRequestError 400 · AuthenticationError 401 · PermissionDeniedError 403 · NotFoundError 404
 │       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
 ├── BatchFailed                  `wait` ended without a usable answer
 ├── PipelineFailed               `wait` ended and nothing is live
+├── UploadError                  the file is not the one that the upload was begun with
+├── WebhookError                 a delivery that the service did not sign, or not just now
 └── WaitTimeout                  `wait` gave up; the work goes on
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # types.py raises from here
     from slipstream.types import Batch, Pipeline
@@ -37,6 +41,13 @@ class APITimeoutError(APIConnectionError):
 
 class APIResponseError(APIError):
     pass
+
+
+class APIStreamError(APIError):
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__(f"{message} [{code}]" if code else message)
+        self.message = message
+        self.code = code
 
 
 class APIStatusError(APIError):
@@ -120,6 +131,10 @@ def status_error(status: int, body: object, request_id: str | None) -> APIStatus
     )
 
 
+def stream_error(error: Mapping[str, Any]) -> APIStreamError:
+    return APIStreamError(str(error.get("message") or "the answer was broken off"), error.get("code"))
+
+
 class BatchFailed(SlipstreamError):
     """`batch` tells the rest: its `errors` by line, or its `error_file_id`."""
 
@@ -141,6 +156,14 @@ class PipelineFailed(SlipstreamError):
         reason = f": {pipeline.error_message} [{pipeline.error_code}]" if pipeline.error_message else ""
         super().__init__(f"pipeline {pipeline.name} is {pipeline.status}{where}{reason}")
         self.pipeline = pipeline
+
+
+class UploadError(SlipstreamError):
+    pass
+
+
+class WebhookError(SlipstreamError):
+    pass
 
 
 class WaitTimeout(SlipstreamError, TimeoutError):

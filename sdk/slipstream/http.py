@@ -1,121 +1,137 @@
-"""One request with its retries; knows HTTP and JSON, none of the API's objects.
+"""Requests with their retries, as steps; knows HTTP and JSON, none of the API's objects.
 
-Retried, twice by default: no connection, 408, 409, 429 and 5xx, after the time the server asks for, else after 0.5 s
-doubling with jitter. `x-should-retry` has the last word. A POST that was sent and got no answer is not repeated: it may
-have been carried out.
+Retried, twice by default: no answer, 408, 409, 429 and 5xx, after the time the server asks for, else after 0.5 s
+doubling to 8 s with jitter. `x-should-retry` has the last word. Every POST carries an `Idempotency-Key`, the same at
+every attempt, so that the service carries it out once.
 """
 
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx2
 
+from slipstream.drivers import Answer, AsyncDriver, Driver, Exchange, Item, Items, Pause, Read, Steps
 from slipstream.errors import APIConnectionError, APIResponseError, APITimeoutError, status_error
+from slipstream.types import parsed
 
 log = logging.getLogger("slipstream")
 
 MAX_RETRY_AFTER_SECONDS = 120.0
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 8.0
 _RETRIED_STATUSES = (408, 409, 429)
-_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+
+_Object = TypeVar("_Object")
+D = TypeVar("D", bound=Driver | AsyncDriver)
 
 
+@dataclass(frozen=True, slots=True)
 class Http:
-    """Thread-safe as far as `httpx2.Client` is."""
+    max_retries: int = 2
 
-    def __init__(
-        self, client: httpx2.Client, *, max_retries: int = 2, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._client = client
-        self.max_retries = max_retries
-        self.sleep = sleep
+    def get(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Steps[_Object]:
+        return parsed(kind, (yield from self.request("GET", path, params=given(params or {}))))
 
-    def get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return self._json(self._send("GET", path, params=params))
+    def post(self, kind: type[_Object], path: str, body: Mapping[str, Any] | None = None) -> Steps[_Object]:
+        """What is None in `body` is left out."""
+        return parsed(kind, (yield from self.request("POST", path, json=given(body or {}))))
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return self._json(self._send("POST", path, json={} if body is None else dict(body)))
+    def patch(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:
+        return parsed(kind, (yield from self.request("PATCH", path, json=dict(body))))
 
-    def delete(self, path: str) -> dict[str, Any]:
-        return self._json(self._send("DELETE", path))
+    def delete(self, path: str) -> Steps[None]:
+        yield from self.request("DELETE", path)
 
-    def upload(self, path: str, fields: Mapping[str, str], filename: str, source: BinaryIO) -> dict[str, Any]:
-        """`source` must be seekable: each attempt sends it from its start."""
-        return self._json(self._send("POST", path, data=dict(fields), upload=(filename, source)))
+    def upload(
+        self,
+        kind: type[_Object],
+        path: str,
+        fields: Mapping[str, str],
+        upload: Mapping[str, tuple[str, BinaryIO | bytes]],
+    ) -> Steps[_Object]:
+        """Files must be seekable: each attempt sends them from their start."""
+        return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
-    def pages(self, path: str, *, limit: int = 100) -> Iterator[dict[str, Any]]:
+    def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
         """Every object of a list, page after page, newest first."""
-        params: dict[str, Any] = {"limit": limit}
+        asked: dict[str, Any] = {"limit": 100, **given(params or {})}
         while True:
-            page = self.get(path, params)
+            page = yield from self.request("GET", path, params=asked)
             data = page.get("data")
             if not isinstance(data, list):
                 raise APIResponseError(f"GET {path}: a list has `data`, got {sorted(page)}")
-            yield from data
+            for values in data:
+                yield Item(parsed(kind, values))
             if not data or not page.get("has_more"):
                 return
-            params["after"] = page.get("last_id") or data[-1]["id"]
+            asked["after"] = page.get("last_id") or data[-1]["id"]
 
-    @contextmanager
-    def stream(self, path: str) -> Iterator[Iterator[bytes]]:
-        """The body of a GET in pieces. A failure while it is read is raised, not retried."""
-        response = self._send("GET", path, stream=True)
-        try:
-            yield response.iter_bytes()
-        except httpx2.TransportError as error:
-            raise _connection_error("GET", path, error) from error
-        finally:
-            response.close()
+    def request(self, method: str, path: str, **options: Any) -> Steps[dict[str, Any]]:
+        answer = yield from self.send(Exchange(method=method, path=path, options=options))
+        body = _body(answer.response)
+        if not isinstance(body, dict):
+            raise APIResponseError(f"{method} {path}: expected a JSON object, got {answer.response.text[:80]!r}")
+        return body
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        stream: bool = False,
-        upload: tuple[str, BinaryIO] | None = None,
-        **options: Any,
-    ) -> httpx2.Response:
+    def send(self, exchange: Exchange) -> Steps[Answer]:
+        """Raises: APIConnectionError; APIStatusError: of the last attempt."""
+        if exchange.method == "POST":
+            headers = {"Idempotency-Key": str(uuid.uuid4()), **exchange.options.get("headers", {})}
+            options = {**exchange.options, "headers": headers}
+            exchange = Exchange(method="POST", path=exchange.path, options=options, stream=exchange.stream)
         for attempt in range(self.max_retries + 1):
-            if upload is not None:
-                upload[1].seek(0)
-                options["files"] = {"file": upload}
             is_last = attempt == self.max_retries
             try:
-                response = self._client.send(
-                    self._client.build_request(method, path, **options), stream=stream, follow_redirects=True
-                )
+                answer: Answer = yield exchange
             except httpx2.TransportError as error:
-                may_repeat = method != "POST" or isinstance(error, _NEVER_SENT)
-                if is_last or not may_repeat:
-                    raise _connection_error(method, path, error) from error
-                self._pause(attempt, None, f"{method} {path}: {error!r}")
+                if is_last:
+                    raise connection_error(exchange, error) from error
+                yield pause(attempt, {}, f"{exchange.method} {exchange.path}: {error!r}")
                 continue
+            response = answer.response
             if response.status_code < 400:
-                return response
-            response.read()
+                return answer
             if is_last or not _should_retry(response):
                 raise status_error(response.status_code, _body(response), response.headers.get("x-request-id"))
-            self._pause(attempt, response, f"{method} {path}: {response.status_code}")
+            yield pause(attempt, response.headers, f"{exchange.method} {exchange.path}: {response.status_code}")
         raise AssertionError("the last attempt returns or raises")
 
-    def _pause(self, attempt: int, response: httpx2.Response | None, reason: str) -> None:
-        asked = _retry_after_seconds(response.headers) if response is not None else None
-        seconds = asked if asked is not None else min(8.0, 0.5 * 2**attempt) * random.uniform(0.75, 1.0)
-        log.info("retrying in %.1f s: %s", seconds, reason)
-        self.sleep(seconds)
 
-    @staticmethod
-    def _json(response: httpx2.Response) -> dict[str, Any]:
-        body = _body(response)
-        if not isinstance(body, dict):
-            where = f"{response.request.method} {response.request.url.path}"
-            raise APIResponseError(f"{where}: expected a JSON object, got {response.text[:80]!r}")
-        return body
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[D]):
+    http: Http
+    driver: D
+
+
+class Lines:
+    """The lines of a body as they come, without their ends; a last one that was cut off is left out."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._whole: deque[bytes] = deque()
+        self._rest = b""
+
+    def read(self) -> Steps[str | None]:
+        """Returns: None at the end. Raises: httpx2.TransportError."""
+        while not self._whole:
+            piece: bytes | None = yield Read(self._answer)
+            if piece is None:
+                return None
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            self._whole.extend(whole)
+        return self._whole.popleft().decode().removesuffix("\r")
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def path_of(kind: str, identity: str, *rest: str) -> str:
@@ -126,6 +142,20 @@ def path_of(kind: str, identity: str, *rest: str) -> str:
     if identity in ("", ".", "..") or not identity.isprintable():
         raise ValueError(f"{kind}: expected an id, got {identity!a}")
     return "/".join((kind, quote(identity, safe=""), *rest))
+
+
+def pause(attempt: int, headers: Mapping[str, str], reason: str) -> Pause:
+    """Before attempt number `attempt` + 1, from 0."""
+    asked = _retry_after_seconds(headers)
+    longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
+    seconds = longest * random.uniform(0.75, 1.0) if asked is None else asked
+    log.info("retrying in %.1f s: %s", seconds, reason)
+    return Pause(seconds)
+
+
+def connection_error(exchange: Exchange, error: httpx2.TransportError) -> APIConnectionError:
+    kind = APITimeoutError if isinstance(error, httpx2.TimeoutException) else APIConnectionError
+    return kind(f"{exchange.method} {exchange.path}: {error or type(error).__name__}")
 
 
 def _should_retry(response: httpx2.Response) -> bool:
@@ -140,8 +170,13 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) / unit
-        except (KeyError, ValueError):
+        except KeyError:
             continue
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(headers[name]).timestamp() - time.time()
+            except ValueError:
+                continue
         if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS:
             return seconds
     return None
@@ -152,8 +187,3 @@ def _body(response: httpx2.Response) -> object:
         return response.json()
     except ValueError:
         return None
-
-
-def _connection_error(method: str, path: str, error: httpx2.TransportError) -> APIConnectionError:
-    kind = APITimeoutError if isinstance(error, httpx2.TimeoutException) else APIConnectionError
-    return kind(f"{method} {path}: {error or type(error).__name__}")

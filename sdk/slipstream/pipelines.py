@@ -1,18 +1,37 @@
 """Pipelines: from prompts to a faster endpoint, as one object that can be resumed."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
+from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.errors import PipelineFailed
-from slipstream.http import Http, path_of
+from slipstream.http import D, Http, Resource, path_of
 from slipstream.types import Pipeline
 from slipstream.waiting import wait_for
 
 
-class Pipelines:
-    def __init__(self, http: Http) -> None:
-        self._http = http
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun(Pipeline, Generic[D]):
+    """A pipeline that was just started, and can be waited for."""
 
+    http: Http = field(repr=False, compare=False)
+    driver: D = field(repr=False, compare=False)
+
+    @procedure
+    def wait(
+        self,
+        *,
+        on_progress: Callable[[Pipeline], Any] | None = None,
+        poll_seconds: float = 1.0,
+        timeout_seconds: float | None = None,
+    ) -> Steps[Pipeline]:
+        """As `Pipelines.wait`."""
+        return _wait(self.http, self.id, on_progress, poll_seconds, timeout_seconds)
+
+
+class Pipelines(Resource[D]):
+    @procedure
     def create(
         self,
         *,
@@ -25,8 +44,8 @@ class Pipelines:
         evaluation: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
         deploy: bool = True,
-    ) -> Pipeline:
-        """Start one.
+    ) -> Steps[PipelineRun[D]]:
+        """Start one; `create(...).wait()` sees it through.
 
         Args:
             name: also the speculator's and the deployment's: what callers put into `model`.
@@ -35,52 +54,72 @@ class Pipelines:
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "min_acceptance_length": 1.8, "outputs_equal": True}.
         """
-        given = {
+        body = {
+            "name": name,
+            "model": model,
+            "prompts_file": prompts_file,
             "held_out_file": held_out_file,
             "held_out": held_out,
             "training": training,
             "evaluation": evaluation,
             "gate": gate,
+            "deploy": deploy,
         }
-        body = {"name": name, "model": model, "prompts_file": prompts_file, "deploy": deploy}
-        body |= {key: value for key, value in given.items() if value is not None}
-        return Pipeline.from_json(self._http.post("pipelines", body))
+        return self._started("pipelines", body)
 
-    def retrieve(self, pipeline_id: str) -> Pipeline:
-        return Pipeline.from_json(self._http.get(path_of("pipelines", pipeline_id)))
+    @procedure
+    def retrieve(self, pipeline_id: str) -> Steps[Pipeline]:
+        return self.http.get(Pipeline, path_of("pipelines", pipeline_id))
 
-    def list(self) -> Iterator[Pipeline]:
-        return (Pipeline.from_json(values) for values in self._http.pages("pipelines"))
+    @iteration
+    def list(self) -> Items[Pipeline]:
+        return self.http.pages(Pipeline, "pipelines")
 
-    def cancel(self, pipeline_id: str) -> Pipeline:
-        return Pipeline.from_json(self._http.post(path_of("pipelines", pipeline_id, "cancel")))
+    @procedure
+    def cancel(self, pipeline_id: str) -> Steps[Pipeline]:
+        return self.http.post(Pipeline, path_of("pipelines", pipeline_id, "cancel"))
 
-    def resume(self, pipeline_id: str) -> Pipeline:
+    @procedure
+    def resume(self, pipeline_id: str) -> Steps[PipelineRun[D]]:
         """Go on from the stage that failed or was cancelled; what earlier stages made is kept."""
-        return Pipeline.from_json(self._http.post(path_of("pipelines", pipeline_id, "resume")))
+        return self._started(path_of("pipelines", pipeline_id, "resume"), {})
 
+    @procedure
     def wait(
         self,
         pipeline_id: str,
         *,
-        on_progress: Callable[[Pipeline], None] | None = None,
+        on_progress: Callable[[Pipeline], Any] | None = None,
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
-    ) -> Pipeline:
+    ) -> Steps[Pipeline]:
         """The pipeline once it is live, or has succeeded where there was nothing to deploy.
 
         Raises:
             PipelineFailed: a stage failed, the gate said no, or it was cancelled.
             WaitTimeout: the time is up; the pipeline goes on.
         """
-        pipeline = wait_for(
-            lambda: self.retrieve(pipeline_id),
-            lambda pipeline: pipeline.is_final,
-            poll_seconds=poll_seconds,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            sleep=self._http.sleep,
-        )
-        if pipeline.status not in ("live", "succeeded"):
-            raise PipelineFailed(pipeline)
-        return pipeline
+        return _wait(self.http, pipeline_id, on_progress, poll_seconds, timeout_seconds)
+
+    def _started(self, path: str, body: Mapping[str, Any]) -> Steps[PipelineRun[D]]:
+        values = yield from self.http.post(dict, path, body)
+        return PipelineRun[D].from_json({**values, "http": self.http, "driver": self.driver})
+
+
+def _wait(
+    http: Http,
+    pipeline_id: str,
+    on_progress: Callable[[Pipeline], Any] | None,
+    poll_seconds: float,
+    timeout_seconds: float | None,
+) -> Steps[Pipeline]:
+    pipeline = yield from wait_for(
+        lambda: http.get(Pipeline, path_of("pipelines", pipeline_id)),
+        lambda pipeline: pipeline.is_final,
+        poll_seconds=poll_seconds,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+    )
+    if pipeline.status not in ("live", "succeeded"):
+        raise PipelineFailed(pipeline)
+    return pipeline

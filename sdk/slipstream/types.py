@@ -1,8 +1,8 @@
 """The API's objects. Times are Unix seconds; what is absent is None; fields unknown to this version are left out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from slipstream.errors import APIResponseError
 
@@ -54,13 +54,15 @@ class Batch:
     num_completed: int = 0
     num_failed: int = 0
     metadata: Mapping[str, str] | None = None
+    usage: Mapping[str, Any] | None = None
+    errors_by_code: Mapping[str, int] | None = None  # of the rows in the error file
 
     @property
     def is_final(self) -> bool:
         return self.status in ("completed", "failed", "expired", "cancelled")
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Batch":
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         counts = values.get("request_counts") or {}
         errors = tuple(record(BatchError, error) for error in (values.get("errors") or {}).get("data") or ())
         return record(
@@ -93,7 +95,7 @@ class Stage:
     finished_at: int | None = None
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Stage":
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         progress = values.get("progress")
         parsed = None if progress is None else record(Progress, progress)
         return record(cls, {**values, "progress": parsed, "metrics": values.get("metrics") or {}})
@@ -125,7 +127,7 @@ class Pipeline:
         return next(stage for stage in self.stages if stage.name == name)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Pipeline":
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         error = values.get("error") or {}
         return record(
             cls,
@@ -148,7 +150,7 @@ class Speculator:
     status: str  # training, ready, failed
     target_revision: str  # hash of the model it was trained for; it serves no other
     training: Mapping[str, Any]
-    report: Mapping[str, Any]
+    report: Mapping[str, Any] | None = None
     created_at: int
 
 
@@ -166,9 +168,176 @@ class Deployment:
     healthy_at: int | None = None
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Deployment":
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         error = values.get("error") or {}
         return record(cls, {**values, "error_code": error.get("code"), "error_message": error.get("message")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A file that comes in parts; `file` once it is completed."""
+
+    id: str
+    filename: str
+    bytes: int  # of the whole
+    purpose: str
+    status: str  # pending, completed, cancelled, expired
+    created_at: int
+    expires_at: int
+    file: File | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        file = values.get("file")
+        return record(cls, {**values, "file": None if file is None else record(File, file)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadPart:
+    id: str
+    upload_id: str
+    bytes: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    id: str
+    file_id: str
+    model: str | None = None
+    status: str  # valid, invalid
+    format: str | None = None  # batch, chat, prompt
+    bytes: int
+    num_rows: int
+    num_answers: int
+    num_tokens: int | None = None
+    num_tokens_exact: bool | None = None
+    errors: Mapping[str, Any]  # data, total_count, by_code
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a batch of a dataset will cost; the bounds hold the likely number of output tokens between them."""
+
+    id: str
+    dataset_id: str
+    status: str  # measuring, ready, failed
+    basis: str  # pilot, history
+    num_rows: int
+    input_tokens: int
+    input_tokens_exact: bool
+    output_tokens: int | None = None
+    output_tokens_low: int | None = None
+    output_tokens_high: int | None = None
+    cost: Mapping[str, Any] | None = None  # value, currency
+    cost_low: Mapping[str, Any] | None = None
+    cost_high: Mapping[str, Any] | None = None
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What became of which object; the object itself says the rest."""
+
+    id: str
+    type: str  # batch.completed, job.failed, ...
+    object_id: str
+    created_at: int
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        data = values.get("data")
+        return record(cls, {**values, **({"object_id": data["id"]} if isinstance(data, dict) and "id" in data else {})})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    id: str
+    name: str
+    hint: str
+    scopes: Sequence[str]
+    project_id: str | None = None
+    deployment_ids: Sequence[str] | None = None
+    key: str | None = None  # shown once: by what made it
+    created_at: int
+    expires_at: int | None = None
+    revoked_at: int | None = None
+    last_used_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookEndpoint:
+    id: str
+    url: str
+    description: str
+    events: Sequence[str]
+    enabled: bool
+    secret: str | None = None  # shown once: by what made it
+    disabled_reason: str | None = None  # by_customer, gone, failing
+    failing_since: int | None = None
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookDelivery:
+    id: str
+    endpoint_id: str
+    event_id: str
+    event_type: str
+    object_id: str
+    status: str  # pending, succeeded, failed
+    attempt: int
+    history: Sequence[Mapping[str, Any]]  # at, status_code, error, milliseconds
+    next_attempt_at: int | None = None
+    created_at: int
+    finished_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    start_time: int
+    end_time: int
+    input_tokens: int
+    input_cached_tokens: int
+    output_tokens: int
+    num_model_requests: int
+    cost: Mapping[str, Any]  # value, currency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A stretch of time; its results are as OpenAI's."""
+
+    start_time: int
+    end_time: int
+    results: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer, or a piece of a streamed one."""
+
+    id: str
+    model: str
+    choices: Sequence[Mapping[str, Any]]
+    usage: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None  # speculative_decoding: how much was drafted and accepted
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        choice = self.choices[0] if self.choices else {}
+        return (choice.get("message") or choice.get("delta") or {}).get("content") or ""
+
+
+def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """Raises: APIResponseError."""
+    if kind is dict:
+        return values  # type: ignore[return-value]  # asked for as it came
+    from_json = getattr(kind, "from_json", None)
+    made: _Record = record(kind, values) if from_json is None else from_json(values)
+    return made
 
 
 def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

@@ -2,33 +2,33 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from slipstream.drivers import Notice, Pause, Steps
 from slipstream.errors import WaitTimeout
 
 _Object = TypeVar("_Object")
 
 
 def wait_for(
-    retrieve: Callable[[], _Object],
+    retrieve: Callable[[], Steps[_Object]],
     is_final: Callable[[_Object], bool],
     *,
     poll_seconds: float,
     timeout_seconds: float | None,
-    on_progress: Callable[[_Object], None] | None,
-    sleep: Callable[[float], None],
-) -> _Object:
+    on_progress: Callable[[_Object], Any] | None,
+) -> Steps[_Object]:
     """The first final object; every one seen on the way, the last included, goes to `on_progress`.
 
     Raises: WaitTimeout: `timeout_seconds` have passed.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
-        current = retrieve()
+        current = yield from retrieve()
         if on_progress is not None:
-            on_progress(current)
+            yield Notice(on_progress, current)
         if is_final(current):
             return current
         if deadline is not None and time.monotonic() >= deadline:
             raise WaitTimeout(f"not finished after {timeout_seconds:g} s: {current}")
-        sleep(poll_seconds)
+        yield Pause(poll_seconds)

@@ -9,8 +9,17 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from control.catalog.models import BaseModel, Speculator
-from slipstream import BadRequestError, Client, NotFoundError
-from slipstream.errors import AuthenticationError
+from slipstream import (
+    AsyncClient,
+    AuthenticationError,
+    BadRequestError,
+    Client,
+    File,
+    NotFoundError,
+    PermissionDeniedError,
+    PipelineFailed,
+    UploadError,
+)
 from tests.control.factories import chat_row, make_base_model, make_key, make_organization
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +61,8 @@ def test_files_go_up_come_down_and_away(client: Client, tmp_path: Path) -> None:
 def test_lists_are_walked_to_their_end(client: Client) -> None:
     uploaded = [client.files.upload(rows(1), filename=f"{number}.jsonl").id for number in range(5)]
 
-    assert [values["id"] for values in client.files._http.pages("files", limit=2)] == uploaded[::-1]
+    steps = client.files.http.pages(File, "files", {"limit": 2})
+    assert [file.id for file in client.files.driver.iterate(steps)] == uploaded[::-1]
 
 
 def test_batches_are_made_shown_and_cancelled(client: Client, base_model: BaseModel) -> None:
@@ -123,3 +133,104 @@ def test_a_wrong_key_is_refused() -> None:
 
     assert caught.value.code == "invalid_api_key"
     assert caught.value.request_id
+
+
+def test_a_file_goes_up_in_parts_and_on_where_it_was(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(rows(9))
+    size = path.stat().st_size
+    upload = client.uploads.create(
+        filename="prompts.jsonl", num_bytes=size, purpose="batch", mime_type="application/jsonl"
+    )
+    client.uploads.add_part(upload.id, path.read_bytes()[:100])
+
+    file = client.uploads.send(upload.id, path, part_bytes=size // 2)
+
+    assert client.files.content(file.id) == path.read_bytes()
+    assert [part.bytes for part in client.uploads.parts(upload.id)] == [100, size // 2, size - size // 2 - 100]
+    assert client.uploads.send(upload.id, path) == file
+
+
+def test_another_file_does_not_complete_an_upload(client: Client, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(rows(1))
+    upload = client.uploads.create(filename="a", num_bytes=7, purpose="batch", mime_type="application/jsonl")
+
+    with pytest.raises(UploadError, match="is for 7"):
+        client.uploads.send(upload.id, other)
+    assert client.uploads.cancel(upload.id).status == "cancelled"
+
+
+def test_a_dataset_names_its_bad_lines(client: Client) -> None:
+    file = client.files.upload(rows(2) + b"nonsense\n")
+
+    dataset = client.datasets.create(file_id=file.id)
+
+    assert (dataset.status, dataset.num_rows) == ("invalid", 3)
+    assert [(error["line"], error["code"]) for error in client.datasets.errors(dataset.id)] == [
+        (3, "invalid_json_line")
+    ]
+    assert [listed.id for listed in client.datasets.list()] == [dataset.id]
+    client.datasets.delete(dataset.id)
+    with pytest.raises(NotFoundError):
+        client.datasets.retrieve(dataset.id)
+
+
+def test_keys_are_made_rotated_and_revoked(client: Client) -> None:
+    made = client.api_keys.create(name="ci", scopes=["files:read"])
+
+    assert made.key is not None
+    with Client(URL, made.key, transport=TRANSPORT) as limited:
+        assert list(limited.files.list()) == []
+        with pytest.raises(PermissionDeniedError):
+            list(limited.batches.list())
+    successor = client.api_keys.rotate(made.id, grace_seconds=0)
+    assert (successor.scopes, client.api_keys.retrieve(made.id).key) == (["files:read"], None)
+    client.api_keys.revoke(successor.id)
+    assert client.api_keys.retrieve(successor.id).revoked_at is not None
+
+
+def test_usage_and_costs_come_in_buckets(client: Client) -> None:
+    assert client.usage.total().num_model_requests == 0
+    assert len(list(client.usage.completions(start_time=0, end_time=40 * 86400, group_by=["model"]))) == 40
+    assert all(bucket.results == [] for bucket in client.usage.costs(start_time=0, end_time=86400))
+
+
+def test_what_happened_is_listed_and_sent_to_endpoints(client: Client, base_model: BaseModel) -> None:
+    endpoint = client.webhook_endpoints.create(url="https://example.com/hook", events=["batch.*"])
+    batch = client.batches.create(input_file_id=client.files.upload(rows(1)).id)
+    client.batches.cancel(batch.id)
+
+    types = [event.type for event in client.events.list(types=["batch.*"], object_id=batch.id)]
+    assert types[0].startswith("batch.cancel")
+    assert [delivery.event_type for delivery in client.webhook_endpoints.deliveries(endpoint.id)] == types
+    assert client.webhook_endpoints.update(endpoint.id, enabled=False).enabled is False
+    assert client.webhook_endpoints.rotate_secret(endpoint.id).secret != endpoint.secret
+    client.webhook_endpoints.delete(endpoint.id)
+    assert list(client.webhook_endpoints.list()) == []
+
+
+class InThisThread(httpx2.AsyncBaseTransport):
+    """Django's connection, and the test's transaction with it, is another one inside of an event loop: so without."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        await request.aread()
+        response = TRANSPORT.handle_request(request)
+        return httpx2.Response(response.status_code, headers=response.headers, content=response.read())
+
+
+def test_the_asynchronous_client_speaks_the_same(base_model: BaseModel) -> None:
+    _, token = make_key()
+
+    async def talk() -> None:
+        async with AsyncClient(URL, token, transport=InThisThread(), max_retries=0) as client:
+            file = await client.files.upload(rows(6), filename="a.jsonl")
+            assert await client.files.content(file.id) == rows(6)
+            assert [listed.id async for listed in client.files.list()] == [file.id]
+            pipeline = await client.pipelines.create(name="math", model="tiny", prompts_file=file.id, held_out=2)
+            await client.pipelines.cancel(pipeline.id)
+            with pytest.raises(PipelineFailed):
+                await pipeline.wait()
+
+    with pytest.raises(StopIteration):  # its end; nothing in it waits, so it needs no event loop
+        talk().send(None)

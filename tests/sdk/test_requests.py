@@ -106,17 +106,23 @@ def test_a_get_is_repeated_after_a_broken_connection() -> None:
     assert api.client().files.retrieve("file-1").id == "file-1"
 
 
-def test_a_post_that_may_have_been_carried_out_is_not_repeated() -> None:
-    api = ScriptedApi(httpx2.ReadError("reset"))
+def test_a_post_is_repeated_under_the_same_key() -> None:
+    api = ScriptedApi(httpx2.ReadError("reset"), failure(503), ok(deployment_json()), ok(deployment_json()))
+    client = api.client()
 
-    with pytest.raises(APIConnectionError, match=r"POST deployments: reset"):
-        api.client().deployments.create(name="math", model="tiny")
+    client.deployments.create(name="math", model="tiny")
+    client.deployments.create(name="math", model="tiny")
+
+    keys = [request.headers["idempotency-key"] for request in api.requests]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
-def test_a_post_that_was_never_sent_is_repeated() -> None:
-    api = ScriptedApi(httpx2.ConnectError("refused"), ok(deployment_json()))
+def test_what_only_reads_needs_no_idempotency_key() -> None:
+    api = ScriptedApi(ok(file_json()))
 
-    assert api.client().deployments.create(name="math", model="tiny").id == "dep_1"
+    api.client().files.retrieve("file-1")
+
+    assert "idempotency-key" not in api.requests[0].headers
 
 
 def test_a_timeout_is_told_apart() -> None:
@@ -187,12 +193,13 @@ def test_an_upload_is_sent_whole_at_every_attempt(tmp_path: Path) -> None:
         assert b"batch" in request.content
 
 
-def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    def broken(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, stream=_Breaking())
+def broken(request: httpx2.Request) -> httpx2.Response:
+    return httpx2.Response(200, stream=_Breaking())
 
+
+def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     api = ScriptedApi(broken, httpx2.Response(200, content=b"whole"))
-    client = api.client()
+    client = api.client(max_retries=0)
 
     with pytest.raises(APIConnectionError):
         client.files.download("file-1", tmp_path / "out.jsonl")
@@ -200,6 +207,27 @@ def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
     assert client.files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_broken_download_goes_on_where_it_was() -> None:
+    rest = httpx2.Response(206, content=b" and half", headers={"Content-Range": "bytes 4-12/13"})
+    api = ScriptedApi(broken, rest)
+
+    assert api.client().files.content("file-1") == b"half and half"
+    assert api.requests[1].headers["range"] == "bytes=4-"
+
+
+def test_a_service_without_ranges_sends_it_again() -> None:
+    api = ScriptedApi(broken, httpx2.Response(200, content=b"half and half"))
+
+    assert api.client().files.content("file-1") == b"half and half"
+
+
+def test_a_download_that_never_gets_further_is_given_up() -> None:
+    api = ScriptedApi(broken, broken, broken)
+
+    with pytest.raises(APIConnectionError, match="gone"):
+        api.client().files.content("file-1")
 
 
 class _Breaking(httpx2.SyncByteStream):

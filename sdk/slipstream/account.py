@@ -1,0 +1,73 @@
+"""Keys, and what was used and what it cost."""
+
+from collections.abc import Sequence
+
+from slipstream.drivers import Item, Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, given, path_of
+from slipstream.types import ApiKey, Bucket, Usage, parsed
+
+
+class ApiKeys(Resource[D]):
+    @procedure
+    def create(
+        self,
+        *,
+        name: str,
+        scopes: Sequence[str] | None = None,
+        project_id: str | None = None,
+        deployment_ids: Sequence[str] | None = None,
+        expires_at: int | None = None,
+    ) -> Steps[ApiKey]:
+        """The only answer with its `key`."""
+        body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
+        return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
+
+    @procedure
+    def retrieve(self, key_id: str) -> Steps[ApiKey]:
+        return self.http.get(ApiKey, path_of("api_keys", key_id))
+
+    @iteration
+    def list(self) -> Items[ApiKey]:
+        return self.http.pages(ApiKey, "api_keys")
+
+    @procedure
+    def rotate(self, key_id: str, *, grace_seconds: int | None = None) -> Steps[ApiKey]:
+        """A successor with the same rights; the old key goes on for `grace_seconds`."""
+        return self.http.post(ApiKey, path_of("api_keys", key_id, "rotate"), {"grace_seconds": grace_seconds})
+
+    @procedure
+    def revoke(self, key_id: str) -> Steps[None]:
+        return self.http.delete(path_of("api_keys", key_id))
+
+
+class Usages(Resource[D]):
+    @procedure
+    def total(self, *, start_time: int | None = None, end_time: int | None = None) -> Steps[Usage]:
+        return self.http.get(Usage, "usage", {"start_time": start_time, "end_time": end_time})
+
+    @iteration
+    def completions(
+        self, *, start_time: int, end_time: int | None = None, bucket_width: str = "1d", group_by: Sequence[str] = ()
+    ) -> Items[Bucket]:
+        """Args: bucket_width: 1m, 1h or 1d. group_by: project_id, api_key_id, model, batch."""
+        return self._buckets("organization/usage/completions", start_time, end_time, bucket_width, group_by)
+
+    @iteration
+    def costs(
+        self, *, start_time: int, end_time: int | None = None, bucket_width: str = "1d", group_by: Sequence[str] = ()
+    ) -> Items[Bucket]:
+        """Args: group_by: project_id, api_key_id, line_item."""
+        return self._buckets("organization/costs", start_time, end_time, bucket_width, group_by)
+
+    def _buckets(
+        self, path: str, start_time: int, end_time: int | None, bucket_width: str, group_by: Sequence[str]
+    ) -> Items[Bucket]:
+        params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
+        params |= {"group_by[]": list(group_by)} if group_by else {}
+        while True:
+            page = yield from self.http.request("GET", path, params=params)
+            for values in page["data"]:
+                yield Item(parsed(Bucket, values))
+            if not page.get("has_more"):
+                return
+            params["page"] = page["next_page"]

@@ -1,0 +1,44 @@
+"""Chat with a deployment: an answer as a whole, or as it comes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx2
+
+from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
+from slipstream.errors import stream_error
+from slipstream.http import D, Lines, Resource, connection_error
+from slipstream.sse import next_event
+from slipstream.types import Completion, parsed
+
+PATH = "chat/completions"
+
+
+class Chat(Resource[D]):
+    @procedure
+    def create(self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Steps[Completion]:
+        """Args: options: the request's other fields, such as `max_tokens`, `temperature`, `tools`."""
+        return self.http.post(Completion, PATH, {"model": model, "messages": list(messages), **options})
+
+    @iteration
+    def stream(self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Items[Completion]:
+        """The answer piece by piece; the last one has `usage` and `metrics` and no text.
+
+        Raises:
+            APIStreamError: the service broke the answer off.
+            APIConnectionError: the connection broke; what came so far is not taken back, and nothing is asked again.
+        """
+        body = {"model": model, "messages": list(messages), "stream_options": {"include_usage": True}, **options}
+        exchange = Exchange(method="POST", path=PATH, options={"json": {**body, "stream": True}}, stream=True)
+        source = Lines((yield from self.http.send(exchange)))
+        try:
+            while (event := (yield from next_event(source))) is not None and event.data != "[DONE]":
+                values = json.loads(event.data)
+                if "error" in values:
+                    raise stream_error(values["error"])
+                yield Item(parsed(Completion, values))
+        except httpx2.TransportError as error:
+            raise connection_error(exchange, error) from error
+        if event is None:
+            raise stream_error({"message": "the answer ended without [DONE]", "code": "upstream_terminated"})

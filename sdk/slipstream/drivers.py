@@ -1,0 +1,243 @@
+"""Everything the client does is written once, as a generator of effects; a driver carries them out, blocking or not.
+
+A procedure yields effects and returns its result; an iteration yields `Item`s between effects. The decorators of those
+names make of such a method what a caller of either client expects, and type checkers see it:
+
+    client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
+    client.files.list()                     Iterator[File] or AsyncIterator[File]
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import httpx2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request; comes back as `Answer`, or as the `httpx2.TransportError` of an answer that did not come."""
+
+    method: str
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `httpx2.Client.build_request`
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    response: httpx2.Response
+    pieces: Any  # iterator over the body, of the driver's kind; read already where `stream` was not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The next piece of a body; comes back as bytes, None at its end."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Tells the caller's `on_progress`, which may be a coroutine function in an `AsyncClient`."""
+
+    callback: Callable[[Any], Any]
+    value: object
+
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[_T_co]):
+    value: _T_co
+
+
+Effect = Exchange | Read | Pause | Notice
+Steps = Generator[Effect, Any, _T]
+Items = Generator[Effect | Item[_T], Any, None]
+
+
+class Driver:
+    def __init__(self, client: httpx2.Client, sleep: Callable[[float], None]) -> None:
+        self._client = client
+        self._sleep = sleep
+
+    def run(self, steps: Steps[_T]) -> _T:
+        with closing(self.iterate(_returned(steps))) as items:
+            return next(items)
+
+    def iterate(self, steps: Items[_T]) -> Generator[_T, None, None]:
+        opened: list[httpx2.Response] = []
+        try:
+            effect = _resume(steps, None)
+            while effect is not None:
+                if isinstance(effect, Item):
+                    yield effect.value
+                    effect = _resume(steps, None)
+                    continue
+                try:
+                    outcome = self._carry_out(effect, opened)
+                except httpx2.TransportError as error:
+                    effect = _resume(steps, error)
+                else:
+                    effect = _resume(steps, outcome)
+        finally:
+            steps.close()
+            for response in opened:
+                response.close()
+
+    def _carry_out(self, effect: Effect, opened: list[httpx2.Response]) -> object:
+        match effect:
+            case Exchange():
+                request = self._client.build_request(effect.method, effect.path, **effect.options)
+                response = self._client.send(request, stream=effect.stream, follow_redirects=True)
+                if effect.stream:
+                    opened.append(response)
+                if response.status_code >= 400:
+                    response.read()
+                return Answer(response, response.iter_bytes() if effect.stream else None)
+            case Read():
+                return next(effect.answer.pieces, None)
+            case Pause():
+                self._sleep(effect.seconds)
+                return None
+            case Notice():
+                return effect.callback(effect.value)
+
+
+class AsyncDriver:
+    def __init__(self, client: httpx2.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._client = client
+        self._sleep = sleep
+
+    async def run(self, steps: Steps[_T]) -> _T:
+        async with aclosing(self.iterate(_returned(steps))) as items:
+            return await anext(items)
+
+    async def iterate(self, steps: Items[_T]) -> AsyncGenerator[_T, None]:
+        opened: list[httpx2.Response] = []
+        try:
+            effect = _resume(steps, None)
+            while effect is not None:
+                if isinstance(effect, Item):
+                    yield effect.value
+                    effect = _resume(steps, None)
+                    continue
+                try:
+                    outcome = await self._carry_out(effect, opened)
+                except httpx2.TransportError as error:
+                    effect = _resume(steps, error)
+                else:
+                    effect = _resume(steps, outcome)
+        finally:
+            steps.close()
+            for response in opened:
+                await response.aclose()
+
+    async def _carry_out(self, effect: Effect, opened: list[httpx2.Response]) -> object:
+        match effect:
+            case Exchange():
+                request = self._client.build_request(effect.method, effect.path, **effect.options)
+                response = await self._client.send(request, stream=effect.stream, follow_redirects=True)
+                if effect.stream:
+                    opened.append(response)
+                if response.status_code >= 400:
+                    await response.aread()
+                return Answer(response, response.aiter_bytes() if effect.stream else None)
+            case Read():
+                return await anext(effect.answer.pieces, None)
+            case Pause():
+                await self._sleep(effect.seconds)
+                return None
+            case Notice():
+                told = effect.callback(effect.value)
+                return await told if isinstance(told, Awaitable) else told
+
+
+def collected(items: Items[_T]) -> Steps[list[_T]]:
+    """All of them, inside of a procedure."""
+    values: list[_T] = []
+    effect = _resume(items, None)
+    while effect is not None:
+        if isinstance(effect, Item):
+            values.append(effect.value)
+            effect = _resume(items, None)
+            continue
+        try:
+            outcome = yield effect
+        except httpx2.TransportError as error:
+            outcome = error
+        effect = _resume(items, outcome)
+    return values
+
+
+def _returned(steps: Steps[_T]) -> Items[_T]:
+    yield Item((yield from steps))
+
+
+def _resume(steps: Items[_T], outcome: object) -> Effect | Item[_T] | None:
+    """The next effect; None at the end. An outcome that is an error is raised where the last effect was yielded."""
+    try:
+        return steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
+    except StopIteration:
+        return None
+
+
+_D_co = TypeVar("_D_co", covariant=True)
+
+
+class Driven(Protocol[_D_co]):
+    @property
+    def driver(self) -> _D_co: ...
+
+
+class procedure(Generic[_P, _T]):  # noqa: N801  # a decorator
+    """Of a method that returns `Steps[T]`: one that returns T, or Awaitable[T]."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, _P], Steps[_T]]) -> None:
+        self._steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: Driven[Driver], owner: type) -> Callable[_P, _T]: ...
+
+    @overload
+    def __get__(self, instance: Driven[AsyncDriver], owner: type) -> Callable[_P, Coroutine[Any, Any, _T]]: ...
+
+    def __get__(self, instance: Driven[Any], owner: type) -> Callable[_P, Any]:
+        return _bound(self._steps, instance, instance.driver.run)
+
+
+class iteration(Generic[_P, _T]):  # noqa: N801  # a decorator
+    """Of a method that returns `Items[T]`: one that returns Iterator[T], or AsyncIterator[T]."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, _P], Items[_T]]) -> None:
+        self._steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: Driven[Driver], owner: type) -> Callable[_P, Iterator[_T]]: ...
+
+    @overload
+    def __get__(self, instance: Driven[AsyncDriver], owner: type) -> Callable[_P, AsyncIterator[_T]]: ...
+
+    def __get__(self, instance: Driven[Any], owner: type) -> Callable[_P, Any]:
+        return _bound(self._steps, instance, instance.driver.iterate)
+
+
+def _bound(steps: Callable[..., Any], instance: object, drive: Callable[[Any], Any]) -> Callable[..., Any]:
+    @wraps(steps)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return drive(steps(instance, *args, **kwargs))
+
+    return call

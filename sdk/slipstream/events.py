@@ -1,0 +1,52 @@
+"""What happened in the organization: as a list, or as it happens."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+
+from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
+from slipstream.http import D, Lines, Resource, connection_error, given, path_of, pause
+from slipstream.sse import next_event
+from slipstream.types import Event, parsed
+
+
+class Events(Resource[D]):
+    @procedure
+    def retrieve(self, event_id: str) -> Steps[Event]:
+        return self.http.get(Event, path_of("events", event_id))
+
+    @iteration
+    def list(self, *, types: Sequence[str] = (), object_id: str | None = None) -> Items[Event]:
+        """Newest first. `types` are names or patterns: `batch.*`."""
+        return self.http.pages(Event, "events", _filters(types, object_id))
+
+    @iteration
+    def stream(
+        self, *, types: Sequence[str] = (), object_id: str | None = None, after: str | None = None
+    ) -> Items[Event]:
+        """Events as they happen, from behind the event `after` or from now on, without an end.
+
+        A connection that ends or breaks is taken up again behind the last event, so that each comes once, in order.
+        """
+        failures = 0
+        while True:
+            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
+            options = {"headers": headers, "params": _filters(types, object_id)}
+            exchange = Exchange(method="GET", path="events", options=options, stream=True)
+            source = Lines((yield from self.http.send(exchange)))
+            try:
+                while (sent := (yield from next_event(source))) is not None:
+                    event = parsed(Event, json.loads(sent.data))
+                    after, failures = event.id, 0
+                    yield Item(event)
+            except httpx2.TransportError as error:
+                failures += 1
+                if failures > self.http.max_retries:
+                    raise connection_error(exchange, error) from error
+            yield pause(failures, {}, "GET events: the stream ended")
+
+
+def _filters(types: Sequence[str], object_id: str | None) -> dict[str, Any]:
+    return given({"types": ",".join(types) or None, "object_id": object_id})

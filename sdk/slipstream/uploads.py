@@ -1,0 +1,84 @@
+"""Uploads: a large file in parts, each sent again by itself if it fails, and taken up again by another process."""
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+from slipstream.drivers import Items, Steps, collected, iteration, procedure
+from slipstream.errors import APIResponseError, UploadError
+from slipstream.http import D, Resource, path_of
+from slipstream.types import File, Upload, UploadPart
+
+PART_BYTES = 64 << 20  # OpenAI's limit for one part
+
+
+class Uploads(Resource[D]):
+    @procedure
+    def create(self, *, filename: str, num_bytes: int, purpose: str, mime_type: str) -> Steps[Upload]:
+        body = {"filename": filename, "bytes": num_bytes, "purpose": purpose, "mime_type": mime_type}
+        return self.http.post(Upload, "uploads", body)
+
+    @procedure
+    def retrieve(self, upload_id: str) -> Steps[Upload]:
+        return self.http.get(Upload, path_of("uploads", upload_id))
+
+    @iteration
+    def parts(self, upload_id: str) -> Items[UploadPart]:
+        """In the order they came."""
+        return self._parts(upload_id)
+
+    @procedure
+    def add_part(self, upload_id: str, data: bytes) -> Steps[UploadPart]:
+        return self._add_part(upload_id, data)
+
+    @procedure
+    def complete(self, upload_id: str, *, part_ids: list[str], md5: str | None = None) -> Steps[Upload]:
+        """The parts in the order given are the file."""
+        body = {"part_ids": part_ids, "md5": md5}
+        return self.http.post(Upload, path_of("uploads", upload_id, "complete"), body)
+
+    @procedure
+    def cancel(self, upload_id: str) -> Steps[Upload]:
+        return self.http.post(Upload, path_of("uploads", upload_id, "cancel"))
+
+    @procedure
+    def send(self, upload_id: str, source: Path | str, *, part_bytes: int = PART_BYTES) -> Steps[File]:
+        """Send what the service does not have yet of the file that this upload is for, and complete it.
+
+        After a failure, or in another process, the same call goes on where the service has the last whole part.
+
+        Raises: UploadError: another size, or shorter than what is there already.
+        """
+        upload = yield from self.http.get(Upload, path_of("uploads", upload_id))
+        if upload.file is not None:
+            return upload.file
+        with Path(source).open("rb") as opened:
+            if (num_bytes := opened.seek(0, 2)) != upload.bytes:
+                raise UploadError(f"{source} has {num_bytes} bytes, upload {upload_id} is for {upload.bytes}")
+            opened.seek(0)
+            digest = hashlib.md5(usedforsecurity=False)
+            part_ids = yield from self._known(upload_id, opened, digest)
+            while data := opened.read(part_bytes):
+                digest.update(data)
+                part_ids.append((yield from self._add_part(upload_id, data)).id)
+        body = {"part_ids": part_ids, "md5": digest.hexdigest()}
+        done = yield from self.http.post(Upload, path_of("uploads", upload_id, "complete"), body)
+        if done.file is None:
+            raise APIResponseError(f"upload {upload_id} is {done.status} and has no file")
+        return done.file
+
+    def _known(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
+        """Reads over the parts that are there. Returns: their ids. The digest tells in the end if they are others."""
+        parts = yield from collected(self._parts(upload_id))
+        for part in parts:
+            data = opened.read(part.bytes)
+            if len(data) < part.bytes:
+                raise UploadError(f"upload {upload_id} has more bytes than the file")
+            digest.update(data)
+        return [part.id for part in parts]
+
+    def _parts(self, upload_id: str) -> Items[UploadPart]:
+        return self.http.pages(UploadPart, path_of("uploads", upload_id, "parts"), {"order": "asc"})
+
+    def _add_part(self, upload_id: str, data: bytes) -> Steps[UploadPart]:
+        return self.http.upload(UploadPart, path_of("uploads", upload_id, "parts"), {}, {"data": ("part", data)})

@@ -1,0 +1,78 @@
+"""Webhook endpoints, and the check that a delivery comes from the service."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.errors import WebhookError
+from slipstream.http import D, Resource, given, path_of
+from slipstream.types import Event, WebhookDelivery, WebhookEndpoint, parsed
+
+
+def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
+    """The event of a delivery; by its id, which is also `webhook-id`, repetitions are told.
+
+    Args: body: as it came, not parsed and written again.
+    Raises: WebhookError: signed by somebody else, older than five minutes, or no event.
+    """
+    try:
+        Webhook(secret).verify(body, dict(headers), json_parse=False)
+        values = json.loads(body)
+    except (WebhookVerificationError, ValueError) as error:
+        raise WebhookError(str(error)) from error
+    return parsed(Event, values)
+
+
+class WebhookEndpoints(Resource[D]):
+    @procedure
+    def create(self, *, url: str, events: Sequence[str] = ("*",), description: str = "") -> Steps[WebhookEndpoint]:
+        """The only answer with its `secret`."""
+        body = {"url": url, "events": list(events), "description": description}
+        return self.http.post(WebhookEndpoint, "webhook_endpoints", body)
+
+    @procedure
+    def retrieve(self, endpoint_id: str) -> Steps[WebhookEndpoint]:
+        return self.http.get(WebhookEndpoint, path_of("webhook_endpoints", endpoint_id))
+
+    @iteration
+    def list(self) -> Items[WebhookEndpoint]:
+        return self.http.pages(WebhookEndpoint, "webhook_endpoints")
+
+    @procedure
+    def update(
+        self,
+        endpoint_id: str,
+        *,
+        url: str | None = None,
+        events: Sequence[str] | None = None,
+        description: str | None = None,
+        enabled: bool | None = None,
+    ) -> Steps[WebhookEndpoint]:
+        """What is None stays."""
+        body = given({"url": url, "events": events, "description": description, "enabled": enabled})
+        return self.http.patch(WebhookEndpoint, path_of("webhook_endpoints", endpoint_id), body)
+
+    @procedure
+    def delete(self, endpoint_id: str) -> Steps[None]:
+        return self.http.delete(path_of("webhook_endpoints", endpoint_id))
+
+    @procedure
+    def rotate_secret(self, endpoint_id: str, *, grace_seconds: int | None = None) -> Steps[WebhookEndpoint]:
+        path = path_of("webhook_endpoints", endpoint_id, "rotate_secret")
+        return self.http.post(WebhookEndpoint, path, {"grace_seconds": grace_seconds})
+
+    @procedure
+    def test(self, endpoint_id: str) -> Steps[WebhookDelivery]:
+        return self.http.post(WebhookDelivery, path_of("webhook_endpoints", endpoint_id, "test"))
+
+    @iteration
+    def deliveries(self, endpoint_id: str, *, status: str | None = None) -> Items[WebhookDelivery]:
+        path = path_of("webhook_endpoints", endpoint_id, "deliveries")
+        return self.http.pages(WebhookDelivery, path, {"status": status})
+
+    @procedure
+    def replay(self, endpoint_id: str, delivery_id: str) -> Steps[WebhookDelivery]:
+        path = path_of("deliveries", delivery_id, "replay")
+        return self.http.post(WebhookDelivery, path_of("webhook_endpoints", endpoint_id, path))

@@ -1,4 +1,4 @@
-"""Organizations with their limits, users, members, API keys, and what all of them did."""
+"""Limits, users, members, API keys, and what all of them did."""
 
 from typing import Any, cast
 
@@ -11,45 +11,14 @@ from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from control.accounts.models import ApiKey, Member, Organization, User
-from control.accounts.services import api_key_create, api_key_revoke, member_add, organization_create
+from control.accounts.models import ApiKey, Member, User
+from control.accounts.services import api_key_create, api_key_revoke, member_add
 from control.audit.models import AuditEvent
-from control.console.base import RowsAdmin, service_action
+from control.console.base import CreatableAdmin, RowsAdmin, service_action
 from control.tenancy.models import Limits
 from control.tenancy.services import LimitValues, limits_set
 
 admin.site.unregister(Group)  # rights here are a user's own
-
-
-class CreatableAdmin(RowsAdmin):
-    """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
-
-    def create(self, request: HttpRequest, values: dict[str, Any]) -> Model:
-        raise NotImplementedError
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Django's form has built `obj`, unsaved; it becomes the row that the service made."""
-        created = self.create(request, form.cleaned_data)
-        obj.__dict__.update(created.__dict__)
-
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        """Nothing: the service has written all there is."""
-
-
-@admin.register(Organization)
-class OrganizationAdmin(CreatableAdmin):
-    list_display = ["name", "id", "created_at"]
-    search_fields = ["name", "id"]
-    fields = ["name"]
-
-    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        return ["name"] if obj is None else ["name", "id", "created_at"]
-
-    def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
-        return organization_create(name=values["name"])
 
 
 @admin.register(Limits)

@@ -44,6 +44,24 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return [button for button in offered if row is not None and button.method.is_applicable(row)]
 
 
+class CreatableAdmin(RowsAdmin):
+    """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Model:
+        raise NotImplementedError
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Django's form has built `obj`, unsaved; it becomes the row that the service made."""
+        created = self.create(request, form.cleaned_data)
+        obj.__dict__.update(created.__dict__)
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Nothing: the service has written all there is."""
+
+
 def service_action(
     title: str,
     description: str,

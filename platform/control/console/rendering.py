@@ -69,11 +69,11 @@ def number(value: object) -> str:
     return str(value)
 
 
-def link(row: Model | None) -> SafeString | str:
+def link(row: Model | None, title: str = "") -> SafeString | str:
     """To another row's page."""
     if row is None:
         return "–"
-    return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), str(row))
+    return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), title or str(row))
 
 
 def page_of(row: Model) -> str:

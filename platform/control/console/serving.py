@@ -1,17 +1,24 @@
 """Base models, speculators with their reports, and deployments."""
 
+from urllib.parse import urlencode
+
 from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
 from control.console.base import RowsAdmin, service_action
+from control.console.compare import MOST
 from control.console.logs import log_tail
 from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.events.models import Event
 from control.settings.config import get_config
 
 MOVING = (
@@ -33,6 +40,7 @@ class SpeculatorAdmin(RowsAdmin):
     search_fields = ["name", "id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model"]
+    actions = ["compare"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
         "training_result", "target_revision", "created_at",
@@ -69,6 +77,11 @@ class SpeculatorAdmin(RowsAdmin):
         url = reverse("speculator-plot", args=[row.pk])
         return format_html('<img class="console-plot" src="{}" alt="Acceptance and speed of {}">', url, row)
 
+    @admin.action(description="Compare side by side", permissions=["view"])
+    def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:
+        ids = ",".join(chosen.values_list("pk", flat=True)[:MOST])
+        return redirect(f"{reverse('speculators-compare')}?{urlencode({'ids': ids})}")
+
     @admin.display(description="training")
     def training_result(self, row: Speculator) -> SafeString:
         return pairs(row, "training", row.training)
@@ -96,8 +109,8 @@ class DeploymentAdmin(RowsAdmin):
     actions_detail = ["start", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
-        "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at", "deleted_at",
-        "log",
+        "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at",
+        "deleted_at", "log",
     ]  # fmt: skip
 
     @admin.display(description="state", ordering="state")
@@ -119,6 +132,13 @@ class DeploymentAdmin(RowsAdmin):
     @admin.display(description="crashes within 10 minutes")
     def num_crashes(self, row: Deployment) -> int:
         return len(row.crashes)
+
+    @admin.display(description="health over time")
+    def health(self, row: Deployment) -> SafeString:
+        """Newest first, for as long as events are kept."""
+        events = Event.objects.filter(organization=row.organization_id, object_id=row.pk).order_by("-number")[:50]
+        lines = [(event.created_at, event.type.removeprefix("deployment.")) for event in events]
+        return table(row, "health", ["since", "state"], lines)
 
     @admin.display(description="log, its end")
     def log(self, row: Deployment) -> SafeString:

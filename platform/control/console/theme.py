@@ -34,6 +34,7 @@ UNFOLD: dict[str, Any] = {
                     _link("Pipelines", "conversion_path", "pipelines_pipeline"),
                     _link("Batches", "stacks", "batches_batch"),
                     _link("Jobs", "pending_actions", "jobs_job"),
+                    {"title": "Queue and workers", "icon": "groups", "link": reverse_lazy("queue")},
                     _link("Files", "description", "files_file"),
                 ],
             },
@@ -47,10 +48,20 @@ UNFOLD: dict[str, Any] = {
                 ],
             },
             {
-                "title": "Access",
+                "title": "Tenants",
                 "separator": True,
                 "items": [
                     _link("Organizations", "domain", "accounts_organization"),
+                    _link("Limits", "speed", "tenancy_limits"),
+                    _link("Webhooks", "webhook", "webhooks_webhookendpoint"),
+                    _link("Deliveries", "outbox", "webhooks_webhookdelivery"),
+                    _link("Audit", "history", "audit_auditevent"),
+                ],
+            },
+            {
+                "title": "Access",
+                "separator": True,
+                "items": [
                     _link("Members", "group", "accounts_member"),
                     _link("API keys", "key", "accounts_apikey"),
                     _link("Users", "person", "accounts_user"),

@@ -1,8 +1,14 @@
+"""Pages beside those of rows, below /admin/."""
+
 from django.contrib import admin
 from django.urls import path
 
+from control.console.compare import speculators_compare
+from control.console.queue import queue
 from control.console.views import speculator_plot
 
 urlpatterns = [
+    path("queue", admin.site.admin_view(queue), name="queue"),
+    path("speculators/compare", admin.site.admin_view(speculators_compare), name="speculators-compare"),
     path("speculators/<str:speculator_id>/plot", admin.site.admin_view(speculator_plot), name="speculator-plot"),
 ]

@@ -1,0 +1,1 @@
+"""The command `slipstream`: the API from a terminal, and, with `--json`, from scripts."""

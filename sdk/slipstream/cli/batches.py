@@ -1,0 +1,80 @@
+"""`slipstream batches`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.context import Context, context_of
+from slipstream.cli.output import Watch
+from slipstream.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Batches: many prompts in, one file of answers out.")
+
+COLUMNS = ("id", "status", "num_rows", "num_completed", "num_failed", "created_at")
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    prompts: Annotated[str, typer.Argument(help="A file here, or the id of one that was uploaded.")],
+    endpoint: str = "/v1/chat/completions",
+    model: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        file_id = client.files.upload(prompts).id if Path(prompts).is_file() else prompts
+        batch = client.batches.create(input_file_id=file_id, endpoint=endpoint, model=model)
+        if wait:
+            _wait(own, client, batch.id)
+        else:
+            own.output.one(batch)
+
+
+@app.command("list")
+def list_(context: typer.Context) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.many(client.batches.list(), COLUMNS)
+
+
+@app.command()
+def show(context: typer.Context, batch_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.batches.retrieve(batch_id))
+
+
+@app.command()
+def wait(context: typer.Context, batch_id: str) -> None:
+    """Until it has ended; exit code 4 if it did not complete."""
+    own = context_of(context)
+    with own.client() as client:
+        _wait(own, client, batch_id)
+
+
+@app.command()
+def cancel(context: typer.Context, batch_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.batches.cancel(batch_id))
+
+
+@app.command()
+def results(
+    context: typer.Context,
+    batch_id: str,
+    follow: Annotated[bool, typer.Option("--follow", help="Each row as it is ready, to the end.")] = False,
+) -> None:
+    """Output rows in input order, one JSON object a line."""
+    own = context_of(context)
+    with own.client() as client:
+        for row in client.batches.results(batch_id, follow=follow):
+            own.output.json(row)
+
+
+def _wait(own: Context, client: Client, batch_id: str) -> None:
+    with Watch(own.output) as watch:
+        batch = client.batches.wait(batch_id, on_progress=watch.batch)
+    own.output.one(batch)

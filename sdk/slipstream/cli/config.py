@@ -1,0 +1,48 @@
+"""Where the command finds its URL and key: the environment, else what `slipstream login` wrote."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    base_url: str
+    api_key: str
+
+
+def config_path() -> Path:
+    """`$XDG_CONFIG_HOME/slipstream/login.json`, else below ~/.config; it need not exist."""
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path.home() / ".config") / "slipstream" / "login.json"
+
+
+def read_login() -> Login | None:
+    """The environment wins, each variable for itself; None if a URL or a key is nowhere.
+
+    Raises: ValueError: the file is not one that `login` wrote.
+    """
+    path = config_path()
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        known = Login(str(stored["base_url"]), str(stored["api_key"]))
+    except FileNotFoundError:
+        known = Login("", "")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; run `slipstream login` again") from error
+    base_url = os.environ.get("SLIPSTREAM_BASE_URL") or known.base_url
+    api_key = os.environ.get("SLIPSTREAM_API_KEY") or known.api_key
+    return Login(base_url, api_key) if base_url and api_key else None
+
+
+def write_login(login: Login) -> Path:
+    """Readable by its owner alone, from its first byte on."""
+    path = config_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
+        json.dump({"base_url": login.base_url, "api_key": login.api_key}, written)
+    part.replace(path)
+    return path

@@ -1,0 +1,31 @@
+"""What every command gets: where to write, and a client for whoever is logged in."""
+
+from dataclasses import dataclass
+
+import typer
+
+from slipstream.cli.config import read_login
+from slipstream.cli.output import Output
+from slipstream.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    output: Output
+
+    def client(self) -> Client:
+        """Raises: typer.BadParameter: nobody is logged in."""
+        try:
+            login = read_login()
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        if login is None:
+            raise typer.BadParameter(
+                "not logged in: run `slipstream login`, or set SLIPSTREAM_BASE_URL and SLIPSTREAM_API_KEY"
+            )
+        return Client(login.base_url, login.api_key)
+
+
+def context_of(context: typer.Context) -> Context:
+    found: Context = context.find_root().obj
+    return found

@@ -1,0 +1,105 @@
+"""The command's entry point, and what each failure ends with.
+
+Exit codes: 0 done · 1 the service or the network said no · 2 the command is wrong, or nobody is logged in
+3 there is no such object · 4 the batch or pipeline failed, was rejected or cancelled · 130 interrupted
+"""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from slipstream.cli import batches, files, pipelines, serving
+from slipstream.cli.config import Login, write_login
+from slipstream.cli.context import Context, context_of
+from slipstream.cli.output import Output
+from slipstream.client import Client
+from slipstream.errors import APIStatusError, BatchFailed, NotFoundError, PipelineFailed, SlipstreamError
+
+API_ERROR = 1
+NOT_FOUND = 3
+JOB_FAILED = 4
+
+
+class Reporting(TyperGroup):
+    """Turns the client's errors into a message and an exit code; usage errors are Typer's, with 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (SlipstreamError, OSError, ValueError) as error:
+            known = error if isinstance(error, APIStatusError) else None
+            code, request_id = (known.code, known.request_id) if known else (None, None)
+            ctx.obj.output.error(str(error), code=code, request_id=request_id)
+            raise typer.Exit(_exit_code(error)) from error
+
+
+app = typer.Typer(cls=Reporting, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(files.app, name="files")
+app.add_typer(batches.app, name="batches")
+app.add_typer(pipelines.app, name="pipelines")
+app.add_typer(serving.speculators, name="speculators")
+app.add_typer(serving.deployments, name="deployments")
+
+
+@app.callback()
+def begin(
+    context: typer.Context,
+    is_json: Annotated[bool, typer.Option("--json", help="Objects as JSON, lists as one object a line.")] = False,
+) -> None:
+    """Slipstream: faster answers without changing a single token."""
+    context.obj = Context(Output(is_json=is_json))
+
+
+@app.command()
+def login(
+    context: typer.Context,
+    base_url: Annotated[str, typer.Option(prompt="URL of the API, ending in /v1", envvar="SLIPSTREAM_BASE_URL")],
+    api_key: Annotated[str, typer.Option(prompt="API key", hide_input=True, envvar="SLIPSTREAM_API_KEY")],
+) -> None:
+    """Keep a URL and a key, once the service has taken them."""
+    with Client(base_url, api_key) as client:
+        next(client.models.list(), None)
+    path = write_login(Login(base_url, api_key))
+    context_of(context).output.one({"base_url": base_url, "path": str(path)})
+
+
+@app.command()
+def chat(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A deployment's name.")],
+    prompt: Annotated[str | None, typer.Argument(help="Else standard input.")] = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+) -> None:
+    """Ask once; the answer is written as it comes."""
+    own = context_of(context)
+    text = typer.get_text_stream("stdin").read() if prompt is None else prompt
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    asked = {name: value for name, value in options.items() if value is not None}
+    messages = [{"role": "user", "content": text}]
+    with own.client() as client:
+        if own.output.is_json:
+            own.output.one(client.chat.create(model=model, messages=messages, **asked))
+            return
+        for piece in client.chat.stream(model=model, messages=messages, **asked):
+            own.output.text(piece.text, end="")
+        own.output.text("")
+
+
+@app.command()
+def usage(
+    context: typer.Context,
+    days: Annotated[int, typer.Option(min=1, max=366, help="How far to look back.")] = 30,
+) -> None:
+    """What was used and what it cost."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.usage.total(start_time=int(time.time()) - days * 86400))
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, (BatchFailed, PipelineFailed)):
+        return JOB_FAILED
+    return NOT_FOUND if isinstance(error, NotFoundError) else API_ERROR

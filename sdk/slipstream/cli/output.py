@@ -1,0 +1,124 @@
+"""Objects on the terminal: a table or a list of fields for people, JSON for programs; progress and errors on stderr."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from slipstream.types import Batch, Pipeline
+
+
+class Output:
+    def __init__(self, *, is_json: bool) -> None:
+        self.is_json = is_json
+        self.console = Console(highlight=False)
+        self.errors = Console(stderr=True, highlight=False)
+
+    def one(self, value: Any) -> None:
+        if self.is_json:
+            self.json(_plain(value))
+            return
+        table = Table(box=None, show_header=False)
+        for name, field in _plain(value).items():
+            if field not in (None, [], {}):
+                table.add_row(name, _cell(name, field))
+        self.console.print(table)
+
+    def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
+        """JSON has one object a line with all of its fields, as they come."""
+        if self.is_json:
+            for value in values:
+                self.json(_plain(value))
+            return
+        table = Table(*columns, box=None)
+        for value in values:
+            plain = _plain(value)
+            table.add_row(*(_cell(name, plain[name]) for name in columns))
+        self.console.print(table)
+
+    def json(self, value: object) -> None:
+        self.console.out(json.dumps(value, ensure_ascii=False), highlight=False)
+
+    def text(self, text: str, *, end: str = "\n") -> None:
+        """As it is: text of a model or a file is no markup."""
+        self.console.out(text, end=end, highlight=False)
+
+    def note(self, message: str) -> None:
+        self.errors.out(message, highlight=False)
+
+    def error(self, message: str, **fields: object) -> None:
+        """With --json as one object, so that programs need not read sentences."""
+        if self.is_json:
+            self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
+        else:
+            self.errors.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
+
+
+class Watch:
+    """Progress of a batch or a pipeline on stderr; nothing where stderr is no terminal."""
+
+    def __init__(self, output: Output) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=output.errors, disable=output.is_json)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def batch(self, batch: Batch) -> None:
+        done = batch.num_completed + batch.num_failed
+        self._show("batch", f"{batch.id} {batch.status}", done, batch.num_rows, "rows")
+
+    def pipeline(self, pipeline: Pipeline) -> None:
+        for stage in pipeline.stages:
+            if stage.status == "pending":
+                continue
+            done, total, unit = 0, 0, ""
+            if stage.progress is not None:
+                done, total, unit = stage.progress.done, stage.progress.total, stage.progress.unit
+            elif stage.status != "running":
+                done, total = 1, 1
+            self._show(stage.name, f"{stage.name} {stage.status}", done, total, unit)
+
+    def _show(self, key: str, description: str, done: int, total: int, unit: str) -> None:
+        count = f"{done}/{total} {unit}" if unit and total else ""
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(description, total=total or None, count=count)
+        self._progress.update(
+            self._tasks[key], description=description, completed=done, total=total or None, count=count
+        )
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """Fields that are not for the wire, such as the client in a `PipelineRun`, take no part in its repr."""
+    if isinstance(value, dict):
+        return value
+    shown = [field.name for field in dataclasses.fields(value) if field.repr]
+    return {name: _inner(getattr(value, name)) for name in shown}
+
+
+def _inner(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _plain(value)
+    return [_inner(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and (name.endswith("_at") or name in ("start_time", "end_time", "created")):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return escape(json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value))

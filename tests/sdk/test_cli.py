@@ -1,0 +1,184 @@
+"""The command against a server that answers from a script: what it asks, prints, and ends with."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipstream.cli.main import app
+from tests.sdk.api import ScriptedApi, batch_json, deployment_json, failure, file_json, ok, page, pipeline_json
+from tests.sdk.test_streams import chunk
+
+Run = Callable[..., Result]
+
+
+@contextmanager
+def served(api: ScriptedApi) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the base class looks for this name
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer = api(
+                httpx2.Request(self.command, f"http://api.test{self.path}", headers=dict(self.headers), content=body)
+            )
+            self.send_response(answer.status_code)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.read())
+
+        do_POST = do_DELETE = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("SLIPSTREAM_BASE_URL", "SLIPSTREAM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str, api: ScriptedApi | None = None, text: str | None = None) -> Result:
+        if api is None:
+            return CliRunner().invoke(app, list(arguments), input=text)
+        with served(api) as url:
+            env = {"SLIPSTREAM_BASE_URL": url, "SLIPSTREAM_API_KEY": "sk_live_secret"}
+            result = CliRunner().invoke(app, list(arguments), input=text, env=env)
+        assert api.is_exhausted
+        return result
+
+    return call
+
+
+def test_who_is_not_logged_in_is_told_how(run: Run) -> None:
+    result = run("files", "list")
+
+    assert result.exit_code == 2
+    assert "slipstream login" in result.stderr
+
+
+def test_a_login_is_kept_for_its_owner_alone(run: Run, tmp_path: Path) -> None:
+    api = ScriptedApi(page(), page(file_json()))
+
+    with served(api) as url:
+        assert run("login", "--base-url", url, text="sk_live_secret\n").exit_code == 0
+        assert "file-1" in run("files", "list").stdout
+
+    path = tmp_path / "config" / "slipstream" / "login.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert api.requests[1].headers["authorization"] == "Bearer sk_live_secret"
+
+
+def test_a_key_that_is_refused_is_not_kept(run: Run, tmp_path: Path) -> None:
+    result = run("login", api=ScriptedApi(failure(401, "Incorrect API key", code="invalid_api_key")))
+
+    assert (result.exit_code, (tmp_path / "config").exists()) == (1, False)
+    assert "Incorrect API key" in result.stderr
+
+
+def test_a_list_as_json_is_one_object_a_line(run: Run) -> None:
+    result = run("--json", "files", "list", api=ScriptedApi(page(file_json(id="file-2"), file_json())))
+
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["file-2", "file-1"]
+
+
+def test_what_is_not_there_has_its_own_exit_code(run: Run) -> None:
+    missing = failure(404, "No such File object", code="file_not_found", x_request_id="req_1")
+
+    result = run("--json", "files", "show", "file-x", api=ScriptedApi(missing))
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    error = json.loads(result.stderr)["error"]
+    assert (error["code"], error["request_id"]) == ("file_not_found", "req_1")
+
+
+def test_a_batch_is_made_of_a_file_here_and_waited_for(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("{}\n")
+    done = batch_json(status="completed", output_file_id="file-9")
+    api = ScriptedApi(ok(file_json()), ok(batch_json()), ok(done))
+
+    result = run("--json", "batches", "create", str(path), "--wait", api=api)
+
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["output_file_id"] == "file-9"
+    assert api.body(1)["input_file_id"] == "file-1"
+
+
+def test_a_batch_that_fails_has_its_own_exit_code(run: Run) -> None:
+    result = run("batches", "wait", "batch_1", api=ScriptedApi(ok(batch_json(status="failed"))))
+
+    assert result.exit_code == 4
+    assert "batch_1 is failed" in result.stderr
+
+
+def test_a_pipeline_takes_json_for_its_training_and_gate(run: Run) -> None:
+    api = ScriptedApi(ok(pipeline_json()))
+    options = ("--held-out", "32", "--training", '{"kind": "eagle3"}', "--gate", '{"min_speedup": 1.2}')
+
+    result = run("--json", "pipelines", "create", "math", "tiny", "file-1", *options, api=api)
+
+    shown = json.loads(result.stdout)
+    assert (shown["id"], shown["stages"][0]["name"]) == ("pipe_1", "distil")
+    assert (api.body()["training"], api.body()["gate"]) == ({"kind": "eagle3"}, {"min_speedup": 1.2})
+
+
+@pytest.mark.parametrize("given", ["{", "[]"])
+def test_what_is_no_json_object_is_wrong_usage(run: Run, given: str) -> None:
+    assert run("pipelines", "create", "math", "tiny", "file-1", "--gate", given).exit_code == 2
+
+
+def test_a_rejected_pipeline_fails_the_command(run: Run) -> None:
+    error = {"code": "gate_rejected", "message": "speedup 1.1 is below 1.25"}
+
+    result = run("pipelines", "wait", "pipe_1", api=ScriptedApi(ok(pipeline_json(status="rejected", error=error))))
+
+    assert result.exit_code == 4
+    assert "speedup 1.1 is below 1.25 [gate_rejected]" in result.stderr
+
+
+def test_an_answer_is_written_as_it_comes_and_is_no_markup(run: Run) -> None:
+    body = chunk("[red]vi") + chunk("er[/]") + b"data: [DONE]\n\n"
+    api = ScriptedApi(httpx2.Response(200, content=body))
+
+    assert run("chat", "math", api=api, text="2+2?").stdout == "[red]vier[/]\n"
+    assert api.body()["messages"] == [{"role": "user", "content": "2+2?"}]
+
+
+def test_deployments_are_stopped(run: Run) -> None:
+    api = ScriptedApi(ok(deployment_json(desired_state="stopped")))
+
+    assert "stopped" in run("deployments", "stop", "dep_1", api=api).stdout
+    assert api.requests[0].url.path == "/v1/deployments/dep_1/stop"
+
+
+def test_results_are_json_lines(run: Run) -> None:
+    row = {"custom_id": "1", "response": None}
+
+    result = run("batches", "results", "batch_1", api=ScriptedApi(httpx2.Response(200, text=json.dumps(row) + "\n")))
+
+    assert json.loads(result.stdout) == row
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    result = run("files", "download", "file-1", str(tmp_path / "file" / "below"), api=ScriptedApi())
+
+    assert (result.exit_code, "Traceback" in result.output) == (1, False)

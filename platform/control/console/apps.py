@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.conf import settings
 
 
 class ConsoleConfig(AppConfig):
@@ -9,3 +10,7 @@ class ConsoleConfig(AppConfig):
 
         admin.site.index_template = "console/index.html"
         admin.site.index_title = "Overview"
+        if settings.STAFF_TWO_FACTOR:
+            from control.console.two_factor import require_two_factor  # its app is not installed otherwise
+
+            require_two_factor(admin.site)

@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "control.embedded",
 ]
 AUTH_USER_MODEL = "accounts.User"
+STAFF_TWO_FACTOR = False  # `two_factor` says otherwise
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},

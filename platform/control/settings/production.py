@@ -5,6 +5,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from control.settings.base import *  # noqa: F403
 from control.settings.base import SLIPSTREAM, logging_settings
+from control.settings.two_factor import *  # noqa: F403
 
 if not SLIPSTREAM.secret_key:
     raise ImproperlyConfigured("SLIPSTREAM_SECRET_KEY must be set in production")

@@ -29,7 +29,7 @@ class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ig
         """The only one that a user has."""
         device = TOTPDevice.objects.filter(user=user).first()
         if device is None:
-            raise ValidationError("You have no second factor yet. An operator of the server gives you one.")
+            raise ValidationError("You have no second factor yet: `manage.py two_factor_enrol` gives you one.")
         return device
 
 

@@ -18,7 +18,7 @@ class ApiKeys(Resource[D]):
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
-        """The only answer with its `key`."""
+        """The only answer with its `key`; None where that answer was lost and this repeats it: make another."""
         body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
         return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
 

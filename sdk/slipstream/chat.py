@@ -9,7 +9,7 @@ import httpx2
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.errors import stream_error
 from slipstream.http import D, Lines, Resource, connection_error
-from slipstream.sse import next_event
+from slipstream.sse import next_data
 from slipstream.types import Completion, parsed
 
 PATH = "chat/completions"
@@ -33,12 +33,12 @@ class Chat(Resource[D]):
         exchange = Exchange(method="POST", path=PATH, options={"json": {**body, "stream": True}}, stream=True)
         source = Lines((yield from self.http.send(exchange)))
         try:
-            while (event := (yield from next_event(source))) is not None and event.data != "[DONE]":
-                values = json.loads(event.data)
+            while (data := (yield from next_data(source))) is not None and data != "[DONE]":
+                values = json.loads(data)
                 if "error" in values:
                     raise stream_error(values["error"])
                 yield Item(parsed(Completion, values))
         except httpx2.TransportError as error:
             raise connection_error(exchange, error) from error
-        if event is None:
+        if data is None:
             raise stream_error({"message": "the answer ended without [DONE]", "code": "upstream_terminated"})

@@ -8,7 +8,7 @@ import httpx2
 
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.http import D, Lines, Resource, connection_error, given, path_of, pause
-from slipstream.sse import next_event
+from slipstream.sse import next_data
 from slipstream.types import Event, parsed
 
 
@@ -37,8 +37,8 @@ class Events(Resource[D]):
             exchange = Exchange(method="GET", path="events", options=options, stream=True)
             source = Lines((yield from self.http.send(exchange)))
             try:
-                while (sent := (yield from next_event(source))) is not None:
-                    event = parsed(Event, json.loads(sent.data))
+                while (data := (yield from next_data(source))) is not None:
+                    event = parsed(Event, json.loads(data))
                     after, failures = event.id, 0
                     yield Item(event)
             except httpx2.TransportError as error:

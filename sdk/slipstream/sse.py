@@ -1,28 +1,16 @@
-"""Server-sent events, as far as the API uses them."""
-
-from dataclasses import dataclass
+"""Server-sent events, as far as the API uses them: their data, which says everything."""
 
 from slipstream.drivers import Steps
 from slipstream.http import Lines
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    data: str
-    id: str | None
-
-
-def next_event(source: Lines) -> Steps[Sent | None]:
-    """The next event that has data; None at the end. Raises: httpx2.TransportError."""
+def next_data(source: Lines) -> Steps[str | None]:
+    """Of the next event that has data; None at the end. Raises: httpx2.TransportError."""
     data: list[str] = []
-    identity: str | None = None
     while (line := (yield from source.read())) is not None:
         name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
         if not line and data:
-            return Sent("\n".join(data), identity)
+            return "\n".join(data)
         if name == "data":
-            data.append(value)
-        elif name == "id":
-            identity = value
+            data.append(value.removeprefix(" "))
     return None

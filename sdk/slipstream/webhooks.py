@@ -28,7 +28,7 @@ def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
 class WebhookEndpoints(Resource[D]):
     @procedure
     def create(self, *, url: str, events: Sequence[str] = ("*",), description: str = "") -> Steps[WebhookEndpoint]:
-        """The only answer with its `secret`."""
+        """The only answer with its `secret`; None where that answer was lost and this repeats it: make another."""
         body = {"url": url, "events": list(events), "description": description}
         return self.http.post(WebhookEndpoint, "webhook_endpoints", body)
 

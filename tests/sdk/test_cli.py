@@ -182,3 +182,30 @@ def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tm
     result = run("files", "download", "file-1", str(tmp_path / "file" / "below"), api=ScriptedApi())
 
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
+
+
+def test_a_large_file_goes_in_parts_and_says_how_to_go_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.cli.files.PART_BYTES", 2)
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}\n")
+    upload = {"id": "upload_1", "filename": "a.jsonl", "bytes": 3, "purpose": "batch", "created_at": 1, "expires_at": 2}
+    pending, done = upload | {"status": "pending"}, upload | {"status": "completed", "file": file_json()}
+    part = {"id": "part_1", "upload_id": "upload_1", "bytes": 3, "created_at": 1}
+    api = ScriptedApi(ok(pending), ok(pending), page(), ok(part), ok(done))
+
+    result = run("--json", "files", "upload", str(path), api=api)
+
+    assert (json.loads(result.stdout)["id"], result.exit_code) == ("file-1", 0)
+    assert "--resume upload_1" in result.stderr
+    assert api.body()["part_ids"] == ["part_1"]
+
+
+def test_an_interrupt_has_the_shells_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slipstream.cli.main.time.time", interrupt)
+
+    assert run("usage", api=ScriptedApi()).exit_code == 130

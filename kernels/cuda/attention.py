@@ -151,7 +151,7 @@ def _prefix_kernel(  # long: one kernel, and each of its tiles has five variable
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tail_kernel(
+def _tail_kernel(  # long: splits are put together and the tail added in one launch, from one set of registers
     q_ptr,
     k_ptr,
     v_ptr,

@@ -156,3 +156,13 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
     ranked[torch.tensor(sorted(always), dtype=torch.int64)] = counts.max() + 1
     order = torch.argsort(ranked, descending=True, stable=True)[:size]
     return order[ranked[order] > 0].sort().values
+
+
+def draft_places(draft_vocab: Tensor, vocab_size: int) -> Tensor:
+    """draft_vocab [Vd] int64 -> [V + 1] int64 on its device: each token's place in it, or `IGNORED`.
+
+    The last entry is `IGNORED` too, so that a token that is `IGNORED` itself may be looked up.
+    """
+    places = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
+    places[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)
+    return places

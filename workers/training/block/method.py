@@ -19,7 +19,7 @@ from engine.models.base import Model
 from workers.hyperparameters.block import BlockHyperparameters
 from workers.training.block.data import Blocks, blocks_of, num_anchors
 from workers.training.block.loss import DepthSums, block_loss, weighted
-from workers.training.data import IGNORED
+from workers.training.data import draft_places
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
@@ -48,8 +48,7 @@ class BlockMethod:
         self.block = module.to(target.device)
         vocab = module.draft_vocab
         self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
-        self._place = torch.full((module.config.vocab_size + 1,), IGNORED, device=target.device)
-        self._place[vocab] = torch.arange(vocab.shape[0], device=target.device)
+        self._place = draft_places(vocab.to(target.device), module.config.vocab_size)
         self._bfloat16 = in_bfloat16(parameters.loop.precision, target.device)
 
     @classmethod

@@ -10,7 +10,7 @@ from torch.nn import functional
 from engine.drafters.draft_model import DraftModelDrafter
 from engine.load import load_model
 from workers.hyperparameters.draft_model import DraftModelHyperparameters
-from workers.training.data import IGNORED
+from workers.training.data import draft_places
 from workers.training.draft_model.data import make_batch
 from workers.training.draft_model.model import DraftModel, trained_head
 from workers.training.eagle3.loss import step_loss
@@ -37,8 +37,7 @@ class DraftModelMethod:
         device, lm_head = self._target.device, self._target.lm_head
         self.model = model.to(device)
         self._head = trained_head(lm_head, model.draft_vocab)  # [Vd + 1, H + 1]
-        self._place = torch.full((lm_head.shape[0],), IGNORED, device=device)
-        self._place[model.draft_vocab] = torch.arange(self.draft_vocab_size, device=device)
+        self._place = draft_places(model.draft_vocab.to(device), lm_head.shape[0])
         self._train, self._validation = train, validation
         self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig
 
 from engine.drafters.eagle3 import Eagle3Drafter
@@ -13,11 +12,10 @@ from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
 from engine.rotary import tables_of
 from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
-from workers.training.data import IGNORED
-from workers.training.eagle3.data import Eagle3Batch, make_batch
-from workers.training.eagle3.loss import step_loss
+from workers.training.data import draft_places
+from workers.training.eagle3.steps import UnrolledLoss
 from workers.training.eagle3.unroll import Unroll
-from workers.training.figures import Sums, batches_of, validation_of
+from workers.training.figures import validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
@@ -34,14 +32,17 @@ class Eagle3Method:
         self._target, self._parameters = target, parameters
         device, config = target.device, module.config
         self.eagle3 = module.to(device)
-        self._lm_head = target.lm_head[module.draft_vocab].float()  # [Vd, H]
-        self._place = torch.full((config.vocab_size + 1,), IGNORED, device=device)
-        self._place[module.draft_vocab] = torch.arange(config.draft_vocab_size, device=device)
         cosines, sines = tables_of(config.layer_config(), config.head_dim, config.max_positions)
         embedding = target.weights.embedding if module.embed_tokens is None else module.embed_tokens.weight
-        self._unroll = Unroll(module, embedding, (cosines.to(device), sines.to(device)))
         self._train, self._validation = train, validation
-        self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
+        self._loss = UnrolledLoss(
+            unroll=Unroll(module, embedding, (cosines.to(device), sines.to(device))),
+            lm_head=module.lm_head.weight,
+            target_head=target.lm_head[module.draft_vocab].float(),
+            place=draft_places(module.draft_vocab.to(device), config.vocab_size),
+            parameters=parameters,
+            bfloat16=in_bfloat16(parameters.loop.precision, device),
+        )
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
@@ -78,47 +79,16 @@ class Eagle3Method:
         return len(self._train.prompt_lengths)
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        losses, sums = self._steps(self._train, rows.tolist())
-        decay = self._parameters.step_decay
-        total = torch.stack([decay**step * loss for step, loss in enumerate(losses)]).sum()
-        return BatchLoss(total, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
+        return self._loss.of(self._train, rows.tolist())
 
-    @torch.no_grad()
     def validate(self) -> Validation:
-        count, size = len(self._validation.prompt_lengths), self._parameters.loop.batch_rows
-        batches = [self._steps(self._validation, rows)[1] for rows in batches_of(count, size)]
-        return validation_of(self.simulate(), batches)
+        return validation_of(self.simulate(), self._loss.sums(self._validation))
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
         """What serving the validation conversations at temperature 0 would accept."""
         drafter = Eagle3Drafter(as_stored(self.eagle3), self._target)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
-
-    def _steps(self, source: TapRows, conversations: list[int]) -> tuple[list[Tensor], list[Sums]]:
-        """Loss and sums of every step of the unroll."""
-        parameters = self._parameters
-        batch = make_batch(source, conversations, steps=parameters.steps, place=self._place)
-        target = self._target_probabilities(batch) if parameters.soft_target_weight > 0.0 else None
-        losses, sums = [], []
-        with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            for step, features in enumerate(self._unroll.outputs(batch, parameters.steps)):
-                loss, found = step_loss(
-                    features.float(),
-                    self.eagle3.lm_head.weight,
-                    batch.labels[:, step],
-                    target,
-                    batch.chosen[:, step],
-                    parameters.soft_target_weight,
-                )
-                losses.append(loss)
-                sums.append(found)
-        return losses, sums
-
-    @torch.no_grad()
-    def _target_probabilities(self, batch: Eagle3Batch) -> Tensor:
-        """[A + B, Vd]: the target's own, cut to the draft vocabulary."""
-        return functional.linear(batch.hidden, self._lm_head).softmax(-1)
 
 
 def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int) -> Eagle3Config:

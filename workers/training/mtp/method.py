@@ -5,17 +5,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.drafters.mtp import MtpDrafter
 from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.mtp_model import Mtp
 from engine.models.base import Model
 from workers.hyperparameters.mtp import MtpHyperparameters
-from workers.training.data import IGNORED
-from workers.training.eagle3.data import make_batch
-from workers.training.eagle3.loss import step_loss
-from workers.training.figures import Sums, batches_of, validation_of
+from workers.training.data import draft_places
+from workers.training.eagle3.steps import UnrolledLoss
+from workers.training.figures import validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.mtp.model import known_module, new_module
@@ -34,13 +32,17 @@ class MtpMethod:
         device, size = target.device, target.config.vocab_size
         self.mtp = module.to(device)
         vocab = torch.arange(size) if module.draft_vocab is None else module.draft_vocab
-        self._lm_head = target.lm_head[vocab.to(device)].float()  # [Vd, H]
-        self._place = torch.full((size + 1,), IGNORED, device=device)
-        self._place[vocab.to(device)] = torch.arange(vocab.shape[0], device=device)
+        head = target.lm_head[vocab.to(device)].float()  # [Vd, H]
         cosines, sines = (table.to(device) for table in module.rotary_tables(target.max_positions))
-        self._unroll = MtpUnroll(module, target.weights.embedding, (cosines, sines))
         self._train, self._validation = train, validation
-        self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
+        self._loss = UnrolledLoss(
+            unroll=MtpUnroll(module, target.weights.embedding, (cosines, sines)),
+            lm_head=head,
+            target_head=head,
+            place=draft_places(vocab.to(device), size),
+            parameters=parameters,
+            bfloat16=in_bfloat16(parameters.loop.precision, device),
+        )
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MtpHyperparameters) -> "MtpMethod":
@@ -53,7 +55,7 @@ class MtpMethod:
 
     @property
     def draft_vocab_size(self) -> int:
-        return self._lm_head.shape[0]
+        return self._loss.lm_head.shape[0]
 
     @property
     def cached_bytes(self) -> int:
@@ -72,16 +74,10 @@ class MtpMethod:
         self.mtp.save(folder)
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        losses, sums = self._steps(self._train, rows.tolist())
-        decay = self._parameters.step_decay
-        total = torch.stack([decay**step * loss for step, loss in enumerate(losses)]).sum()
-        return BatchLoss(total, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
+        return self._loss.of(self._train, rows.tolist())
 
-    @torch.no_grad()
     def validate(self) -> Validation:
-        count, size = len(self._validation.prompt_lengths), self._parameters.loop.batch_rows
-        batches = [self._steps(self._validation, rows)[1] for rows in batches_of(count, size)]
-        return validation_of(self.simulate(), batches)
+        return validation_of(self.simulate(), self._loss.sums(self._validation))
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
@@ -89,25 +85,3 @@ class MtpMethod:
         served = DensePrediction(as_stored(self.mtp), self._target)
         drafter = MtpDrafter(served, self._target, max_depth=self._parameters.steps)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
-
-    def _steps(self, source: TapRows, conversations: list[int]) -> tuple[list[Tensor], list[Sums]]:
-        """Loss and sums of every step of the unroll."""
-        parameters = self._parameters
-        batch = make_batch(source, conversations, steps=parameters.steps, place=self._place)
-        target = None
-        if parameters.soft_target_weight > 0.0:
-            target = functional.linear(batch.hidden, self._lm_head).softmax(-1)
-        losses, sums = [], []
-        with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            for step, features in enumerate(self._unroll.outputs(batch, parameters.steps)):
-                loss, found = step_loss(
-                    features.float(),
-                    self._lm_head,
-                    batch.labels[:, step],
-                    target,
-                    batch.chosen[:, step],
-                    parameters.soft_target_weight,
-                )
-                losses.append(loss)
-                sums.append(found)
-        return losses, sums

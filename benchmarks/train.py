@@ -9,11 +9,14 @@ The model answers `--rows` prompts and some more, the speculator is trained on t
     simulated_acceptance_length          as training found it on the held-out answers
     served_acceptance_length             the engine's own, over the same prompts; equal, or something is amiss
 
-Answers are kept in --folder and given once for all kinds. Acceptance length: docs/metrics.md. T = 0.
+The held-out questions are the same for any number of rows. An answer is given once, for all kinds and numbers, and kept
+in --folder. Acceptance length: docs/metrics.md. T = 0.
 """
 
 import argparse
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -29,29 +32,32 @@ from engine.generate import generate
 from engine.load import load_engine
 from engine.request import Request, SamplingParams
 from examples.prepare_model import ModelNotFoundError, prepare
-from examples.prompts import prompt_sets, write_rows
+from examples.prompts import batch_row, prompt_sets
+from workers.training.__main__ import answer_prompts
+from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
+_GENERATED = 2048  # word problems that the held-out ones are drawn from
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts or model cannot be used, or training failed."""
     model: Path = args.model or prepare()
-    count = args.rows + args.held_out
-    answers: Path = args.folder / f"answers-{count}.jsonl"
-    prompts: Path = args.folder / f"prompts-{count}.jsonl"
-    args.folder.mkdir(parents=True, exist_ok=True)
-    questions = _questions(args.prompts, count)
-    write_rows(prompts, questions, prefix="problem", model=model.name, max_tokens=args.max_tokens)
+    held_out, learned = _questions(args.prompts, args.rows, args.held_out)
+    answers: Path = args.folder / args.kind / "answers.jsonl"
+    shutil.rmtree(answers.parent, ignore_errors=True)
+    answers.parent.mkdir(parents=True)
+    write_answers(model, [*held_out, *learned], answers, kept=args.folder, max_tokens=args.max_tokens)
     hyperparameters = {
         "max_seconds": 60 * args.minutes,
         "epochs": 10_000,  # the minutes end it
-        "validation_fraction": args.held_out / count,
+        "patience": 0,
+        "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),  # rounded up
         "draft_budget": args.draft_budget,
         **args.hyperparameters,
     }
-    speculator = _train(args.kind, model, prompts, answers, args.folder / args.kind, hyperparameters)
+    speculator = _train(args.kind, model, answers, hyperparameters)
     report = json.loads((speculator / "report.json").read_text())
     work = _held_out(answers, set(report["validation_ids"]))
     served, rates = _serve(args.kind, model, speculator, work, draft_budget=args.draft_budget)
@@ -71,25 +77,69 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _questions(path: Path | None, count: int) -> list[str]:
-    """Raises: WorkloadError: too few, or lines of another form."""
+def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
+    """Held out, and learned from: those that training's split holds out of any part of the file, and the first others.
+
+    Raises: WorkloadError: too few, or lines of another form.
+    """
     if path is None:
-        return prompt_sets(count, 0).distill
-    try:
-        with path.open(encoding="utf-8") as lines:
-            found = [str(json.loads(line)["question"]) for line, _ in zip(lines, range(count), strict=False)]
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkloadError(f'{path} must hold lines {{"question": ...}}, got {error!r}') from error
-    if len(found) < count:
-        raise WorkloadError(f"{path} must have {count} questions, has {len(found)}")
-    return found
+        found = prompt_sets(_GENERATED, 0).distill
+    else:
+        try:
+            with path.open(encoding="utf-8") as lines:
+                found = list(dict.fromkeys(str(json.loads(line)["question"]) for line in lines))
+        except (ValueError, KeyError, TypeError) as error:
+            raise WorkloadError(f'{path} must hold lines {{"question": ...}}, got {error!r}') from error
+    if len(found) < rows + held_out:
+        raise WorkloadError(f"{path or 'the generator'} must have {rows + held_out} questions, has {len(found)}")
+    chosen = sorted(found, key=lambda question: split_key(_row_id(question)))[:held_out]
+    return chosen, [question for question in found if question not in set(chosen)][:rows]
 
 
-def _train(kind: str, model: Path, prompts: Path, answers: Path, folder: Path, hyperparameters: dict[str, Any]) -> Path:
-    """The speculator's folder, emptied first. Raises: WorkloadError: training failed; the message is its own."""
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "workers.training", str(model), str(prompts), str(folder), "--method", kind]
+def _row_id(question: str) -> str:
+    return hashlib.sha256(question.encode()).hexdigest()[:16]
+
+
+def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
+    """Writes training rows to `path`. Effects: answers that folder `kept` lacks are given and put there."""
+    known = _Kept(kept / f"{model.name}-{max_tokens}.jsonl")
+    missing = [question for question in questions if _row_id(question) not in known.rows]
+    if missing:
+        prompts, tokens = kept / "missing.jsonl", kept / "missing-tokens.jsonl"
+        rows = [batch_row(_row_id(question), question, model=model.name, max_tokens=max_tokens) for question in missing]
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        answer_prompts(model, prompts, tokens, lambda event: None)
+        known.add(tokens)
+    lines = [known.rows[row_id] for question in questions if (row_id := _row_id(question)) in known.rows]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+class _Kept:
+    """Training rows by custom_id, and the file they are in."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[str, str] = {}
+        if path.exists():
+            self._read(path)
+
+    def add(self, tokens: Path) -> None:
+        self._read(tokens)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text("".join(self.rows.values()), encoding="utf-8")
+        partial.rename(self._path)
+
+    def _read(self, path: Path) -> None:
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            self.rows[json.loads(line)["custom_id"]] = line
+
+
+def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any]) -> Path:
+    """The speculator's folder, beside the answers. Raises: WorkloadError: training failed; the message is its own."""
+    folder = answers.parent
+    command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
+    command += ["--states", str(folder.parent / "states")]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-_LOG_LINES:])

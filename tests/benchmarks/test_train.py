@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import train
 from tests.tiny_model import make_tiny_model
+from workers.emitter import Emit
 
 
 def test_a_line_tells_what_was_learned_from_and_what_is_accepted(
@@ -26,3 +27,33 @@ def test_a_line_tells_what_was_learned_from_and_what_is_accepted(
 
     assert train.main([*common, "--rows", "13"]) == 2
     assert "must have 17 questions, has 16" in capsys.readouterr().err
+
+
+def test_rows_of_a_table_compare_for_the_held_out_questions_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(50)))
+
+    held_out, few = train._questions(path, 10, 8)
+    again, many = train._questions(path, 40, 8)
+
+    assert set(again) == set(held_out)
+    assert len(held_out) == 8
+    assert many[:10] == few
+    assert not set(many) & set(held_out)
+
+
+def test_an_answer_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, answered = make_tiny_model(tmp_path / "model"), []
+    answer = train.answer_prompts
+
+    def counted(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
+        answered.append(len(prompts.read_text().splitlines()))
+        answer(model, prompts, tokens, emit)
+
+    monkeypatch.setattr(train, "answer_prompts", counted)
+    for count in (3, 2, 5):
+        questions = [f"{n} and {n}?" for n in range(count)]
+        train.write_answers(model, questions, tmp_path / "rows.jsonl", kept=tmp_path, max_tokens=8)
+        assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
+
+    assert answered == [3, 2]

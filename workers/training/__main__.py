@@ -29,12 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
     parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the method")
     parser.add_argument("--answers", type=Path, help="where they are kept (default FOLDER/tokens.jsonl)")
+    parser.add_argument("--states", type=Path, metavar="DIR", help="keeps hidden states there, for other runs")
     parser.add_argument("--initial", type=Path, metavar="DIR", help="a speculator of this method to go on from")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="(default 0)")
     parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in workers.run
     from workers.training.job import run_training  # late: torch must see the environment set above
+    from workers.training.kept_states import KeptStates
     from workers.training.processes import joined_processes
 
     emit = EventWriter(sys.stdout)
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if processes.is_first and not tokens.exists():
             answer_prompts(args.model, args.prompts, tokens, emit)
         processes.wait_for_all()
-        finished = run_training(_spec(args, tokens), emit, processes)
+        kept = KeptStates(args.states) if args.states else None
+        finished = run_training(_spec(args, tokens), emit, processes, kept=kept)
         if processes.is_first:
             emit(finished)
     return 0

@@ -83,19 +83,20 @@ def split_by_hash(
     conversations: Sequence[Conversation], *, fraction: float
 ) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
     """Conversations with the smallest hashes validate; equal ids fall on one side. Both sides keep file order."""
-    hashes = sorted({_hash(c.custom_id) for c in conversations})
+    hashes = sorted({split_key(c.custom_id) for c in conversations})
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
     if size >= len(hashes):
         raise InvalidInputError(
             "too_few_conversations", f"{size} validation conversations leave none of {len(hashes)} to train on"
         )
     chosen = set(hashes[:size])
-    train = tuple(c for c in conversations if _hash(c.custom_id) not in chosen)
-    validation = tuple(c for c in conversations if _hash(c.custom_id) in chosen)
+    train = tuple(c for c in conversations if split_key(c.custom_id) not in chosen)
+    validation = tuple(c for c in conversations if split_key(c.custom_id) in chosen)
     return train, validation
 
 
-def _hash(custom_id: str) -> str:
+def split_key(custom_id: str) -> str:
+    """The smallest are held out."""
     return hashlib.sha256(custom_id.encode()).hexdigest()
 
 

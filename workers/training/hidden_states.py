@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.models.base import Model
+from engine.models.base import Hidden, Model
 from workers.training.data import Conversation
+from workers.training.kept_states import KeptStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ def compute_hidden_rows(
     *,
     file: Path | None,
     on_done: Callable[[int], None] = lambda _: None,
+    kept: KeptStates | None = None,
 ) -> HiddenRows:
     """Runs the target over each conversation.
 
     Args:
         file: keeps the rows there, mapped into memory; None keeps them in memory.
         on_done: called with the number of conversations done.
+        kept: what is known from earlier runs, and kept for later ones.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -58,12 +61,8 @@ def compute_hidden_rows(
         starts.append(starts[-1] + length)
     hidden = _empty_rows((starts[-1], decoder.config.hidden_size), decoder, file)
     for index, conversation in enumerate(conversations):
-        tokens = torch.tensor(
-            (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1]),
-            dtype=torch.int64,
-            device=decoder.device,
-        )
-        states = decoder.hidden_states(tokens).final  # [P + N - 1, H]
+        tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1])
+        states = _states(decoder, tokens, (), kept).final  # [P + N - 1, H]
         hidden[starts[index] : starts[index + 1]] = states[len(conversation.prompt_token_ids) - 1 :]
         on_done(index + 1)
     completions = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
@@ -106,6 +105,7 @@ def compute_tap_rows(
     tap_layers: Sequence[int],
     file: Path | None,
     on_done: Callable[[int], None] = lambda _: None,
+    kept: KeptStates | None = None,
 ) -> TapRows:
     """As `compute_hidden_rows`; `file` keeps the taps, which are most of it.
 
@@ -120,7 +120,7 @@ def compute_tap_rows(
     following: list[int] = []
     for index, conversation in enumerate(conversations):
         tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids)
-        states = decoder.hidden_states(torch.tensor(tokens[:-1], device=decoder.device), tap_layers)
+        states = _states(decoder, tokens[:-1], tap_layers, kept)
         taps[starts[index] : starts[index + 1]] = states.final.unsqueeze(1) if states.taps is None else states.taps
         answer = states.final[len(conversation.prompt_token_ids) - 1 :]
         hidden[answer_starts[index] : answer_starts[index + 1]] = answer
@@ -136,6 +136,12 @@ def compute_tap_rows(
         hidden=hidden,
         answer_starts=answer_starts,
     )
+
+
+def _states(model: Model, token_ids: Sequence[int], tap_layers: Sequence[int], kept: KeptStates | None) -> Hidden:
+    if kept is not None:
+        return kept.of(model, token_ids, tap_layers)
+    return model.hidden_states(torch.tensor(token_ids, dtype=torch.int64, device=model.device), tap_layers)
 
 
 def _empty_rows(shape: tuple[int, ...], decoder: Model, file: Path | None) -> Tensor:

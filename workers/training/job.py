@@ -17,6 +17,7 @@ from workers.hyperparameters.kinds import KINDS, Hyperparameters, read_hyperpara
 from workers.jobs.loading import loading_failures
 from workers.training.artifact import TENSORBOARD, training_report, write_artifact
 from workers.training.data import read_corpus
+from workers.training.kept_states import KeptStates
 from workers.training.loop import train
 from workers.training.methods import make_method
 from workers.training.preparation import Preparation
@@ -24,7 +25,9 @@ from workers.training.processes import ALONE, Processes
 from workers.training.tracking import tensorboard, tracked
 
 
-def run_training(spec: TrainingSpec, emit: Emit, processes: Processes = ALONE) -> Finished:
+def run_training(
+    spec: TrainingSpec, emit: Emit, processes: Processes = ALONE, *, kept: KeptStates | None = None
+) -> Finished:
     """Of several processes the first alone writes the artifact; the others' results are empty."""
     parameters = _read_parameters(spec)
     loop = parameters.loop
@@ -41,6 +44,7 @@ def run_training(spec: TrainingSpec, emit: Emit, processes: Processes = ALONE) -
         seed=spec.seed,
         emit=emit if processes.is_first else lambda event: None,
         initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
+        kept=kept,
     )
     try:
         return _train(spec, parameters, preparation, processes)

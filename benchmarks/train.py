@@ -5,7 +5,8 @@
 The model answers `--rows` prompts and some more, the speculator is trained on the answers to the former, as
 `python -m workers.training` does, and the latter judge it. Prints one line of JSON:
 
-    rows, tokens, minutes                answers to learn from, tokens in them, and how long the training loop ran
+    rows, tokens, minutes                answers to learn from, tokens in them, and how long the training loop ran, in
+                                         processor time: other work on the machine takes nothing from it
     simulated_acceptance_length          as training found it on the held-out answers
     served_acceptance_length             the engine's own, over the same prompts; equal, or something is amiss
 
@@ -139,7 +140,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
     folder = answers.parent
     command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
-    command += ["--states", str(folder.parent / "states")]
+    command += ["--states", str(folder.parent / "states"), "--processor-time"]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-_LOG_LINES:])
@@ -173,7 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Trains a speculator for some minutes and measures what it accepts, simulated and served.")
     parser.add_argument("--kind", required=True, help="of speculator: medusa, eagle3, mtp, ...")
     parser.add_argument("--rows", type=int, required=True, metavar="N", help="answers to learn from")
-    parser.add_argument("--minutes", type=float, required=True, metavar="M", help="of training, answering not included")
+    parser.add_argument(
+        "--minutes", type=float, required=True, metavar="M", help="of the training loop, in processor time"
+    )
     parser.add_argument("--held-out", type=int, default=32, metavar="N", help="answers to judge by (default 32)")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
     parser.add_argument("--draft-budget", type=int, default=15, metavar="N", help="drafted a pass (default 15)")

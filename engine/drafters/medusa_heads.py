@@ -74,6 +74,10 @@ class MedusaHeads(nn.Module):
             x = x + functional.silu(inner)
         return x
 
+    def output_heads(self, lm_head: Tensor) -> tuple[Tensor, ...]:
+        """Of each depth [Vd, H]; lm_head: the target's rows of the draft vocabulary."""
+        return (lm_head,) * self.config.num_heads if self.head is None else self.head.unbind(0)
+
     def logits(self, hidden: Tensor, lm_head: Tensor, tokens: Tensor | None = None) -> Tensor:
         """As `features`; lm_head [Vd, H] (the target's rows of the draft vocabulary) -> [R, K, Vd]."""
         x = self.features(hidden, tokens)

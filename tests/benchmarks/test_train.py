@@ -8,6 +8,7 @@ import pytest
 from benchmarks import train
 from tests.tiny_model import make_tiny_model
 from workers.emitter import Emit
+from workers.training.__main__ import answer_prompts
 
 
 def test_a_line_tells_what_was_learned_from_and_what_is_accepted(
@@ -44,11 +45,10 @@ def test_rows_of_a_table_compare_for_the_held_out_questions_are_the_same(tmp_pat
 
 def test_an_answer_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, answered = make_tiny_model(tmp_path / "model"), []
-    answer = train.answer_prompts
 
     def counted(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
         answered.append(len(prompts.read_text().splitlines()))
-        answer(model, prompts, tokens, emit)
+        answer_prompts(model, prompts, tokens, emit)
 
     monkeypatch.setattr(train, "answer_prompts", counted)
     for count in (3, 2, 5):

@@ -20,7 +20,7 @@ class TurboLoraHyperparameters:
     depth_decay: float = 0.8  # loss of head i counts depth_decay ** i
     heads_weight: float = 0.2  # of the heads' loss against the adapter's
     loop: LoopParameters = field(
-        default_factory=partial(LoopParameters, epochs=3, batch_rows=2, learning_rate=5e-4, evaluate_every=50)
+        default_factory=partial(LoopParameters, epochs=3, batch_rows=2, learning_rate=5e-4, evaluate_every=200)
     )
 
     def __post_init__(self) -> None:

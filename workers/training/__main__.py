@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the method")
     parser.add_argument("--answers", type=Path, help="where they are kept (default FOLDER/tokens.jsonl)")
     parser.add_argument("--states", type=Path, metavar="DIR", help="keeps hidden states there, for other runs")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="count max_seconds in it: fair beside other work on the machine"
+    )
     parser.add_argument("--initial", type=Path, metavar="DIR", help="a speculator of this method to go on from")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="(default 0)")
     parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
@@ -47,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             answer_prompts(args.model, args.prompts, tokens, emit)
         processes.wait_for_all()
         kept = KeptStates(args.states) if args.states else None
-        finished = run_training(_spec(args, tokens), emit, processes, kept=kept)
+        clock = time.process_time if args.processor_time else time.monotonic
+        finished = run_training(_spec(args, tokens), emit, processes, kept=kept, clock=clock)
         if processes.is_first:
             emit(finished)
     return 0

@@ -4,6 +4,8 @@ tokens ─ corpus ─ hidden states of the target, once ─ loop ─ best weight
 """
 
 import shutil
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,22 +15,30 @@ from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
 from workers.failures import UserConfigError
 from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import KINDS, Hyperparameters, read_hyperparameters
+from workers.hyperparameters.kinds import KINDS, Hyperparameters, as_values, read_hyperparameters
 from workers.jobs.loading import loading_failures
-from workers.training.artifact import TENSORBOARD, training_report, write_artifact
+from workers.training.artifact import training_report, write_artifact
 from workers.training.data import read_corpus
 from workers.training.kept_states import KeptStates
 from workers.training.loop import train
 from workers.training.methods import make_method
 from workers.training.preparation import Preparation
 from workers.training.processes import ALONE, Processes
-from workers.training.tracking import tensorboard, tracked
+from workers.training.tracking import TrackedRun, configured_trackers, tracked
 
 
 def run_training(
-    spec: TrainingSpec, emit: Emit, processes: Processes = ALONE, *, kept: KeptStates | None = None
+    spec: TrainingSpec,
+    emit: Emit,
+    processes: Processes = ALONE,
+    *,
+    kept: KeptStates | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Of several processes the first alone writes the artifact; the others' results are empty."""
+    """Of several processes the first alone writes the artifact; the others' results are empty.
+
+    clock: seconds, of which `max_seconds` are for the loop.
+    """
     parameters = _read_parameters(spec)
     loop = parameters.loop
     corpus = read_corpus([Path(p) for p in spec.tokens_paths], validation_fraction=loop.validation_fraction)
@@ -43,11 +53,12 @@ def run_training(
         cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),  # beside the output, not in it
         seed=spec.seed,
         emit=emit if processes.is_first else lambda event: None,
+        processes=processes,
         initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
         kept=kept,
     )
     try:
-        return _train(spec, parameters, preparation, processes)
+        return _train(spec, parameters, preparation, processes, clock)
     finally:
         shutil.rmtree(preparation.cache, ignore_errors=True)
 
@@ -61,14 +72,21 @@ def _read_parameters(spec: TrainingSpec) -> Hyperparameters:
         raise UserConfigError("invalid_hyperparameters", str(error)) from error
 
 
-def _train(spec: TrainingSpec, parameters: Hyperparameters, preparation: Preparation, processes: Processes) -> Finished:
+def _train(
+    spec: TrainingSpec,
+    parameters: Hyperparameters,
+    preparation: Preparation,
+    processes: Processes,
+    clock: Callable[[], float],
+) -> Finished:
     try:
         method = make_method(parameters, preparation)
     except SpeculatorNotLoadable as error:
         raise UserConfigError("speculator_not_loadable", str(error)) from error
     output_dir = Path(spec.output_dir)
-    tracker = tensorboard(output_dir / TENSORBOARD) if processes.is_first else None
-    with tracked(preparation.emit, tracker) as emit:
+    command = {"method": spec.method, "seed": spec.seed, **as_values(parameters)}
+    run = TrackedRun(name=spec.job_id, folder=output_dir, parameters=command)
+    with tracked(preparation.emit, run, configured_trackers() if processes.is_first else ()) as emit:
         outcome = train(
             method,
             parameters.loop,
@@ -76,6 +94,7 @@ def _train(spec: TrainingSpec, parameters: Hyperparameters, preparation: Prepara
             checkpoint_dir=Path(spec.checkpoint_dir),
             emit=emit,
             processes=processes,
+            clock=clock,
         )
     if not processes.is_first:
         return Finished(result={}, artifacts={})

@@ -15,6 +15,7 @@ from workers.emitter import Emit
 from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
 from workers.training.hidden_states import TapRows, compute_tap_rows
 from workers.training.kept_states import KeptStates
+from workers.training.processes import ALONE, Processes
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -25,6 +26,7 @@ class Preparation:
     cache: folder for what does not fit into memory, made when it is needed.
     initial: folder of a speculator of the same kind to go on from.
     kept: hidden states of other runs.
+    processes: that run the target together.
     """
 
     model_dir: Path
@@ -35,6 +37,7 @@ class Preparation:
     emit: Emit
     initial: Path | None = None
     kept: KeptStates | None = None
+    processes: Processes = ALONE
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -61,7 +64,13 @@ class Preparation:
             file = self.file(name, needed_bytes=needed, memory_bytes=memory_bytes)
             report = self.reporter(before=before)
             return compute_tap_rows(
-                target, conversations, tap_layers=tap_layers, file=file, on_done=report, kept=self.kept
+                target,
+                conversations,
+                tap_layers=tap_layers,
+                file=file,
+                on_done=report,
+                kept=self.kept,
+                processes=self.processes,
             )
 
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
@@ -74,7 +83,9 @@ class Preparation:
 
 def in_bfloat16(precision: str, device: torch.device) -> bool:
     """Whether products are made so; `precision` as in LoopParameters."""
-    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    if precision != "auto":
+        return precision == "bfloat16"
+    return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def as_stored(module: _Module) -> _Module:

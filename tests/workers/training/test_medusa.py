@@ -24,32 +24,39 @@ def test_shifted_rows_are_those_that_chose_the_label() -> None:
 
 
 def test_the_loss_is_cross_entropy_by_depth() -> None:
-    logits = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64)
+    heads = tuple(torch.randn(2, 6, 3, generator=generator, dtype=torch.float64))
     labels = torch.tensor([[0, 1], [2, 3], [4, IGNORED], [5, IGNORED], [1, 1]])
-    total, sums = medusa_loss(logits, labels, None, soft_target_weight=0.0, depth_decay=0.5)
-    first = torch.nn.functional.cross_entropy(logits[:, 0], labels[:, 0])
-    second = torch.nn.functional.cross_entropy(logits[:, 1], labels[:, 1], ignore_index=IGNORED)
+    total, sums = medusa_loss(features, heads, labels, None, labels, soft_target_weight=0.0, depth_decay=0.5)
+    first = torch.nn.functional.cross_entropy(features[:, 0] @ heads[0].T, labels[:, 0])
+    second = torch.nn.functional.cross_entropy(features[:, 1] @ heads[1].T, labels[:, 1], ignore_index=IGNORED)
     torch.testing.assert_close(total.double(), first + 0.5 * second, rtol=1e-5, atol=1e-6)  # float32 inside
-    assert sums.count.tolist() == [5, 3]
-    torch.testing.assert_close(sums.nats.double(), torch.stack([first * 5, second * 3]), rtol=1e-5, atol=1e-6)
+    assert [found.count for found in sums] == [5, 3]
+    assert [found.nats for found in sums] == pytest.approx([float(first) * 5, float(second) * 3])
 
 
 def test_a_soft_target_draws_towards_the_targets_distribution() -> None:
-    target = torch.tensor([0.7, 0.2, 0.1]).log().view(1, 1, 3)
-    labels = torch.tensor([[0]])
+    target, labels = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0]])
 
     def loss(logits: torch.Tensor) -> float:
-        return float(medusa_loss(logits, labels, target, soft_target_weight=1.0, depth_decay=1.0)[0])
+        heads = (torch.eye(3),)
+        total, _ = medusa_loss(
+            logits.view(1, 1, 3), heads, labels, target, labels, soft_target_weight=1.0, depth_decay=1.0
+        )
+        return float(total)
 
     entropy = -sum(p * math.log(p) for p in (0.7, 0.2, 0.1))
-    assert loss(target) == pytest.approx(entropy, abs=1e-6)
-    assert loss(torch.tensor([5.0, 0.0, 0.0]).view(1, 1, 3)) > entropy
+    assert loss(target.log()) == pytest.approx(entropy, abs=1e-6)
+    assert loss(torch.tensor([5.0, 0.0, 0.0])) > entropy
 
 
 def test_ignored_labels_give_no_gradient() -> None:
-    logits = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    features = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
     labels = torch.tensor([[1, IGNORED], [2, IGNORED]])
-    total, _ = medusa_loss(logits, labels, torch.zeros(2, 2, 4), soft_target_weight=0.5, depth_decay=0.8)
-    (gradient,) = torch.autograd.grad(total, logits)
+    target = torch.full((2, 4), 0.25)
+    heads = (torch.eye(4),) * 2
+    total, _ = medusa_loss(features, heads, labels, target, labels.clamp(0, 1), soft_target_weight=0.5, depth_decay=0.8)
+    (gradient,) = torch.autograd.grad(total, features)
     assert gradient[:, 1].abs().max() == 0.0
     assert gradient[:, 0].abs().max() > 0.0

@@ -12,10 +12,11 @@ from engine.drafters.medusa_heads import MedusaHeads, token_features
 from engine.models.base import Model
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.training.data import IGNORED, Conversation
+from workers.training.figures import Sums, validation_of
 from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
 from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
-from workers.training.medusa.loss import DepthSums, medusa_loss
+from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulate import Acceptance, replay
@@ -54,7 +55,14 @@ class MedusaMethod:
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
             file = preparation.file(name, needed_bytes=needed, memory_bytes=memory)
             report = preparation.reporter(before=before)
-            return compute_hidden_rows(target, conversations, file=file, on_done=report, kept=preparation.kept)
+            return compute_hidden_rows(
+                target,
+                conversations,
+                file=file,
+                on_done=report,
+                kept=preparation.kept,
+                processes=preparation.processes,
+            )
 
         return cls(
             target,
@@ -84,19 +92,12 @@ class MedusaMethod:
         return self._rows.index.shape[0]
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        total, sums = self._loss(self._train, self._rows, rows.to(self._decoder.device))
-        return BatchLoss(total, nats=float(sums.nats.sum()), num_tokens=int(sums.count.sum()))
+        loss, sums = self._loss(self._train, self._rows, rows.to(self._decoder.device))
+        return BatchLoss(loss, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        sums = self._validation_sums()
-        acceptance = self.simulate(self._validation)
-        return Validation(
-            acceptance_length=acceptance.length,
-            acceptance_rate_per_position=tuple(acceptance.rate_per_position()),
-            accuracy_per_depth=tuple((sums.correct / sums.count.clamp(min=1)).tolist()),
-            loss=float(sums.nats.sum() / sums.count.sum().clamp(min=1)),
-        )
+        return validation_of(self.simulate(self._validation), self._validation_sums())
 
     @torch.no_grad()
     def simulate(self, rows: HiddenRows) -> Acceptance:
@@ -122,21 +123,23 @@ class MedusaMethod:
             vocab_size=self._decoder.config.vocab_size,
         )
 
-    def _loss(self, source: HiddenRows, labelled: MedusaRows, rows: Tensor) -> tuple[Tensor, DepthSums]:
-        index, labels = labelled.index[rows], labelled.labels[rows]
+    def _loss(self, source: HiddenRows, labelled: MedusaRows, rows: Tensor) -> tuple[Tensor, list[Sums]]:
+        """And the sums of every depth."""
+        index = labelled.index[rows]
         hidden = source.hidden[index].float()  # [B, H]
         with torch.autocast(self._decoder.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             if self.heads.training and self._parameters.dropout > 0.0:
                 hidden = functional.dropout(hidden, self._parameters.dropout)
-            logits = self.heads.logits(hidden, self._lm_head, self._token_features(source, index))  # [B, K, Vd]
-            target = self._target_logits(source, index)
-        return medusa_loss(
-            logits,
-            labels,
-            target,
-            soft_target_weight=self._parameters.soft_target_weight,
-            depth_decay=self._parameters.depth_decay,
-        )
+            target, chosen = self._target(source, index)
+            return medusa_loss(
+                self.heads.features(hidden, self._token_features(source, index)).float(),  # [B, K, H]
+                self.heads.output_heads(self._lm_head),
+                labelled.labels[rows],
+                target,
+                chosen,
+                soft_target_weight=0.0 if target is None else self._parameters.soft_target_weight,
+                depth_decay=self._parameters.depth_decay,
+            )
 
     def _token_features(self, source: HiddenRows, index: Tensor) -> Tensor | None:
         """[B, H]: of the token that each row's hidden state chose."""
@@ -145,22 +148,19 @@ class MedusaMethod:
         return token_features(self._decoder.weights.embedding[source.completions[index]])
 
     @torch.no_grad()
-    def _target_logits(self, source: HiddenRows, index: Tensor) -> Tensor | None:
-        """[B, K, Vd]: the target's own logits where each head's token was chosen."""
-        if self._parameters.soft_target_weight == 0.0:
-            return None
+    def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
+        """[R, Vd]: the target's own probabilities, and [B, K]: the row where each head's token was chosen."""
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
-        return functional.linear(source.hidden[shifted].float(), self._lm_head)
+        if self._parameters.soft_target_weight == 0.0 or not self.heads.training:
+            return None, shifted
+        used, chosen = shifted.unique(return_inverse=True)
+        return functional.linear(source.hidden[used].float(), self._lm_head).float().softmax(-1), chosen
 
-    def _validation_sums(self) -> DepthSums:
+    def _validation_sums(self) -> list[list[Sums]]:
         labels = self._validation_rows.labels
         assert (labels != IGNORED).any(dim=1).all()
         parts = []
         for start in range(0, labels.shape[0], _VALIDATION_ROWS):
             rows = torch.arange(start, min(labels.shape[0], start + _VALIDATION_ROWS), device=labels.device)
             parts.append(self._loss(self._validation, self._validation_rows, rows)[1])
-        return DepthSums(
-            nats=torch.stack([part.nats for part in parts]).sum(0),
-            correct=torch.stack([part.correct for part in parts]).sum(0),
-            count=torch.stack([part.count for part in parts]).sum(0),
-        )
+        return parts

@@ -54,9 +54,9 @@ class TurboLoraMethod:
         device = self._target.device
         self.adapted, self.heads = adapted.to(device), heads.to(device)
         self.module: nn.Module = nn.ModuleDict({"adapted": self.adapted, "heads": self.heads})
-        self._lm_head = self._target.lm_head.float()  # [V, H]
-        self._draft_head = self._lm_head[heads.draft_vocab]  # [Vd, H]
         self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
+        self._lm_head = self._target.lm_head.to(torch.bfloat16 if self._bfloat16 else torch.float32)  # [V, H]
+        self._draft_head = self._lm_head[heads.draft_vocab].float()  # [Vd, H]
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: TurboLoraHyperparameters) -> "TurboLoraMethod":
@@ -141,16 +141,15 @@ class TurboLoraMethod:
         tokens = None
         if config.token_input:
             tokens = token_features(self._target.weights.embedding[rows.completions[index]])
-        target = None
+        target, shifted = None, shifted_index(index, num_heads=config.num_heads, num_rows=rows.hidden.shape[0])
         if parameters.soft_target_weight > 0.0:
-            shifted = shifted_index(index, num_heads=config.num_heads, num_rows=rows.hidden.shape[0])
-            target = functional.linear(rows.hidden.detach()[shifted], self._draft_head)
-        loss, sums = medusa_loss(
-            self.heads.logits(rows.hidden[index], self._draft_head, tokens),
+            target = functional.linear(rows.hidden.detach(), self._draft_head).float().softmax(-1)
+        return medusa_loss(
+            self.heads.features(rows.hidden[index], tokens).float(),
+            self.heads.output_heads(self._draft_head),
             labelled.labels,
             target,
+            shifted,
             soft_target_weight=parameters.soft_target_weight,
             depth_decay=parameters.depth_decay,
         )
-        depths = zip(sums.nats.tolist(), sums.correct.tolist(), sums.count.tolist(), strict=True)
-        return loss, [Sums(*depth) for depth in depths]

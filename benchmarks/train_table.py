@@ -1,0 +1,137 @@
+"""Every kind of speculator by one measure: the lines of `benchmarks.train` as a table and a plot.
+
+    python -m benchmarks.train_table --prompts FILE.jsonl
+
+Trains every kind on 300 answers, then the two that accepted most on 100 and on 1,000. A line is kept in RESULTS as soon
+as it is there, with where and when it was made; a second run goes on with what is missing. A kind whose answers are its
+own, turbo_lora, is not compared with the others.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Machine
+from benchmarks.train_plot import draw
+from benchmarks.workload import arguments
+from workers.hyperparameters.kinds import KINDS
+
+_ROOT = Path(__file__).resolve().parents[1]
+_ROWS, _FEWER_AND_MORE = 300, (100, 1000)
+_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers deserve more time
+_NUM_BEST = 2
+_OWN_ANSWERS = ("turbo_lora",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    kind: str
+    rows: int  # asked for
+    found: dict[str, Any]  # what benchmarks.train printed
+    commit: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+
+    @property
+    def served(self) -> float:
+        return float(self.found["served_acceptance_length"])
+
+    @property
+    def simulated(self) -> float:
+        return float(self.found["simulated_acceptance_length"])
+
+
+def run(args: argparse.Namespace) -> list[Line]:
+    """Effects: writes results.json after each line, table.md and plot.png after the last."""
+    args.results.mkdir(parents=True, exist_ok=True)
+    file: Path = args.results / "results.json"
+    lines = [Line(**values) for values in json.loads(file.read_text())["lines"]] if file.exists() else []
+    for kind in KINDS:
+        _add(lines, kind, _ROWS, args, file)
+    for rows in _FEWER_AND_MORE:
+        for kind in best(lines):
+            _add(lines, kind, rows, args, file)
+    (args.results / "table.md").write_text(markdown(lines) + "\n", encoding="utf-8")
+    draw([(line.kind, line.rows, line.simulated, line.served) for line in lines], args.results / "plot.png")
+    return lines
+
+
+def best(lines: Sequence[Line]) -> list[str]:
+    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _OWN_ANSWERS]
+    return [line.kind for line in sorted(compared, key=lambda line: -line.served)[:_NUM_BEST]]
+
+
+def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace, file: Path) -> None:
+    if any((line.kind, line.rows) == (kind, rows) for line in lines):
+        return
+    command = ["-m", "benchmarks.train", "--kind", kind, "--rows", str(rows), "--folder", str(args.folder)]
+    command += ["--minutes", str(args.minutes * _SHARE_OF_MINUTES[rows]), "--draft-budget", str(args.draft_budget)]
+    for name in ("model", "prompts"):
+        if (path := getattr(args, name)) is not None:
+            command += [f"--{name}", str(path)]
+    done = subprocess.run([sys.executable, *command], cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    del found["speculator"]  # a path of this machine
+    machine = Machine.now()
+    lines.append(
+        Line(
+            kind=kind,
+            rows=rows,
+            found=found,
+            commit=_commit(),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=f"{machine.num_cores} cores {machine.processor}",
+            versions={"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers")},
+        )
+    )
+    file.write_text(json.dumps({"lines": [asdict(line) for line in lines]}, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(found), flush=True)
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=_ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    headings = ("kind", "rows", "tokens", "minutes", "steps", "simulated", "served", "by position")
+    table = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for line in sorted(lines, key=lambda line: (line.rows, -line.served)):
+        found = line.found
+        rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_rate_per_position"])
+        figures = [found["rows"], found["tokens"], found["minutes"], found["steps"]]
+        table.append(
+            f"| {line.kind} | {' | '.join(map(str, figures))} | {line.simulated:.2f} | {line.served:.2f} | {rates} |"
+        )
+    return "\n".join(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("Trains every kind of speculator for some minutes and draws what each accepts.")
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="with 300 answers (default 5)")
+    parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help="drafted a pass (default 31)")
+    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", help="as benchmarks.train's")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=_ROOT / "build" / "train-table",
+        help="(default build/train-table)",
+    )
+    try:
+        print(markdown(run(parser.parse_args(argv))))
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -73,7 +73,11 @@ def _close(**_: object) -> None:
 
 
 @app.task(name=TASK_NAME, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
-def look_at(job_id: str) -> None:
-    """Not that job, but the one whose turn it is: no tenant's thousand messages may delay another tenant's one."""
+def look_at(job_id: str, **later: object) -> None:
+    """Not that job, but the one whose turn it is: no tenant's thousand messages may delay another tenant's one.
+
+    Args:
+        later: whatever the next release says more, while both are at work.
+    """
     assert _Process.worker is not None, "tasks run in a worker only"
     _Process.worker.look()

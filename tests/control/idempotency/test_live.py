@@ -1,10 +1,5 @@
 """Keys against real server processes: many requests at once, and a server that dies with the answer on its lips."""
 
-import contextlib
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -14,39 +9,10 @@ from control.batches.models import Batch
 from control.jobs.models import Job
 from tests.control.factories import chat_row, make_file, make_key
 from tests.control.idempotency.dying_app import DIE_HEADER
-from tests.workers.tasks.live import ROOT, LiveStack
+from tests.workers.tasks.live import LiveStack, free_port
 
 NUM_CALLERS = 50
-
-
-@contextlib.contextmanager
-def server(stack: LiveStack, port: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "uvicorn", "tests.control.idempotency.dying_app:application"]
-    with (stack.data_dir / "worker-api.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*command, "--port", str(port), "--lifespan", "off"],
-            cwd=ROOT,
-            env=stack.environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        stack.wait_until(lambda: is_listening(port), 40)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+DYING_APP = "tests.control.idempotency.dying_app:application"
 
 
 class Caller:
@@ -66,7 +32,7 @@ class Caller:
 
 def test_of_fifty_identical_requests_at_once_one_makes_a_job(stack: LiveStack) -> None:
     caller = Caller(stack)
-    with server(stack, free_port()) as url:
+    with stack.serve() as url:
         with ThreadPoolExecutor(NUM_CALLERS) as pool:
             answers = list(pool.map(lambda _: caller.post(url), range(NUM_CALLERS)))
         answers.append(caller.post(url))
@@ -81,11 +47,11 @@ def test_of_fifty_identical_requests_at_once_one_makes_a_job(stack: LiveStack) -
 def test_a_server_that_dies_before_it_answers_has_still_made_one_job(stack: LiveStack) -> None:
     caller = Caller(stack)
     port = free_port()
-    with server(stack, port) as url, pytest.raises(httpx2.TransportError):
+    with stack.serve(DYING_APP, port=port) as url, pytest.raises(httpx2.TransportError):
         caller.post(url, **{DIE_HEADER.decode(): "1"})
     made = Batch.objects.get()
 
-    with server(stack, port) as url:
+    with stack.serve(port=port) as url:
         answer = caller.post(url)
 
     assert answer.json()["id"] == made.pk

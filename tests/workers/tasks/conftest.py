@@ -13,7 +13,8 @@ from pytest_django.plugin import DjangoDbBlocker
 from control.settings.config import Config
 from tests.control.factories import make_base_model, make_organization
 from tests.databases import connected_to, fresh_postgres
-from tests.workers.tasks.live import ROOT, LiveStack
+from tests.workers.tasks.history import check_histories
+from tests.workers.tasks.live import ROOT, LiveStack, check_leaks
 
 LEASE_SECONDS, RENEW_SECONDS, RECONCILE_SECONDS = 2.0, 0.5, 0.5
 
@@ -37,10 +38,12 @@ def stack(
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveStack]:
+    """Whatever a test did to it, in the end every job's history must be right, and no secret told."""
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
     environment = {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(tmp_path),
+        "SLIPSTREAM_SECRET_KEY": settings.SECRET_KEY,
         "SLIPSTREAM_LEASE_SECONDS": str(LEASE_SECONDS),
         "SLIPSTREAM_RENEW_SECONDS": str(RENEW_SECONDS),
         "SLIPSTREAM_RECONCILE_SECONDS": str(RECONCILE_SECONDS),
@@ -61,6 +64,9 @@ def stack(
         live = make_stack(tmp_path, environment)
         ending.callback(live.close)
         yield live
+        live.close()
+        check_histories()
+        check_leaks(live)
 
 
 def make_stack(folder: Path, environment: dict[str, str]) -> LiveStack:

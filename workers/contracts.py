@@ -12,7 +12,9 @@ stages inputs in and uploads what an event names. So the child holds no database
     {"event": "failed", "failure_class": "user_config", "code": "model_not_loadable", "message": "..."}
 """
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +104,8 @@ class TrainingSpec:
 class EvaluationSpec:
     """Answer held-out prompts with and without the speculator and compare tokens and time.
 
-    `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json` and `report.png` into `output_dir`.
+    `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json`, `report.png`, `report.svg` and
+    `evidence.json`, which is what a certificate says, into `output_dir`.
     """
 
     kind: str = "evaluation"
@@ -116,6 +119,8 @@ class EvaluationSpec:
     concurrencies: tuple[int, ...] = (1,)
     max_tokens: int | None = None  # caps every row's own max_tokens
     repeats: int = 1
+    price_per_gpu_hour: float | None = None  # USD
+    training_seconds: float | None = None  # of a worker, to be earned back
     dtype: str = "auto"
     weights: str = "auto"  # or int8
     device: str = "auto"
@@ -195,6 +200,24 @@ def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
         return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:
         raise ContractError(f"{record.__name__}: {error}") from error
+
+
+def fingerprint(folder: Path, files: Iterable[Path]) -> str:
+    """SHA-256 over names, relative to `folder`, and contents, so that a renamed file makes another one.
+
+    A model's revision is that of its `config.json` and then its `*.safetensors` by name.
+    """
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return whole.hexdigest()
+
+
+def files_below(folder: Path) -> list[Path]:
+    """By name, so that a folder has one fingerprint."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def write_spec(spec: Spec, path: Path) -> None:

@@ -19,6 +19,8 @@ _ALLOWED = (
         "MALLOC_",
     ),
     *("CC", "CXX", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "TRITON_"),
+    # where metrics go; who may write there is not for a child to know, so without credentials
+    *("SLIPSTREAM_TRACKERS", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"),
     *("HF_HOME", "TOKENIZERS_", "SLIPSTREAM_CPU_KERNELS", "COVERAGE_"),
 )  # names, or how they begin
 

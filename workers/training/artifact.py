@@ -1,9 +1,10 @@
 """The artifact of a training job: the speculator's own files, where it came from, how it did, and its curves.
 
-config.json  weights  provenance.json  report.json  tensorboard/
+config.json  weights  report.json  plots/  tensorboard/  provenance.json: names all the others with their hashes
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,14 @@ from workers.hyperparameters.kinds import Hyperparameters, as_values
 from workers.training.checkpoint import sync
 from workers.training.data import Corpus
 from workers.training.loop import Outcome
+from workers.training.plots import write_plots
 from workers.training.preparation import Preparation
 from workers.training.provenance import provenance
+from workers.training.tracking import FOLDERS
 
-TENSORBOARD = "tensorboard"
+PLOTS = "plots"
+
+logger = logging.getLogger(__name__)
 
 
 def training_report(
@@ -65,15 +70,32 @@ def write_artifact(
         shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(parents=True)
     save(partial)
-    command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
-    made_from = provenance(target_revision=spec.target_revision, data_sha256=corpus.sha256, command=command)
-    (partial / "provenance.json").write_text(json.dumps(made_from, indent=2) + "\n")
     (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    curves = folder.with_name(TENSORBOARD)
-    if curves.is_dir():
-        shutil.copytree(curves, partial / TENSORBOARD)
+    write_plots(report, partial / PLOTS)
+    _copy_curves(folder.parent, partial)
+    command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
+    made_from = provenance(
+        target_revision=spec.target_revision,
+        data_sha256=corpus.sha256,
+        initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
+        command=command,
+        folder=partial,
+    )
+    (partial / "provenance.json").write_text(json.dumps(made_from, indent=2) + "\n")
     for path in partial.rglob("*"):
         sync(path)
     sync(partial)
     partial.rename(folder)
     sync(folder.parent)
+
+
+def _copy_curves(source: Path, folder: Path) -> None:
+    """A tracker that hangs may still be writing; what can't be copied is left out."""
+    for name in FOLDERS:
+        if not (source / name).is_dir():
+            continue
+        try:
+            shutil.copytree(source / name, folder / name, ignore_dangling_symlinks=True)
+        except (OSError, shutil.Error):
+            logger.exception("the files of %s are not in the artifact", name)
+            shutil.rmtree(folder / name, ignore_errors=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.models.base import Hidden, Model
 from workers.training.data import Conversation
 from workers.training.kept_states import KeptStates
+from workers.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ def compute_hidden_rows(
     file: Path | None,
     on_done: Callable[[int], None] = lambda _: None,
     kept: KeptStates | None = None,
+    processes: Processes = ALONE,
 ) -> HiddenRows:
     """Runs the target over each conversation.
 
@@ -54,6 +56,7 @@ def compute_hidden_rows(
         file: keeps the rows there, mapped into memory; None keeps them in memory.
         on_done: called with the number of conversations done.
         kept: what is known from earlier runs, and kept for later ones.
+        processes: each runs the target over its share, and in the end has the rows of all.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -61,10 +64,12 @@ def compute_hidden_rows(
         starts.append(starts[-1] + length)
     hidden = _empty_rows((starts[-1], decoder.config.hidden_size), decoder, file)
     for index, conversation in enumerate(conversations):
-        tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1])
-        states = _states(decoder, tokens, (), kept).final  # [P + N - 1, H]
-        hidden[starts[index] : starts[index + 1]] = states[len(conversation.prompt_token_ids) - 1 :]
+        if processes.is_mine(index):
+            tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids[:-1])
+            states = _states(decoder, tokens, (), kept).final  # [P + N - 1, H]
+            hidden[starts[index] : starts[index + 1]] = states[len(conversation.prompt_token_ids) - 1 :]
         on_done(index + 1)
+    processes.exchange(_parts(hidden, starts))
     completions = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
     return HiddenRows(hidden=hidden, completions=completions.to(hidden.device), starts=tuple(starts))
 
@@ -106,6 +111,7 @@ def compute_tap_rows(
     file: Path | None,
     on_done: Callable[[int], None] = lambda _: None,
     kept: KeptStates | None = None,
+    processes: Processes = ALONE,
 ) -> TapRows:
     """As `compute_hidden_rows`; `file` keeps the taps, which are most of it.
 
@@ -120,12 +126,15 @@ def compute_tap_rows(
     following: list[int] = []
     for index, conversation in enumerate(conversations):
         tokens = (*conversation.prompt_token_ids, *conversation.completion_token_ids)
-        states = _states(decoder, tokens[:-1], tap_layers, kept)
-        taps[starts[index] : starts[index + 1]] = states.final.unsqueeze(1) if states.taps is None else states.taps
-        answer = states.final[len(conversation.prompt_token_ids) - 1 :]
-        hidden[answer_starts[index] : answer_starts[index + 1]] = answer
+        if processes.is_mine(index):
+            states = _states(decoder, tokens[:-1], tap_layers, kept)
+            taps[starts[index] : starts[index + 1]] = states.final.unsqueeze(1) if states.taps is None else states.taps
+            answer = states.final[len(conversation.prompt_token_ids) - 1 :]
+            hidden[answer_starts[index] : answer_starts[index + 1]] = answer
         following += tokens[1:]
         on_done(index + 1)
+    processes.exchange(_parts(taps, starts))
+    processes.exchange(_parts(hidden, answer_starts))
     return TapRows(
         taps=taps,
         tokens=torch.tensor(following, dtype=torch.int64, device=decoder.device),
@@ -142,6 +151,11 @@ def _states(model: Model, token_ids: Sequence[int], tap_layers: Sequence[int], k
     if kept is not None:
         return kept.of(model, token_ids, tap_layers)
     return model.hidden_states(torch.tensor(token_ids, dtype=torch.int64, device=model.device), tap_layers)
+
+
+def _parts(rows: Tensor, starts: Sequence[int]) -> list[Tensor]:
+    """Of each conversation."""
+    return [rows[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _empty_rows(shape: tuple[int, ...], decoder: Model, file: Path | None) -> Tensor:

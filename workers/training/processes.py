@@ -1,6 +1,9 @@
-"""Training by several processes: each has the whole model and a share of every batch, gradients are added up.
+"""Training by several processes: each has both models, runs the target over a share of the conversations, once, and
+takes a share of every batch; gradients are added up.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
+
+Nothing is sharded as FSDP would: what is trained is small beside its target, of which every process holds a copy too.
 
 All take the same decisions: what depends on a clock is told by the first, which alone writes files and events.
 """
@@ -29,6 +32,16 @@ class Processes:
     def share(self, rows: Tensor) -> Tensor:
         """This process's rows of a batch."""
         return rows[self.rank :: self.count]
+
+    def is_mine(self, index: int) -> bool:
+        """Of the conversations."""
+        return index % self.count == self.rank
+
+    def exchange(self, parts: Sequence[Tensor]) -> None:
+        """Each part is filled in by the process whose it is, and then by all, to the same bits. All are contiguous."""
+        if self.count > 1:
+            for index, part in enumerate(parts):
+                distributed.broadcast(part.view(torch.uint8), index % self.count)  # as bytes: gloo knows few dtypes
 
     def add_up(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
         """Replaces each tensor by its sum over processes, to the same bits in all. Returns the sums of the numbers."""

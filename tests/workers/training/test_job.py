@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -64,6 +65,10 @@ def test_the_artifact_says_what_it_was_made_from(trained: Finished, tokens: Path
     assert provenance["data_sha256"] == hashlib.sha256(tokens.read_bytes()).hexdigest()
     assert provenance["command"]["hyperparameters"]["max_steps"] == 100
     assert provenance["versions"]["torch"] == torch.__version__
+    assert (provenance["initial_sha256"], len(provenance["code_sha256"])) == (None, 64)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert provenance["files"].keys() == names - {"provenance.json"}
+    assert provenance["files"][WEIGHTS_FILE] == hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
     report = json.loads((folder / "report.json").read_text())
     assert report["history"][0]["step"] == 0
     assert (report["conversations_train"], report["conversations_validation"]) == (43, 5)
@@ -158,6 +163,15 @@ def test_the_curves_are_in_the_artifact(trained: Finished) -> None:
     (events,) = (Path(trained.artifacts["speculator"]) / "tensorboard").iterdir()
     assert events.name.startswith("events.out.tfevents.")
     assert events.read_bytes().count(b"acceptance_length") == 11  # once an evaluation
+
+
+def test_the_plots_are_in_the_artifact(trained: Finished) -> None:
+    plots = sorted((Path(trained.artifacts["speculator"]) / "plots").iterdir())
+    assert [path.name for path in plots] == [
+        "acceptance_over_steps.svg", "acceptance_per_position.svg", "loss.svg",
+    ]  # fmt: skip
+    for path in plots:
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:

@@ -54,6 +54,7 @@ LAYERS = (
     Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.tasks"), banned=TENSORS),
     Layer(module="control", ours=(CONTRACTS, HYPERPARAMETERS), banned=TENSORS),
     Layer(module="slipstream", others=frozenset({"httpx2", "standardwebhooks"})),
+    Layer(module="slipstream.certificates", ours=("slipstream.errors",), others=frozenset({"cryptography"})),
     Layer(module="slipstream.cli", ours=("slipstream",), others=frozenset({"typer", "rich"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
     Layer(module="benchmarks", ours=("engine", "kernels", "examples"), banned=SERVICES),

@@ -56,6 +56,10 @@ def job_id() -> str:
     return new_id("job_")
 
 
+def evaluation_id() -> str:
+    return new_id("eval_")
+
+
 def batch_id() -> str:
     return new_id("batch_")
 

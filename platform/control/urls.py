@@ -7,7 +7,7 @@ from control.api.views import health
 
 _API = (
     "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
-    "deployments", "events", "webhooks", "usage", "quotes", "gateway", "openapi",
+    "evaluations", "deployments", "events", "webhooks", "usage", "quotes", "gateway", "openapi",
 )  # fmt: skip
 
 urlpatterns = [

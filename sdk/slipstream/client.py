@@ -17,6 +17,7 @@ from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
 from slipstream.drivers import AsyncDriver, Driver
 from slipstream.errors import SlipstreamError
+from slipstream.evaluations import Evaluations
 from slipstream.events import Events
 from slipstream.files import Files
 from slipstream.http import D, Http
@@ -34,6 +35,7 @@ class Resources(Generic[D]):
         self.chat = Chat(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)
+        self.evaluations = Evaluations(http, driver)
         self.events = Events(http, driver)
         self.files = Files(http, driver)
         self.models = Models(http, driver)

@@ -11,6 +11,8 @@ SlipstreamError
 │       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
 ├── BatchFailed                  `wait` ended without a usable answer
 ├── PipelineFailed               `wait` ended and nothing is live
+├── EvaluationFailed             `wait` ended without a report
+├── CertificateError             forged, changed since it was signed, or no certificate at all
 ├── UploadError                  the file is not the one that the upload was begun with
 ├── WebhookError                 a delivery that the service did not sign, or not just now
 └── WaitTimeout                  `wait` gave up; the work goes on
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # types.py raises from here
-    from slipstream.types import Batch, Pipeline
+    from slipstream.types import Batch, Evaluation, Pipeline
 
 
 class SlipstreamError(Exception):
@@ -156,6 +158,19 @@ class PipelineFailed(SlipstreamError):
         reason = f": {pipeline.error_message} [{pipeline.error_code}]" if pipeline.error_message else ""
         super().__init__(f"pipeline {pipeline.name} is {pipeline.status}{where}{reason}")
         self.pipeline = pipeline
+
+
+class EvaluationFailed(SlipstreamError):
+    """`evaluation` tells the rest."""
+
+    def __init__(self, evaluation: "Evaluation") -> None:
+        reason = f": {evaluation.error_message} [{evaluation.error_code}]" if evaluation.error_message else ""
+        super().__init__(f"evaluation {evaluation.id} is {evaluation.status}{reason}")
+        self.evaluation = evaluation
+
+
+class CertificateError(SlipstreamError):
+    pass
 
 
 class UploadError(SlipstreamError):

@@ -155,6 +155,47 @@ class Speculator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a speculator gains on held-out prompts."""
+
+    id: str
+    speculator_id: str
+    model: str
+    status: str  # queued, running, paused, succeeded, failed, cancelled
+    prompts_file: str | None = None
+    concurrencies: Sequence[int]
+    max_tokens: int | None = None
+    repeats: int = 1
+    price_per_gpu_hour: float | None = None  # USD
+    job_id: str
+    progress: Progress | None = None
+    metrics: Mapping[str, Any]  # eta_seconds, and the figures of the last concurrency measured
+    result: str | None = None  # equal, different
+    report: Mapping[str, Any] | None = None  # its `definitions` explain every figure
+    error_code: str | None = None
+    error_message: str | None = None
+    created_at: int
+    finished_at: int | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in ("succeeded", "failed", "cancelled")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        progress, error = values.get("progress"), values.get("error") or {}
+        return record(
+            cls,
+            {
+                **values,
+                "progress": None if progress is None else record(Progress, progress),
+                "error_code": error.get("code"),
+                "error_message": error.get("message"),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     id: str
     name: str  # what callers put into `model`

@@ -67,6 +67,11 @@ BODIES: Mapping[str, Body] = {
     ),
     "POST /v1/pipelines/{pipeline_id}/cancel": NO_BODY,
     "POST /v1/pipelines/{pipeline_id}/resume": NO_BODY,
+    "POST /v1/evaluations": Body(
+        lambda world: {"speculator_id": world.speculator.pk, "prompts_file": world.file.pk},
+        {"speculator_id": "speculator_id", "prompts_file": "file_id"},
+    ),
+    "POST /v1/evaluations/{evaluation_id}/cancel": NO_BODY,
     "POST /v1/quotes": Body(lambda world: {"dataset_id": world.counted_dataset.pk}, {"dataset_id": "dataset_id"}),
     "POST /v1/deployments": Body(
         lambda world: {"name": "new", "model": world.base_model.name},

@@ -16,6 +16,8 @@ from control.datasets.models import Dataset
 from control.datasets.services import dataset_create
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_create
+from control.evaluations.models import Evaluation
+from control.evaluations.services import evaluation_finish, evaluation_start
 from control.events.models import Event
 from control.events.services import event_record, events_number
 from control.files.models import File
@@ -28,6 +30,7 @@ from control.uploads.models import Upload
 from control.uploads.services import upload_create
 from control.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.webhooks.services import endpoint_create, endpoint_test
+from tests.control.evaluations.evidence import make_evidence
 from tests.control.factories import chat_row, make_base_model, make_file, make_job, make_key
 from tests.control.pipelines.helpers import make_pipeline
 
@@ -93,6 +96,14 @@ class World:
         return speculator_ready(speculator=made, storage_prefix="s", training={})
 
     @cached_property
+    def evaluation(self) -> Evaluation:
+        """One that has found everything equal."""
+        made = evaluation_start(speculator=self.speculator, prompts=self.file, rows_key="rows", settings={})
+        evaluation_finish(evaluation=made, report={}, evidence=make_evidence(), plots_prefix="e")
+        made.refresh_from_db()
+        return made
+
+    @cached_property
     def deployment(self) -> Deployment:
         return deployment_create(organization=self.organization, name=f"d-{self.tag}", base_model=self.base_model)
 
@@ -154,6 +165,7 @@ class World:
             "fine_tuning_job_id": lambda: self.fine_tuning_job.pk,
             "pipeline_id": lambda: self.pipeline.pk,
             "quote_id": lambda: self.quote.pk,
+            "evaluation_id": lambda: self.evaluation.pk,
             "deployment_id": lambda: self.deployment.pk,
             "event_id": lambda: self.event.id,
             "endpoint_id": lambda: self.endpoint.pk,
@@ -166,6 +178,6 @@ class World:
         names = (
             "key_id", "member_id", "project_id", "file_id", "upload_id", "dataset_id", "batch_id", "name", "model_id",
             "deployment_name", "speculator_id", "job_id", "fine_tuning_job_id", "pipeline_id", "deployment_id",
-            "event_id", "endpoint_id", "delivery_id", "quote_id",
+            "event_id", "endpoint_id", "delivery_id", "quote_id", "evaluation_id",
         )  # fmt: skip
         return {name: self.id_of(name) for name in names}

@@ -9,6 +9,8 @@ import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
 from control.catalog.models import BaseModel, Speculator
+from control.evaluations.models import Evaluation
+from control.evaluations.services import evaluation_finish
 from slipstream import (
     AsyncClient,
     AuthenticationError,
@@ -20,6 +22,9 @@ from slipstream import (
     PipelineFailed,
     UploadError,
 )
+from slipstream.certificates import verify
+from tests.control.evaluations.evidence import make_evidence
+from tests.control.evaluations.helpers import make_speculator
 from tests.control.factories import chat_row, make_base_model, make_key, make_organization
 
 pytestmark = pytest.mark.django_db
@@ -125,6 +130,26 @@ def test_speculators_are_shown_and_those_of_others_are_not(base_model: BaseModel
         assert client.speculators.retrieve(speculators[0].pk).model == "tiny"
         with pytest.raises(NotFoundError):
             client.speculators.retrieve(speculators[1].pk)
+
+
+def test_an_evaluation_is_asked_for_cancelled_and_certified() -> None:
+    mine = make_organization()
+    speculator, (_, token) = make_speculator(mine), make_key(mine)
+    with Client(URL, token, transport=TRANSPORT) as client:
+        file = client.files.upload(rows(3))
+
+        made = client.evaluations.create(speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0)
+
+        assert (made.status, made.concurrencies, made.price_per_gpu_hour) == ("queued", [1, 4, 16, 32], 2.0)
+        assert [listed.id for listed in client.evaluations.list(speculator_id=speculator.pk)] == [made.id]
+        assert client.evaluations.cancel(made.id).id == made.id
+        with pytest.raises(NotFoundError):
+            client.evaluations.certificate(made.id)
+        evaluation_finish(
+            evaluation=Evaluation.objects.get(pk=made.id), report={}, evidence=make_evidence(), plots_prefix="e"
+        )
+        statement = verify(client.evaluations.certificate(made.id), client.evaluations.public_key())
+    assert statement["speculator"]["id"] == speculator.pk
 
 
 def test_a_wrong_key_is_refused() -> None:

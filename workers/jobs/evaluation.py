@@ -5,7 +5,8 @@ decoding. Equality is judged on every run against the first plain one: any token
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from workers.contracts import EvaluationSpec, Finished, Metrics, Progress
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
 from workers.jobs.comparison import Arms, Measurement, measure, warm_up
+from workers.jobs.economy import Economics
+from workers.jobs.evidence import evidence
 from workers.jobs.loading import loading_failures
 from workers.jobs.plot import plot_report
 from workers.jobs.report import evaluation_report
 from workers.jobs.rows import RowError, RowRequest, prepare_row, read_rows
+
+_ETA_SECONDS = 2.0  # between two estimates
 
 
 def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
@@ -43,8 +48,10 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         max_tokens=spec.max_tokens,
         repeats=spec.repeats,
         rows_refused=refused,
+        economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
     )
-    return _write(report, Path(spec.output_dir))
+    found = evidence(spec, rows, measurements, report)
+    return _write(report, found, Path(spec.output_dir))
 
 
 def _check(spec: EvaluationSpec) -> None:
@@ -93,27 +100,57 @@ def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> t
 def _measure_all(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer, emit: Emit
 ) -> list[Measurement]:
-    total = 2 * len(rows) * len(spec.concurrencies) * spec.repeats
-    done = 0
-
-    def on_answer() -> None:
-        nonlocal done
-        done += 1
-        emit(Progress(done=done, total=total, unit="answers"))
-
+    per_concurrency = 2 * len(rows) * spec.repeats
+    live = Live(emit, total=per_concurrency * len(spec.concurrencies))
     measurements = []
     for concurrency in spec.concurrencies:
+        live.begin()
         found = measure(
-            arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=on_answer
+            arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=live.answer
         )
         measurements.append(found)
-        emit(Metrics(step=concurrency, data=_figures(found)))
+        live.measured(concurrency, _figures(found))
     return measurements
+
+
+class Live:
+    """What a looker-on sees: answers done, the latest figures, and how long the rest will take.
+
+    The estimate goes by the pace at the concurrency at hand: what comes after at a higher one is faster.
+    """
+
+    def __init__(self, emit: Emit, *, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._emit = emit
+        self._total = total
+        self._clock = clock
+        self._done = 0
+        self._figures: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """The next concurrency."""
+        self._began_at, self._before = self._clock(), self._done
+        self._told_at = self._began_at
+
+    def answer(self) -> None:
+        self._done += 1
+        self._emit(Progress(done=self._done, total=self._total, unit="answers"))
+        if self._clock() - self._told_at >= _ETA_SECONDS:
+            self._tell()
+
+    def measured(self, concurrency: int, figures: dict[str, float]) -> None:
+        self._figures = {"concurrency": float(concurrency), **figures}
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told_at = self._clock()
+        pace = (self._told_at - self._began_at) / max(1, self._done - self._before)
+        data = {**self._figures, "eta_seconds": pace * (self._total - self._done)}
+        self._emit(Metrics(step=self._done, data=data))
 
 
 def _figures(found: Measurement) -> dict[str, float]:
     return {
-        "concurrency": float(found.concurrency),
         "speedup": found.speedup,
         "acceptance_length": found.speculative.speculation.mean_acceptance_length,
         "tokens_per_second_plain": found.plain.tokens_per_second,
@@ -121,10 +158,12 @@ def _figures(found: Measurement) -> dict[str, float]:
     }
 
 
-def _write(report: dict[str, Any], folder: Path) -> Finished:
+def _write(report: dict[str, Any], found: dict[str, Any], folder: Path) -> Finished:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    plot_report(report, folder / "report.png")
-    return Finished(
-        result=report, artifacts={"report": str(folder / "report.json"), "plot": str(folder / "report.png")}
-    )
+    files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
+    paths = {name: folder / file for name, file in files.items()}
+    paths["report"].write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    paths["evidence"].write_text(json.dumps(found, indent=2) + "\n")
+    for name in ("plot", "drawing"):
+        plot_report(report, paths[name])
+    return Finished(result=report, artifacts={name: str(path) for name, path in paths.items()})

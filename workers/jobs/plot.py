@@ -11,7 +11,7 @@ _PLAIN, _SPECULATIVE = "#9aa0a6", "#1a73e8"
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
-    """Writes a PNG. No global state of matplotlib is used, so no display is needed."""
+    """Writes PNG or SVG, by the path's suffix. No global state of matplotlib is used, so no display is needed."""
     figure = Figure(figsize=(11.0, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
@@ -21,7 +21,7 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     _plot_acceptance(left, report)
     _plot_speed(right, report)
-    figure.savefig(path, format="png")
+    figure.savefig(path)
 
 
 def _plot_acceptance(axes: Axes, report: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from engine.request import SpeculationStats
 from engine.responses import merged_stats
 from workers.jobs.comparison import Measurement
+from workers.jobs.economy import Economics
 from workers.jobs.loops import is_looping
 from workers.jobs.rows import RowAnswer
 
@@ -22,6 +23,12 @@ DEFINITIONS = {
     "num_tokens": "Tokens of all plain answers of one run.",
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
+    "acceptance_rate_per_position_without_loops": "acceptance_rate_per_position over the same answers.",
+    "training_seconds": "Time of workers that answering the prompts and training took; null if not known.",
+    "cost_per_million_tokens_plain": "price_per_gpu_hour / 3600 / tokens_per_second_plain x 1,000,000, in USD.",
+    "cost_per_million_tokens_speculative": "The same with tokens_per_second_speculative.",
+    "break_even_tokens": "Answer tokens after which the time saved is training_seconds; null if never or not known.",
+    "break_even_requests": "break_even_tokens / mean tokens of a plain answer.",
 }
 
 
@@ -36,13 +43,15 @@ def evaluation_report(
     max_tokens: int | None,
     repeats: int,
     rows_refused: int,
+    economics: Economics,
 ) -> dict[str, Any]:
     """`measurements` are not empty and hold the same prompts each."""
     lowest = min(measurements, key=lambda m: m.concurrency)
-    reference = _tokens_by_row(lowest.plain.answers)
+    reference = tokens_by_row(lowest.plain.answers)
     divergences = _first_divergences(measurements, reference)
     looping = {number for number, tokens in reference.items() if is_looping(tokens)}
-    stats = lowest.speculative.speculation
+    stats, without = lowest.speculative.speculation, _without(looping, lowest.speculative.answers)
+    num_tokens = sum(map(len, reference.values()))
     return {
         "model": model,
         "drafter": drafter,
@@ -55,15 +64,19 @@ def evaluation_report(
         "rows_refused": rows_refused,
         "outputs_equal": len(reference) - len(divergences),
         "first_divergences": divergences[:MAX_DIVERGENCES],
-        "num_tokens": sum(map(len, reference.values())),
+        "num_tokens": num_tokens,
         "acceptance_length": round(stats.mean_acceptance_length, 4),
-        "acceptance_length_without_loops": _length_without(looping, lowest.speculative.answers),
         "acceptance_rate_per_position": acceptance_rates(stats),
+        "looping_answers": len(looping),
+        "acceptance_length_without_loops": None if without is None else round(without.mean_acceptance_length, 4),
+        "acceptance_rate_per_position_without_loops": None if without is None else acceptance_rates(without),
         "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
         "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
         "speedup": round(lowest.speedup, 4),
-        "looping_answers": len(looping),
-        "concurrencies": [_at_concurrency(m) for m in measurements],
+        "price_per_gpu_hour": economics.price_per_gpu_hour,
+        "training_seconds": economics.training_seconds,
+        "training_cost": economics.training_cost,
+        "concurrencies": [_at_concurrency(m, economics, num_tokens / len(reference)) for m in measurements],
         "definitions": DEFINITIONS,
     }
 
@@ -75,13 +88,15 @@ def acceptance_rates(stats: SpeculationStats) -> list[float]:
     return [round(sum(histogram[i + 1 :]) / passes, 4) for i in range(len(histogram) - 1)]
 
 
-def _at_concurrency(found: Measurement) -> dict[str, Any]:
+def _at_concurrency(found: Measurement, economics: Economics, tokens_per_answer: float) -> dict[str, Any]:
+    plain, speculative = found.plain.tokens_per_second, found.speculative.tokens_per_second
     return {
         "concurrency": found.concurrency,
-        "tokens_per_second_plain": round(found.plain.tokens_per_second, 3),
-        "tokens_per_second_speculative": round(found.speculative.tokens_per_second, 3),
+        "tokens_per_second_plain": round(plain, 3),
+        "tokens_per_second_speculative": round(speculative, 3),
         "speedup": round(found.speedup, 4),
         "acceptance_length": round(found.speculative.speculation.mean_acceptance_length, 4),
+        **economics.figures(plain=plain, speculative=speculative, tokens_per_answer=tokens_per_answer),
         "phase_seconds": {
             name: {phase: round(seconds, 3) for phase, seconds in arm.phase_seconds.items()}
             for name, arm in (("plain", found.plain), ("speculative", found.speculative))
@@ -89,7 +104,7 @@ def _at_concurrency(found: Measurement) -> dict[str, Any]:
     }
 
 
-def _tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
+def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
     """Of each row's first answer."""
     tokens: dict[int, tuple[int, ...]] = {}
     for answer in answers:
@@ -113,6 +128,7 @@ def _first_divergences(
     return [{"custom_id": custom_id, "position": position} for _, (custom_id, position) in sorted(found.items())]
 
 
-def _length_without(looping: set[int], answers: Iterable[RowAnswer]) -> float | None:
+def _without(looping: set[int], answers: Iterable[RowAnswer]) -> SpeculationStats | None:
+    """Of the answers that do not loop; None: all do."""
     kept = [answer.speculation for answer in answers if answer.request.row.number not in looping]
-    return round(merged_stats(kept).mean_acceptance_length, 4) if kept else None
+    return merged_stats(kept) if kept else None

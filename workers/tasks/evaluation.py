@@ -1,35 +1,41 @@
-"""Evaluation of a speculator: its report becomes the job's result and the speculator's latest report."""
+"""Evaluation of a speculator: the report becomes the job's result, and what was found is signed."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from control.catalog.models import BaseModel, Speculator
-from control.catalog.services import speculator_report
+from control.evaluations.models import Evaluation
+from control.evaluations.services import evaluation_finish
 from control.jobs.failures import Failure
 from control.settings.config import get_config
 from control.storage import get_storage
-from workers.contracts import Checkpoint, EvaluationSpec, ShardDone
+from workers.contracts import Checkpoint, EvaluationSpec, FailureClass, Finished, ShardDone
 from workers.tasks.attempt import Attempt, Ending
+from workers.tasks.outcomes import AttemptFailed
 from workers.tasks.staging import artifact_prefix, model_dir, stage_file, stage_speculator
 from workers.tasks.supervise import run_child
 from workers.tasks.training import artifact_path
 
+_DRAWINGS = {"plot": "report.png", "drawing": "report.svg"}
+
 
 class EvaluationHandler:
-    """`params`: base_model_id, rows_key, speculator_id, drafter, concurrencies, max_tokens, repeats."""
+    """`params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour, training_seconds."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
-        speculator = _speculator(attempt)
-        finished = run_child(attempt, _spec(attempt, speculator), on_result=_refuse)
-        report: dict[str, Any] = json.loads(artifact_path(finished, "report").read_text())
-        plot_key = ""
-        if "plot" in finished.artifacts:
-            plot_key = f"{artifact_prefix(attempt.claim, 'evaluation')}/report.png"
-            get_storage().put_file(plot_key, artifact_path(finished, "plot"))
+        evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
+            job_id=attempt.job.pk
+        )
+        finished = run_child(attempt, _spec(attempt, evaluation), on_result=_refuse)
+        report, evidence = (_read(finished, name) for name in ("report", "evidence"))
+        if evidence["model_sha256"] != evaluation.speculator.target_revision:
+            message = "The model's files are not those that the speculator was trained for."
+            raise AttemptFailed(FailureClass.USER_CONFIG, "model_changed", message)
+        prefix = artifact_prefix(attempt.claim, "evaluation")
+        for name, file in _DRAWINGS.items():
+            get_storage().put_file(f"{prefix}/{file}", artifact_path(finished, name))
         attempt.lease.check()
-        if speculator is not None:
-            speculator_report(speculator=speculator, report=report, plot_key=plot_key)
+        evaluation_finish(evaluation=evaluation, report=report, evidence=evidence, plots_prefix=prefix)
         return report
 
     def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
@@ -40,26 +46,25 @@ def _refuse(event: ShardDone | Checkpoint) -> None:
     raise AssertionError(f"evaluation makes neither shards nor checkpoints, got {event.event}")
 
 
-def _speculator(attempt: Attempt) -> Speculator | None:
-    speculator_id = attempt.job.params.get("speculator_id")
-    if speculator_id is None:
-        return None
-    return Speculator.objects.get(pk=speculator_id, organization=attempt.job.organization)
+def _read(finished: Finished, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(artifact_path(finished, name).read_text())
+    return values
 
 
-def _spec(attempt: Attempt, speculator: Speculator | None) -> EvaluationSpec:
-    params = attempt.job.params
-    base_model = BaseModel.objects.get(pk=params["base_model_id"])
+def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
+    params, speculator = attempt.job.params, evaluation.speculator
     return EvaluationSpec(
         job_id=attempt.job.pk,
-        model_dir=model_dir(base_model),
-        model_name=base_model.name,
+        model_dir=model_dir(speculator.base_model),
+        model_name=speculator.base_model.name,
         prompts_path=str(stage_file(params["rows_key"], attempt.folder / "rows.jsonl")),
         output_dir=str(attempt.folder / "output"),
         drafter=params["drafter"],
         speculator_dir=stage_speculator(speculator, attempt.folder / "speculator"),
-        concurrencies=tuple(params.get("concurrencies", (1,))),
-        max_tokens=params.get("max_tokens"),
-        repeats=params.get("repeats", 1),
+        concurrencies=tuple(params["concurrencies"]),
+        max_tokens=params["max_tokens"],
+        repeats=params["repeats"],
+        price_per_gpu_hour=params["price_per_gpu_hour"],
+        training_seconds=params["training_seconds"],
         device=get_config().device,
     )

@@ -6,6 +6,7 @@ from rest_framework.response import Response
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
 from control.api.paging import paginate
+from control.catalog.plots import EVALUATION, PLOTS, plot_response
 from control.catalog.selectors import (
     base_model_by_id,
     base_model_get,
@@ -78,12 +79,13 @@ class SpeculatorPlotView(OrganizationView):
     scope = "speculators"
 
     def get(self, request: Request, speculator_id: str) -> StoredFileResponse:
-        """The latest evaluation's plot, a PNG."""
+        """The latest evaluation's plot, a PNG, or one of its training, as SVG."""
         speculator = speculator_get(self.organization, speculator_id)
+        name = request.query_params.get("name", EVALUATION)
+        if name not in PLOTS:
+            raise ApiError(400, f"name must be one of {', '.join(PLOTS)}, got {name[:40]!a}", "invalid_value", "name")
         try:
-            if speculator.plot_key:
-                name = f"{speculator.pk}.png"
-                return StoredFileResponse(speculator.plot_key, filename=name, content_type="image/png")
+            return plot_response(speculator, name)
         except ObjectMissing:
-            pass  # as good as never drawn
-        raise ApiError(404, f"Speculator {speculator.pk} has no plot yet.", "plot_not_found", "speculator_id")
+            message = f"Speculator {speculator.pk} has no such plot yet."
+            raise ApiError(404, message, "plot_not_found", "speculator_id") from None

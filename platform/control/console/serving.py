@@ -7,10 +7,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
+from control.catalog.plots import OF_TRAINING
 from control.console.base import RowsAdmin, service_action
 from control.console.compare import MOST
 from control.console.logs import log_tail
@@ -18,6 +19,7 @@ from control.console.rendering import badge, error_text, is_nested, link, number
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.evaluations.serializers import evaluation_body
 from control.events.models import Event
 from control.settings.config import get_config
 
@@ -43,7 +45,7 @@ class SpeculatorAdmin(RowsAdmin):
     actions = ["compare"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
-        "training_result", "target_revision", "created_at",
+        "evaluations", "training_result", "training_plots", "target_revision", "created_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")
@@ -76,6 +78,21 @@ class SpeculatorAdmin(RowsAdmin):
             return "–"
         url = reverse("speculator-plot", args=[row.pk])
         return format_html('<img class="console-plot" src="{}" alt="Acceptance and speed of {}">', url, row)
+
+    @admin.display
+    def evaluations(self, row: Speculator) -> SafeString:
+        """Newest first, each with the job that ran it."""
+        found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
+        lines = [(x.pk, link(x.job), x.job.status, evaluation_body(x)["result"] or "–") for x in found]
+        return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
+
+    @admin.display(description="training curves")
+    def training_plots(self, row: Speculator) -> SafeString | str:
+        if not row.storage_prefix:
+            return "–"
+        url = reverse("speculator-plot", args=[row.pk])
+        pictures = ((url, name, name.replace("_", " ")) for name in OF_TRAINING)
+        return format_html_join("", '<img class="console-plot" src="{}?name={}" alt="{}">', pictures)
 
     @admin.action(description="Compare side by side", permissions=["view"])
     def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:

@@ -17,6 +17,7 @@ from control.accounts.serializers import (
 from control.batches.serializers import BatchInput
 from control.datasets.serializers import DatasetInput
 from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput
+from control.evaluations.requests import EvaluationRequest
 from control.fine_tuning.requests import JobInput
 from control.openapi import openai_shapes as openai
 from control.openapi import own_shapes as own
@@ -30,7 +31,7 @@ from control.webhooks.serializers import EndpointInput, EndpointUpdateInput, Rot
 BINARY = "application/octet-stream"
 LINES = "application/x-ndjson"
 EVENTS = "text/event-stream"
-PNG = "image/png"
+PNG, SVG = "image/png", "image/svg+xml"
 
 PAGING = {
     "after": "The last id of the page before.",
@@ -140,7 +141,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         id="speculators.list", answer=Page[own.SpeculatorObject], query=PAGING
     ),
     ("catalog.views.SpeculatorView", "GET"): Operation(id="speculators.retrieve", answer=own.SpeculatorObject),
-    ("catalog.views.SpeculatorPlotView", "GET"): Operation(id="speculators.plot", answer=PNG),
+    ("catalog.views.SpeculatorPlotView", "GET"): Operation(
+        id="speculators.plot",
+        answer=PNG,
+        also=SVG,
+        query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},
+    ),
     ("jobs.views.JobListView", "GET"): Operation(id="jobs.list", answer=Page[own.JobObject], query=PAGING),
     ("jobs.views.JobView", "GET"): Operation(id="jobs.retrieve", answer=own.JobObject),
     ("jobs.views.JobEventsView", "GET"): Operation(
@@ -174,6 +180,27 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("pipelines.views.PipelineView", "GET"): Operation(id="pipelines.retrieve", answer=own.PipelineObject),
     ("pipelines.views.PipelineCancelView", "POST"): Operation(id="pipelines.cancel", answer=own.PipelineObject),
     ("pipelines.views.PipelineResumeView", "POST"): Operation(id="pipelines.resume", answer=own.PipelineObject),
+    ("evaluations.views.EvaluationsView", "GET"): Operation(
+        id="evaluations.list",
+        answer=Page[own.EvaluationObject],
+        query={**PAGING, "speculator_id": "Of this one alone."},
+    ),
+    ("evaluations.views.EvaluationsView", "POST"): Operation(
+        id="evaluations.create", answer=own.EvaluationObject, status=201, body=EvaluationRequest
+    ),
+    ("evaluations.views.EvaluationView", "GET"): Operation(id="evaluations.retrieve", answer=own.EvaluationObject),
+    ("evaluations.views.EvaluationCancelView", "POST"): Operation(
+        id="evaluations.cancel", answer=own.EvaluationObject, status=202
+    ),
+    ("evaluations.views.EvaluationCertificateView", "GET"): Operation(
+        id="evaluations.certificate", answer=own.CertificateObject
+    ),
+    ("evaluations.views.EvaluationPlotView", "GET"): Operation(
+        id="evaluations.plot", answer=PNG, also=SVG, query={"format": "`png` or `svg`."}
+    ),
+    ("evaluations.views.CertificateKeyView", "GET"): Operation(
+        id="certificates.public_key", answer=own.PublicKeyObject
+    ),
     ("quotes.views.QuotesView", "GET"): Operation(id="quotes.list", answer=Page[own.QuoteObject], query=PAGING),
     ("quotes.views.QuotesView", "POST"): Operation(
         id="quotes.create", answer=own.QuoteObject, status=201, body=QuoteInput

@@ -28,6 +28,11 @@ from control.storage import ObjectMissing, get_storage
 HELD_OUT_FRACTION = 0.1
 
 
+def held_out_key(organization_id: str, pipeline_id: str) -> str:
+    """Where the held-out rows lie as workers read them."""
+    return f"{organization_id}/pipelines/{pipeline_id}/held_out.jsonl"
+
+
 @dataclass(frozen=True, slots=True)
 class _Eligible:
     """What the first pass found: readable rows whose custom_id appears once."""

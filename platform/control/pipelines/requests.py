@@ -28,6 +28,7 @@ class Training(BaseModel):
 class Evaluation(_Strict):
     concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; else the installation's
 
 
 class Gate(_Strict):

@@ -16,11 +16,11 @@ from control.files.selectors import file_get
 from control.files.services import file_delete
 from control.ids import pipeline_id
 from control.jobs.services import job_cancel, queued_quota_check
-from control.pipelines.held_out import normalise_held_out, split_prompts
+from control.pipelines.held_out import held_out_key, normalise_held_out, split_prompts
 from control.pipelines.models import Pipeline, PipelineEvent
 from control.pipelines.requests import PipelineRequest, Training
 from control.pipelines.selectors import pipeline_fresh
-from control.pipelines.stages import held_out_key, pipeline_advance
+from control.pipelines.stages import pipeline_advance
 from control.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
 
 

@@ -16,10 +16,11 @@ from control.batches.services import batch_create
 from control.catalog.services import speculator_create
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_create
+from control.evaluations.services import evaluation_start
 from control.jobs.models import Job
 from control.jobs.services import job_submit
 from control.pipelines.gate import gate_objections
-from control.pipelines.held_out import endpoint_of
+from control.pipelines.held_out import endpoint_of, held_out_key
 from control.pipelines.models import Pipeline
 from control.pipelines.requests import Gate
 from control.pipelines.selectors import pipeline_fresh, pipelines_active, pipelines_waiting_for_job
@@ -31,11 +32,6 @@ log = structlog.get_logger(__name__)
 
 class _OvertakenError(Exception):
     """Somebody else started the stage, or ended the pipeline."""
-
-
-def held_out_key(organization_id: str, pipeline_id: str) -> str:
-    """Where the held-out rows lie as workers read them."""
-    return f"{organization_id}/pipelines/{pipeline_id}/held_out.jsonl"
 
 
 def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
@@ -136,17 +132,14 @@ def _evaluate(pipeline: Pipeline) -> bool:
 
 def _make_evaluation(pipeline: Pipeline) -> dict[str, Any]:
     assert pipeline.speculator is not None, "training ended with a speculator"
-    params = {
-        "base_model_id": pipeline.base_model_id,
-        "speculator_id": pipeline.speculator.pk,
-        "rows_key": held_out_key(pipeline.organization_id, pipeline.pk),
-        "drafter": pipeline.speculator.kind,
-        **pipeline.evaluation,
-    }
-    job = job_submit(
-        organization=pipeline.organization, kind=Job.Kind.EVALUATION, params=params, is_continuation=True
+    evaluation = evaluation_start(
+        speculator=pipeline.speculator,
+        prompts=pipeline.held_out_file,
+        rows_key=held_out_key(pipeline.organization_id, pipeline.pk),
+        settings=pipeline.evaluation,
+        is_continuation=True,
     )
-    return {"evaluation_job": job}
+    return {"evaluation_job": evaluation.job}
 
 
 def _gate(pipeline: Pipeline) -> bool:

@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "control.batches",
     "control.deployments",
     "control.pipelines",
+    "control.evaluations",
     "control.fine_tuning",
     "control.events",
     "control.webhooks",

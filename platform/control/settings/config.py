@@ -1,12 +1,13 @@
 """What the environment decides, read once into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
 
+import base64
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from workers.contracts import MAX_SHARD_ROWS
@@ -40,6 +41,8 @@ class Config(BaseSettings):
     secret_key: SecretStr | None = None
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
+    certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name hosts of this very network
     log_level: str = "INFO"
 
@@ -50,6 +53,13 @@ class Config(BaseSettings):
                 f"lease_seconds must be at least twice renew_seconds, got {self.lease_seconds} and {self.renew_seconds}"
             )
         return self
+
+    @field_validator("certificate_key")
+    @classmethod
+    def _certificate_key_has_32_bytes(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and len(base64.b64decode(key.get_secret_value(), validate=True)) != 32:
+            raise ValueError("certificate_key must be 32 bytes in base64")
+        return key
 
     @property
     def storage_dir(self) -> Path:

@@ -1,7 +1,8 @@
 """The command's entry point, and what each failure ends with.
 
 Exit codes: 0 done · 1 the service or the network said no · 2 the command is wrong, or nobody is logged in
-3 there is no such object · 4 the batch or pipeline failed, was rejected or cancelled · 130 interrupted
+3 there is no such object · 4 the batch, pipeline or evaluation failed, was rejected or cancelled, or a certificate says
+that answers differ · 130 interrupted
 """
 
 import time
@@ -10,12 +11,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipstream.cli import batches, files, pipelines, serving
+from slipstream.cli import batches, evaluations, files, pipelines, serving
 from slipstream.cli.config import Login, write_login
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Output
 from slipstream.client import Client
-from slipstream.errors import APIStatusError, BatchFailed, NotFoundError, PipelineFailed, SlipstreamError
+from slipstream.errors import (
+    APIStatusError,
+    BatchFailed,
+    EvaluationFailed,
+    NotFoundError,
+    PipelineFailed,
+    SlipstreamError,
+)
 
 API_ERROR = 1
 NOT_FOUND = 3
@@ -41,6 +49,8 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(pipelines.app, name="pipelines")
 app.add_typer(serving.speculators, name="speculators")
 app.add_typer(serving.deployments, name="deployments")
+app.add_typer(evaluations.app, name="evaluations")
+app.add_typer(evaluations.certificates, name="certificates")
 
 
 @app.callback()
@@ -100,6 +110,6 @@ def usage(
 
 
 def _exit_code(error: Exception) -> int:
-    if isinstance(error, (BatchFailed, PipelineFailed)):
+    if isinstance(error, (BatchFailed, EvaluationFailed, PipelineFailed)):
         return JOB_FAILED
     return NOT_FOUND if isinstance(error, NotFoundError) else API_ERROR

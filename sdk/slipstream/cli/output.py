@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slipstream.types import Batch, Pipeline
+from slipstream.types import Batch, Evaluation, Pipeline
 
 
 class Output:
@@ -92,6 +92,12 @@ class Watch:
             elif stage.status != "running":
                 done, total = 1, 1
             self._show(stage.name, f"{stage.name} {stage.status}", done, total, unit)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        done, total = (evaluation.progress.done, evaluation.progress.total) if evaluation.progress else (0, 0)
+        left = evaluation.metrics.get("eta_seconds")
+        unit = "answers" if left is None else f"answers, {left:.0f} s left"
+        self._show("evaluation", f"{evaluation.id} {evaluation.status}", done, total, unit)
 
     def _show(self, key: str, description: str, done: int, total: int, unit: str) -> None:
         count = f"{done}/{total} {unit}" if unit and total else ""

@@ -1,20 +1,26 @@
 """The evaluation job, its report and its picture."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from control.catalog.folder import inspect_folder
 from engine.grammars import GrammarCompiler
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
-from workers.contracts import EvaluationSpec
+from workers.contracts import EvaluationSpec, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
 from workers.jobs.comparison import ArmTotals, Measurement
-from workers.jobs.evaluation import run_evaluation
+from workers.jobs.economy import Economics
+from workers.jobs.evaluation import Live, run_evaluation
+from workers.jobs.evidence import evidence
 from workers.jobs.report import evaluation_report
 from workers.jobs.rows import InputRow, RowAnswer, RowRequest, prepare_row
 
@@ -50,9 +56,53 @@ def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_mo
     assert report["speedup"] == report["concurrencies"][0]["speedup"]
 
 
-def test_the_plot_is_a_png(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_plot_is_there_as_png_and_as_svg(tmp_path: Path, tiny_model: Path) -> None:
     finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(2)), Recorder())
     assert Path(finished.artifacts["plot"]).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert ElementTree.parse(finished.artifacts["drawing"]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_evidence_names_what_ran_and_says_that_it_was_equal(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [*chat_rows(3), *chat_rows(2, temperature=0.7), chat_row("bad", "x", temperature=9)]
+    rows = [row | {"custom_id": f"row-{number}"} for number, row in enumerate(rows)]
+    spec = make_spec(tmp_path, tiny_model, rows)
+    found = json.loads(Path(run_evaluation(spec, Recorder()).artifacts["evidence"]).read_text())
+    assert found["result"] == "equal"
+    assert found["counts"] == {"prompts": 5, "equal": 5, "different": 0, "refused": 1, "answers": 5 * 2 * 2}
+    digest = hashlib.sha256(Path(spec.prompts_path).read_bytes()).hexdigest()
+    assert found["prompts"] == {"sha256": digest, "count": 6}
+    assert found["answers"]["plain_sha256"] == found["answers"]["speculative_sha256"]
+    assert found["sampling"] == {"greedy": 3, "sampled": 2, "max_tokens": 12, "seed_key": "job_0123"}
+    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # the catalog's name for these weights
+    assert found["speculator_sha256"] is None
+    assert found["build"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_changed_weight_or_name_makes_another_fingerprint(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
+    known = fingerprint(tmp_path, [first, second])
+    assert fingerprint(tmp_path, [second, first]) != known
+    second.write_bytes(b"3")
+    assert fingerprint(tmp_path, [first, second]) != known
+
+
+def test_the_rest_is_estimated_by_the_pace_at_hand() -> None:
+    now, emit = 0.0, Recorder()
+    live = Live(emit, total=20, clock=lambda: now)
+    for _ in range(10):
+        now += 1.0
+        live.answer()
+    live.measured(1, {"speedup": 1.5})
+    live.begin()
+    for _ in range(5):
+        now += 0.5  # more at once
+        live.answer()
+    metrics = [event.data for event in emit.of("metrics")]
+    assert metrics[0] == {"eta_seconds": 18.0}  # two of 20 after 2 s
+    assert metrics[-2] == {"concurrency": 1.0, "speedup": 1.5, "eta_seconds": 10.0}
+    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # told with the fourth of ten
 
 
 def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
@@ -115,6 +165,7 @@ def report_of(*measurements: Measurement) -> dict[str, Any]:
         max_tokens=None,
         repeats=1,
         rows_refused=0,
+        economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
     )
 
 
@@ -152,6 +203,37 @@ def test_loops_are_counted_and_left_out_of_the_second_acceptance_length(factory:
     assert report["looping_answers"] == 1
     assert report["acceptance_length"] == 1.3
     assert report["acceptance_length_without_loops"] == 1.1
+    assert report["acceptance_rate_per_position_without_loops"] == [0.1]
+
+
+def test_where_all_answers_loop_there_is_no_figure_without(factory: Factory) -> None:
+    totals = factory.totals(factory.answer(0, [70, 71] * 20), seconds=1.0)
+    report = report_of(Measurement(1, totals, totals))
+    assert report["looping_answers"] == 1
+    assert report["acceptance_length_without_loops"] is None
+
+
+def test_every_prompt_is_either_equal_or_different_and_one_is_enough(
+    factory: Factory, tmp_path: Path, tiny_model: Path
+) -> None:
+    answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]
+    plain = factory.totals(*answers, seconds=1.0)
+    drafted = factory.totals(*answers[:2], factory.answer(2, [70, 71, 73]), seconds=1.0)
+    measurements = [Measurement(1, plain, drafted)]
+    spec = make_spec(tmp_path, tiny_model, chat_rows(3))
+    found = evidence(spec, [answer.request for answer in answers], measurements, report_of(*measurements))
+    assert found["result"] == "different"
+    assert found["counts"] == {"prompts": 3, "equal": 2, "different": 1, "refused": 0, "answers": 6}
+    assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
+
+
+def test_costs_and_break_even_stand_beside_each_speed(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70] * 10), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70] * 10), seconds=0.5)
+    (point,) = report_of(Measurement(1, plain, drafted))["concurrencies"]
+    assert point["cost_per_million_tokens_plain"] == 100.0  # 0.001 USD a second, 10 tokens a second
+    assert point["cost_per_million_tokens_speculative"] == 50.0
+    assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)  # saves 0.05 s a token
 
 
 def test_rates_count_passes_that_reached_a_position(factory: Factory) -> None:

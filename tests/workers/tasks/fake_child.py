@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.control.evaluations.evidence import make_evidence
 from workers.contracts import (
     BatchSpec,
     Checkpoint,
@@ -108,8 +109,11 @@ def run_evaluation(spec: EvaluationSpec) -> None:
     folder = Path(spec.output_dir)
     folder.mkdir()
     (folder / "report.json").write_text(json.dumps(report))
+    (folder / "evidence.json").write_text(json.dumps(make_evidence(equal=num_rows)))
     (folder / "report.png").write_bytes(b"\x89PNG")
-    artifacts = {"report": str(folder / "report.json"), "plot": str(folder / "report.png")}
+    (folder / "report.svg").write_text("<svg/>")
+    files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
+    artifacts = {name: str(folder / file) for name, file in files.items()}
     emit(Progress(done=num_rows, total=num_rows, unit="rows"))
     emit(Finished(result=report, artifacts=artifacts))
 

@@ -2,6 +2,7 @@
 
 import json
 
+from control.catalog.models import BaseModel
 from control.deployments.models import Deployment
 from control.jobs.models import Job
 from control.pipelines.models import Pipeline
@@ -24,10 +25,25 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     assert pipeline.speculator is not None
     assert pipeline.speculator.report["prompts_held_out"] == 2
     assert read_object(pipeline.speculator.plot_key) == b"\x89PNG"
+    (evaluation,) = pipeline.speculator.evaluations.all()
+    assert evaluation.certificate["statement"]["counts"]["equal"] == 2
+    assert evaluation.job.params["training_seconds"] > 0
     assert pipeline.training_job is not None
     assert pipeline.training_job.metrics == {"loss": 0.25}
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)
     wait_for_status(stack, pipeline, "live")
+
+
+def test_files_that_changed_since_training_are_not_certified(stack: LiveStack) -> None:
+    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child will find
+    stack.base_model.refresh_from_db()
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
+    stack.start_worker()
+
+    pipeline = wait_for_status(stack, pipeline, "failed")
+
+    assert pipeline.error is not None
+    assert pipeline.error["code"] == "model_changed"
 
 
 def test_training_goes_on_at_the_last_checkpoint_after_a_kill(stack: LiveStack) -> None:

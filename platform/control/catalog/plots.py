@@ -1,0 +1,19 @@
+"""A speculator's pictures: that of its latest evaluation, and those that its training left in its folder."""
+
+from control.catalog.models import Speculator
+from control.files.streaming import StoredFileResponse
+from control.storage import ObjectMissing
+
+EVALUATION = "evaluation"
+OF_TRAINING = ("loss", "acceptance_over_steps", "acceptance_per_position")
+PLOTS = (EVALUATION, *OF_TRAINING)
+
+
+def plot_response(speculator: Speculator, name: str) -> StoredFileResponse:
+    """`name`: one of `PLOTS`. Raises: ObjectMissing: there is none."""
+    if name == EVALUATION and speculator.plot_key:
+        return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
+    if name in OF_TRAINING and speculator.storage_prefix:
+        key = f"{speculator.storage_prefix}/plots/{name}.svg"
+        return StoredFileResponse(key, filename=f"{speculator.pk}.{name}.svg", content_type="image/svg+xml")
+    raise ObjectMissing(f"{speculator.pk} has no plot {name!r}")

@@ -1,0 +1,82 @@
+"""Certificates of equality: who said that answers are the same, and that nobody has changed it since. Needs no network.
+
+    certificate = json.loads(Path("certificate.json").read_text())
+    statement = verify(certificate, Path("slipstream.pem").read_text())
+
+The public key must come from somewhere you trust, once: a certificate that brought its own would prove nothing.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+
+from slipstream.errors import CertificateError
+
+FORMAT = "slipstream.equality/1"
+EQUAL = "equal"
+
+
+def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str, Any]:
+    """The statement, which may also say that answers differ: look at its `result`.
+
+    Args:
+        public_key: PEM.
+
+    Raises: CertificateError: it is not signed by this key, was changed since, or is no certificate of this format.
+    """
+    key = _key(public_key)
+    try:
+        known = {name: certificate[name] for name in ("format", "statement")}
+        algorithm, key_id = certificate["signature"]["algorithm"], certificate["signature"]["key_id"]
+        signature = base64.b64decode(certificate["signature"]["value"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CertificateError(f"this is no certificate: {error!r}") from error
+    if known["format"] != FORMAT or algorithm != "ed25519" or not isinstance(known["statement"], dict):
+        raise CertificateError(f"expected {FORMAT!r} signed with ed25519, got {known['format']!r} with {algorithm!r}")
+    if extra := sorted({*certificate} - {"format", "statement", "signature"}):
+        raise CertificateError(f"{', '.join(extra)} is not signed")
+    if key_id != _key_id(key):
+        raise CertificateError(f"it was signed with key {key_id}, not with {_key_id(key)}")
+    try:
+        key.verify(signature, _canonical(known))
+    except (InvalidSignature, ValueError):
+        raise CertificateError("it has been changed since it was signed") from None
+    statement: dict[str, Any] = known["statement"]
+    return statement
+
+
+def _key(pem: str | bytes) -> Ed25519PublicKey:
+    try:
+        key = load_pem_public_key(pem.encode() if isinstance(pem, str) else pem)
+    except ValueError as error:
+        raise CertificateError(f"the public key cannot be read: {error}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise CertificateError(f"the public key must be Ed25519, got {type(key).__name__}")
+    return key
+
+
+def _key_id(key: Ed25519PublicKey) -> str:
+    return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    """As RFC 8785 writes what holds no fractions. Raises: ValueError: it holds one, which no certificate does."""
+    if any(isinstance(leaf, float) for leaf in _leaves(value)):
+        raise ValueError("a fraction")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _leaves(item)

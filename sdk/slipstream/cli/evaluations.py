@@ -1,0 +1,136 @@
+"""`slipstream evaluations` and `slipstream certificates`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.certificates import EQUAL, verify
+from slipstream.cli.config import config_path
+from slipstream.cli.context import Context, context_of
+from slipstream.cli.output import Watch
+from slipstream.client import Client
+from slipstream.errors import CertificateError
+
+app = typer.Typer(no_args_is_help=True, help="Evaluations: what a speculator gains on held-out prompts.")
+certificates = typer.Typer(no_args_is_help=True, help="Certificates: that answers are the same, signed.")
+
+DIFFERENT = 4
+_COLUMNS = ("id", "speculator_id", "model", "status", "result", "created_at")
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    speculator_id: str,
+    prompts: Annotated[str | None, typer.Option(help="A file here or the id of one; else what was held out.")] = None,
+    concurrency: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
+    max_tokens: int | None = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the report is there.")] = False,
+) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        uploaded = prompts is not None and Path(prompts).is_file()
+        evaluation = client.evaluations.create(
+            speculator_id=speculator_id,
+            prompts_file=client.files.upload(prompts).id if uploaded and prompts else prompts,
+            concurrencies=concurrency or None,
+            max_tokens=max_tokens,
+            price_per_gpu_hour=price_per_gpu_hour,
+        )
+        if wait:
+            _wait(own, client, evaluation.id)
+        else:
+            own.output.one(evaluation)
+
+
+@app.command("list")
+def list_(context: typer.Context, speculator_id: Annotated[str | None, typer.Option(help="Its alone.")] = None) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.many(client.evaluations.list(speculator_id=speculator_id), _COLUMNS)
+
+
+@app.command()
+def show(context: typer.Context, evaluation_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.evaluations.retrieve(evaluation_id))
+
+
+@app.command()
+def wait(context: typer.Context, evaluation_id: str) -> None:
+    """Until the report is there; exit code 4 if it fails or is cancelled."""
+    own = context_of(context)
+    with own.client() as client:
+        _wait(own, client, evaluation_id)
+
+
+@app.command()
+def cancel(context: typer.Context, evaluation_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.evaluations.cancel(evaluation_id))
+
+
+@app.command()
+def certificate(context: typer.Context, evaluation_id: str, to: Path) -> None:
+    """Save what was found, signed (JSON)."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one({"path": str(client.evaluations.save_certificate(evaluation_id, to))})
+
+
+@app.command()
+def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
+    """Save the picture (PNG)."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one({"path": str(client.evaluations.plot(evaluation_id, to))})
+
+
+@certificates.command()
+def key(
+    context: typer.Context,
+    to: Annotated[Path | None, typer.Argument(help="Else where `verify` looks for it.")] = None,
+) -> None:
+    """Fetch the public key of the service, once."""
+    own, path = context_of(context), to or _kept_key()
+    with own.client() as client:
+        pem = client.evaluations.public_key()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(pem, encoding="ascii")
+    own.output.one({"path": str(path)})
+
+
+@certificates.command("verify")
+def verify_(
+    context: typer.Context,
+    certificate_file: Annotated[Path, typer.Argument(metavar="FILE")],
+    public_key: Annotated[Path | None, typer.Option(help="PEM; else the one that `certificates key` kept.")] = None,
+) -> None:
+    """Check a certificate without a network; exit code 1 if it is forged, 4 if it says that answers differ."""
+    path = public_key or _kept_key()
+    if not path.exists():
+        raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
+    content = json.loads(certificate_file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise CertificateError("this is no certificate")
+    statement = verify(content, path.read_bytes())
+    own = context_of(context)
+    own.output.one(statement)
+    if statement.get("result") != EQUAL:
+        own.output.note("The signature is right, and what it says is that answers differ.")
+        raise typer.Exit(DIFFERENT)
+
+
+def _kept_key() -> Path:
+    return config_path().with_name("certificate_key.pem")
+
+
+def _wait(own: Context, client: Client, evaluation_id: str) -> None:
+    with Watch(own.output) as watch:
+        evaluation = client.evaluations.wait(evaluation_id, on_progress=watch.evaluation)
+    own.output.one(evaluation)

@@ -1,0 +1,104 @@
+"""Evaluations: what a speculator gains on held-out prompts, and the certificate of what was found."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.errors import EvaluationFailed
+from slipstream.files import save
+from slipstream.http import D, Resource, path_of
+from slipstream.types import Evaluation
+from slipstream.waiting import wait_for
+
+
+class Evaluations(Resource[D]):
+    @procedure
+    def create(
+        self,
+        *,
+        speculator_id: str,
+        prompts_file: str | None = None,
+        concurrencies: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        repeats: int | None = None,
+        price_per_gpu_hour: float | None = None,
+    ) -> Steps[Evaluation]:
+        """
+        Args:
+            prompts_file: rows of a batch; else those that were held out when the speculator was trained.
+            concurrencies: 1, 4, 16 and 32 unless given.
+            max_tokens: caps every row's own.
+            price_per_gpu_hour: USD, for the cost of a million tokens; else the installation's.
+        """
+        body = {
+            "speculator_id": speculator_id,
+            "prompts_file": prompts_file,
+            "concurrencies": None if concurrencies is None else list(concurrencies),
+            "max_tokens": max_tokens,
+            "repeats": repeats,
+            "price_per_gpu_hour": price_per_gpu_hour,
+        }
+        return self.http.post(Evaluation, "evaluations", body)
+
+    @procedure
+    def retrieve(self, evaluation_id: str) -> Steps[Evaluation]:
+        return self.http.get(Evaluation, path_of("evaluations", evaluation_id))
+
+    @iteration
+    def list(self, *, speculator_id: str | None = None) -> Items[Evaluation]:
+        return self.http.pages(Evaluation, "evaluations", {"speculator_id": speculator_id})
+
+    @procedure
+    def cancel(self, evaluation_id: str) -> Steps[Evaluation]:
+        return self.http.post(Evaluation, path_of("evaluations", evaluation_id, "cancel"))
+
+    @procedure
+    def certificate(self, evaluation_id: str) -> Steps[dict[str, Any]]:
+        """For `slipstream.certificates.verify`."""
+        return self.http.get(dict, path_of("evaluations", evaluation_id, "certificate"))
+
+    @procedure
+    def save_certificate(self, evaluation_id: str, to: Path | str) -> Steps[Path]:
+        certificate = yield from self.http.get(dict, path_of("evaluations", evaluation_id, "certificate"))
+        path = Path(to)
+        path.write_text(json.dumps(certificate, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    @procedure
+    def public_key(self) -> Steps[str]:
+        """PEM, of the key that signs this service's certificates."""
+        found = yield from self.http.get(dict, "certificates/public_key")
+        return str(found["public_key"])
+
+    @procedure
+    def plot(self, evaluation_id: str, to: Path | str) -> Steps[Path]:
+        """Save acceptance by position and speed by concurrency (PNG)."""
+        return save(self.http, path_of("evaluations", evaluation_id, "plot"), Path(to))
+
+    @procedure
+    def wait(
+        self,
+        evaluation_id: str,
+        *,
+        on_progress: Callable[[Evaluation], Any] | None = None,
+        poll_seconds: float = 1.0,
+        timeout_seconds: float | None = None,
+    ) -> Steps[Evaluation]:
+        """The evaluation with its report.
+
+        Raises:
+            EvaluationFailed: it failed or was cancelled.
+            WaitTimeout: the time is up; the evaluation goes on.
+        """
+        evaluation = yield from wait_for(
+            lambda: self.http.get(Evaluation, path_of("evaluations", evaluation_id)),
+            lambda evaluation: evaluation.is_final,
+            poll_seconds=poll_seconds,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
+        if evaluation.status != "succeeded":
+            raise EvaluationFailed(evaluation)
+        return evaluation

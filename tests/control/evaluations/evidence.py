@@ -1,0 +1,21 @@
+"""What a worker finds, as `workers.jobs.evidence` makes it. Needs no Django: a stand-in for the child says it too."""
+
+from typing import Any
+
+
+def make_evidence(*, equal: int = 20, different: int = 0) -> dict[str, Any]:
+    return {
+        "result": "different" if different else "equal",
+        "counts": {"prompts": equal + different, "equal": equal, "different": different, "refused": 0, "answers": 80},
+        "prompts": {"sha256": "1" * 64, "count": equal + different},
+        "answers": {"plain_sha256": "2" * 64, "speculative_sha256": ("3" if different else "2") * 64},
+        "model_sha256": "0" * 64,
+        "speculator_sha256": "4" * 64,
+        "drafter": "medusa",
+        "sampling": {"greedy": 20, "sampled": 0, "max_tokens": None, "seed_key": "job_1"},
+        "runs": {"concurrencies": [1, 4], "repeats": 1},
+        "device": {"type": "cpu", "name": "a processor"},
+        "dtype": "bfloat16",
+        "weights": "auto",
+        "build": {"commit": None, "code_sha256": "5" * 64, "versions": {"python": "3.12"}},
+    }

@@ -1,0 +1,86 @@
+"""`slipstream evaluations` and `slipstream certificates`: from a request to a checked certificate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.evaluations.certificates import certificate_of, public_key_body
+from slipstream import EvaluationFailed
+from tests.control.evaluations.evidence import make_evidence
+from tests.sdk.api import ScriptedApi, file_json, ok, page
+from tests.sdk.test_cli import Run, run
+
+__all__ = ["run"]  # the fixture
+
+
+def evaluation_json(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {"id": "eval_1", "object": "evaluation", "status": "queued", "speculator_id": "spec_1"}
+    values |= {"model": "tiny", "prompts_file": None, "concurrencies": [1, 4], "job_id": "job_1", "progress": None}
+    values |= {"metrics": {}, "result": None, "report": None, "error": None, "created_at": 1, "finished_at": None}
+    return values | changes
+
+
+def test_an_evaluation_of_a_file_here_is_waited_for(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("{}\n")
+    progress = {"done": 3, "total": 10, "unit": "answers"}
+    going = evaluation_json(status="running", progress=progress, metrics={"eta_seconds": 7.0})
+    done = evaluation_json(status="succeeded", result="equal", report={"speedup": 1.5})
+    api = ScriptedApi(ok(file_json()), ok(evaluation_json()), ok(going), ok(done))
+    options = ("--prompts", str(prompts), "--concurrency", "1", "--concurrency", "4", "--price-per-gpu-hour", "2.5")
+
+    result = run("--json", "evaluations", "create", "spec_1", *options, "--wait", api=api)
+
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["report"] == {"speedup": 1.5}
+    asked = {"speculator_id": "spec_1", "prompts_file": "file-1", "concurrencies": [1, 4], "price_per_gpu_hour": 2.5}
+    assert api.body(1) == asked
+
+
+def test_one_that_fails_ends_with_4(run: Run) -> None:
+    failed = evaluation_json(status="failed", error={"code": "out_of_memory", "message": "too big"})
+
+    result = run("evaluations", "wait", "eval_1", api=ScriptedApi(ok(failed)))
+
+    assert result.exit_code == 4
+    assert "too big [out_of_memory]" in result.stderr
+    with pytest.raises(EvaluationFailed), ScriptedApi(ok(failed)).client() as client:
+        client.evaluations.wait("eval_1")
+
+
+def test_those_of_one_speculator_are_listed(run: Run) -> None:
+    api = ScriptedApi(page(evaluation_json()))
+
+    assert "eval_1" in run("evaluations", "list", "--speculator-id", "spec_1", api=api).stdout
+    assert api.requests[0].url.params["speculator_id"] == "spec_1"
+
+
+def test_a_certificate_is_fetched_once_and_checked_without_a_network(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "certificate.json"
+    certificate = certificate_of(make_evidence())
+    assert run("certificates", "verify", str(path)).exit_code == 1  # no key yet
+
+    assert run("certificates", "key", api=ScriptedApi(ok(public_key_body()))).exit_code == 0
+    assert run("evaluations", "certificate", "eval_1", str(path), api=ScriptedApi(ok(certificate))).exit_code == 0
+
+    result = run("--json", "certificates", "verify", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == make_evidence()
+
+
+def test_a_forged_certificate_ends_with_1_and_one_of_different_answers_with_4(run: Run, tmp_path: Path) -> None:
+    path, key = tmp_path / "certificate.json", tmp_path / "key.pem"
+    key.write_text(public_key_body()["public_key"])
+    different = certificate_of(make_evidence(equal=19, different=1))
+    path.write_text(json.dumps(different))
+    verify = ("certificates", "verify", str(path), "--public-key", str(key))
+
+    result = run(*verify)
+    assert result.exit_code == 4
+    assert "answers differ" in result.stderr
+    path.write_text(json.dumps(different).replace('"result": "different"', '"result": "equal"'))
+    assert run(*verify).exit_code == 1
+    path.write_text("[]")
+    assert run(*verify).exit_code == 1

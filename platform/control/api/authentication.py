@@ -3,6 +3,7 @@
 rest_framework loads this module while it loads its own views: nothing here may import `rest_framework.views`.
 """
 
+import structlog
 from django.http import HttpRequest
 from rest_framework import authentication, permissions
 from rest_framework.request import Request
@@ -28,6 +29,7 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
     with across_tenants(Across.AUTHENTICATION):
         key = api_key_authenticate(token.strip())
     enter_tenant(key.organization_id)
+    structlog.contextvars.bind_contextvars(organization_id=key.organization_id)
     request.META["SLIPSTREAM_API_KEY"] = key
     request_count(request, key.organization_id)
     return key

@@ -16,7 +16,7 @@ from control.settings.config import get_config
 from control.webhooks.addresses import check_url
 from control.webhooks.models import WebhookDelivery, WebhookEndpoint, WebhookSecret
 from control.webhooks.outbox import delivery_of
-from control.webhooks.secrets import encrypt, new_secret
+from control.webhooks.secrets import encrypt, new_secret, reencrypt
 
 MAX_ENDPOINTS = 20
 Status = WebhookDelivery.Status
@@ -108,3 +108,16 @@ def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
     )
     delivery.refresh_from_db()
     return delivery
+
+
+def webhook_secrets_reencrypt() -> int:
+    """Writes every secret with the secret key of now. Returns: how many.
+
+    Raises: cryptography.fernet.InvalidToken: one was written under a key that is not known any more; nothing changes.
+    """
+    with transaction.atomic():
+        rows = list(WebhookSecret.objects.select_for_update())
+        for row in rows:
+            row.encrypted = reencrypt(row.encrypted)
+        WebhookSecret.objects.bulk_update(rows, ["encrypted"], batch_size=500)
+    return len(rows)

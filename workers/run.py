@@ -8,7 +8,6 @@ Standard output holds events only: whatever else prints, in Python or in C, goes
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +15,9 @@ from typing import TextIO
 from workers.contracts import BatchSpec, EvaluationSpec, Finished, Spec, TrainingSpec, read_spec
 from workers.emitter import Emit, EventWriter
 from workers.failures import failed_event
+from workers.log_lines import configure_logging
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     # Before torch is imported: on a shared machine spinning OpenMP threads made a 35 ms pass take 900 ms.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(sys.stderr)
     with _events_only_stdout() as stream:
         return _run(Path(arguments[0]), EventWriter(stream))
 
@@ -41,7 +43,7 @@ def _run(spec_path: Path, emit: Emit) -> int:
     try:
         finished = _dispatch(read_spec(spec_path), emit)
     except Exception as error:  # the boundary of the job: every failure becomes an event with its class
-        traceback.print_exc()
+        logger.exception("job failed")
         emit(failed_event(error))
         return 1
     emit(finished)

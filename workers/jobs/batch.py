@@ -6,6 +6,7 @@ Shards are filled at once, not one after the other: the slow last answers of one
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from workers.jobs.rows import (
     prepare_row,
     read_rows,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
@@ -179,6 +182,7 @@ class _Shard:
             os.fsync(file.fileno())
         partial.rename(final)
         self.lines.clear()
+        logger.info("shard written", extra={"shard": self.range.shard_no})
         return ShardDone(
             shard_no=self.range.shard_no,
             path=str(final),

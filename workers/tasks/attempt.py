@@ -10,6 +10,7 @@ claim ── Lease ── handler.run ──> job_succeed
 import errno
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from control.jobs.services import (
     job_succeed,
 )
 from control.jobs.state import Claim, LeaseLost
+from control.observability import metrics, tracing
+from control.observability.origin import REQUEST_ID, TRACEPARENT, origin_of
+from control.observability.tracing import Kind
 from control.pipelines.stages import pipelines_advance_after_job
 from control.settings.config import get_config
 from control.storage import StorageError
@@ -79,16 +83,40 @@ def look_at(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handl
 def _look_at(claim: Claim, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
     job_id = claim.job_id
     job = Job.objects.select_related("organization").get(pk=job_id)
-    with structlog.contextvars.bound_contextvars(job_id=job_id, fence=claim.fence), _work_folder(claim) as folder:
-        log.info("job claimed", kind=job.kind, attempt=job.attempt)
-        with Lease(claim) as lease:
+    with _observed(claim, job):
+        with _work_folder(claim) as folder, Lease(claim) as lease:
+            log.info("job claimed", kind=job.kind, attempt=job.attempt)
             log_path = get_config().data_dir.resolve() / "logs" / "jobs" / f"{job_id}.{claim.fence}.log"
             attempt = Attempt(claim=claim, job=job, lease=lease, folder=folder, log_path=log_path, stop=stop)
             try:
                 _work(attempt, handlers[job.kind])
             except LeaseLost:
                 log.warning("lease lost")
-    pipelines_advance_after_job(job_id=job_id)
+                metrics.job_leases_lost.labels(job.kind).inc()
+        pipelines_advance_after_job(job_id=job_id)
+
+
+@contextmanager
+def _observed(claim: Claim, job: Job) -> Iterator[None]:
+    """Logs, counts and traces what happens meanwhile as an attempt at this job, which some request once asked for."""
+    came_from = origin_of(claim.job_id)
+    ids = {"organization_id": claim.organization_id, "job_id": claim.job_id, "fence": claim.fence}
+    request = {REQUEST_ID: came_from[REQUEST_ID]} if REQUEST_ID in came_from else {}
+    about = {
+        tracing.ORGANIZATION: claim.organization_id,
+        tracing.JOB: claim.job_id,
+        tracing.JOB_KIND: job.kind,
+        tracing.FENCE: claim.fence,
+    }
+    parent = came_from.get(TRACEPARENT, "")
+    metrics.job_claims.labels(job.kind).inc()
+    began = time.monotonic()
+    with (
+        structlog.contextvars.bound_contextvars(**ids, **request),
+        tracing.span(f"attempt {job.kind}", about, kind=Kind.CONSUMER, traceparent=parent),
+    ):
+        yield
+    metrics.job_attempt_seconds.labels(job.kind).observe(time.monotonic() - began)
 
 
 def _work(attempt: Attempt, handler: Handler) -> None:
@@ -99,6 +127,7 @@ def _work(attempt: Attempt, handler: Handler) -> None:
             raise AttemptFailed(CRASH_LOOP.failure_class, CRASH_LOOP.code, CRASH_LOOP.message)
         job_succeed(claim=attempt.claim, result=handler.run(attempt))
         log.info("job succeeded")
+        metrics.jobs_ended.labels(attempt.job.kind, Job.Status.SUCCEEDED.value).inc()
     except LeaseLost:
         raise
     except Cancelled:
@@ -106,6 +135,7 @@ def _work(attempt: Attempt, handler: Handler) -> None:
         handler.end(attempt, Ending.CANCELLED, None)
         job_end_cancelled(claim=attempt.claim)
         log.info("job cancelled")
+        metrics.jobs_ended.labels(attempt.job.kind, Job.Status.CANCELLED.value).inc()
     except Draining:
         job_release(claim=attempt.claim)
         log.info("job released")
@@ -124,6 +154,10 @@ def _fail(attempt: Attempt, handler: Handler, failure: Failure) -> None:
         handler.end(attempt, Ending.EXPIRED if final.failure_class is FailureClass.EXPIRED else Ending.FAILED, final)
     ended = job_fail(claim=attempt.claim, failure=failure)
     log.warning("attempt failed", code=failure.code, reason=failure.message, is_final=ended)
+    if ended:
+        metrics.jobs_ended.labels(attempt.job.kind, Job.Status.FAILED.value).inc()
+    else:
+        metrics.job_retries.labels(attempt.job.kind, failure.failure_class.value).inc()
 
 
 def _classify(error: Exception) -> Failure:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 from django.db.models.functions import Now
 
 from control.batches.assemble import batch_assemble
@@ -14,6 +15,7 @@ from control.jobs.failures import Failure
 from control.jobs.models import JobShard
 from control.jobs.selectors import num_rows_committed, shards_open
 from control.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards, job_commit_shard
+from control.observability import metrics
 from control.settings.config import get_config
 from control.storage import get_storage
 from workers.contracts import BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
@@ -21,6 +23,8 @@ from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed
 from workers.tasks.staging import model_dir, shard_key, stage_file
 from workers.tasks.supervise import run_child
+
+log = structlog.get_logger(__name__)
 
 DEFAULT_BATCH_SIZE = 16
 
@@ -110,6 +114,16 @@ def commit_shard_file(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
     rows = ShardRows(completed=event.completed, failed=event.failed, usage=event.usage)
     job_commit_shard(claim=attempt.claim, shard_no=event.shard_no, storage_key=key, rows=rows)
     path.unlink(missing_ok=True)
+    _observe(event)
+
+
+def _observe(event: ShardDone) -> None:
+    log.info("shard committed", shard=event.shard_no, completed=event.completed, failed=event.failed)
+    metrics.shards.labels("batch").inc()
+    metrics.rows.labels("completed").inc(event.completed)
+    metrics.rows.labels("failed").inc(event.failed)
+    metrics.tokens.labels("batch", "input").inc(event.usage.get("prompt_tokens", 0))
+    metrics.tokens.labels("batch", "output").inc(event.usage.get("completion_tokens", 0))
 
 
 def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobShard]) -> BatchSpec:

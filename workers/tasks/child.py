@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import workers
 from control.child_environment import child_environment
 from control.jobs.config import get_job_config
+from control.observability.child_logs import child_log_environment
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
@@ -22,7 +24,8 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 class ChildProcess:
     """Start and stop it from one thread that outlives it: see `workers.tasks.bound`."""
 
-    def __init__(self, spec: Spec, *, folder: Path, log_path: Path) -> None:
+    def __init__(self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any]) -> None:
+        """`log_ids` stand in each of its lines of log."""
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +35,7 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env={**_environment(), **child_log_environment(log_ids)},
             cwd=folder,
             start_new_session=True,  # its own group: killed with all that it started
         )

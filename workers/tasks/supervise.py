@@ -5,6 +5,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
+import structlog
+
 from control.jobs.config import get_job_config
 from control.jobs.services import job_metrics, job_progress
 from control.jobs.state import LeaseLost
@@ -38,7 +40,8 @@ def run_child(
 
     Raises: Cancelled, Draining, LeaseLost, AttemptFailed, ChildCrashed. The child is dead by then.
     """
-    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path)
+    ids = structlog.contextvars.get_contextvars()
+    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids)
     try:
         return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
     except (Cancelled, Draining):

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -25,6 +26,8 @@ from control.jobs.models import Job
 from control.jobs.selectors import jobs_to_cancel
 from control.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
 from control.jobs.state import Claim
+from control.observability import metrics
+from control.observability.listener import listen
 from control.pipelines.stages import pipelines_reconcile
 from control.settings.config import get_config
 from control.tenancy.scope import Across, across_tenants
@@ -36,6 +39,8 @@ from workers.tasks.evaluation import EvaluationHandler
 from workers.tasks.training import TrainingHandler
 
 log = structlog.get_logger(__name__)
+
+HOUSE_SECONDS = 300.0  # a chore may wait long for a database or storage that is slow to answer
 
 HANDLERS: dict[str, Handler] = {
     Job.Kind.BATCH: BatchHandler(),
@@ -52,11 +57,12 @@ class JobWorker:
         self.stop = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
         self._courier = Courier(self.stop)
+        self._house_kept_at = time.monotonic()
 
     def start(self) -> None:
         self._housekeeper.start()
         self._courier.start()
-        log.info("worker started", worker=self.name)
+        log.info("worker started", worker=self.name, metrics_port=listen(self.is_alive))
 
     def close(self) -> None:
         self.stop.set()
@@ -65,11 +71,17 @@ class JobWorker:
         _safely(lambda: worker_leave(worker=self.name), "worker not signed off")
         log.info("worker stopped", worker=self.name)
 
+    def is_alive(self) -> bool:
+        """Whether the housekeeper still makes its rounds, with or without the database."""
+        return time.monotonic() - self._house_kept_at < HOUSE_SECONDS
+
     def look(self) -> bool:
         """Works on the job whose turn it is. Returns: False: there is none."""
         if self.stop.is_set():
             return False  # the reconciler of another worker will say it again
-        return self._look_at(job_claim_next(worker=self.name))
+        claim = job_claim_next(worker=self.name)
+        metrics.wakeups.labels("nothing" if claim is None else "claimed").inc()
+        return self._look_at(claim)
 
     def poll_forever(self) -> None:
         """Works on due jobs until `stop` is set."""
@@ -101,6 +113,7 @@ class JobWorker:
             with across_tenants(Across.HOUSEKEEPING):
                 for complaint, chore in chores:
                     _safely(chore, complaint)
+                    self._house_kept_at = time.monotonic()
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
 

@@ -94,8 +94,10 @@ class Supervisor:
         self.reap()
         rows = list(deployments_to_supervise())
         for deployment in rows:
+            ids = {"deployment_id": deployment.pk, "organization_id": deployment.organization_id}
             try:
-                self._reconcile(deployment)
+                with structlog.contextvars.bound_contextvars(**ids):
+                    self._reconcile(deployment)
             except DatabaseError:
                 raise  # concerns all of them
             except Exception:  # boundary: one deployment's trouble must not stop the others

@@ -7,6 +7,7 @@ outlives it (see `keeper`).
 """
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import structlog
 from control.embedded.components import Component
 from control.embedded.ports import free_port
 from control.embedded.valkey import find_valkey, write_valkey_config
+from control.observability.metrics import SHARED_FOLDER
 from control.settings.config import Config
 
 log = structlog.get_logger(__name__)
@@ -112,6 +114,13 @@ def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
     return True
 
 
+def _empty_folder(path: Path) -> Path:
+    """What processes of an earlier start have counted is past."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
 def _answers(url: str) -> bool:
     try:
         with redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0) as client:
@@ -125,6 +134,7 @@ def _environment(config: Config) -> dict[str, str]:
     return {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(config.data_dir),
+        SHARED_FOLDER: str(_empty_folder(config.data_dir / "metrics")),
         "PYTHONPATH": os.pathsep.join([str(PROJECT_ROOT), str(PROJECT_ROOT / "platform")]),
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }

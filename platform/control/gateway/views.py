@@ -29,6 +29,8 @@ from control.deployments.models import Deployment
 from control.deployments.selectors import deployment_by_name
 from control.gateway.meter import asks_for_usage, metered, metered_request, tokens_of
 from control.gateway.upstream import Target, forward
+from control.observability import metrics, tracing
+from control.observability.tracing import Kind, Span
 from control.tenancy.scope import as_tenant
 from control.usage.caller import Caller
 from control.usage.services import Tokens, usage_add
@@ -56,17 +58,26 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
         routed = await sync_to_async(_route)(request)
+    except ApiError as error:
+        return error_response(error)
+    span = _begin_span(routed, path)
+    try:
         sent = metered_request(routed.body) or request.body
         answer = await forward(routed.target, path, sent, request_id=request_id(request))
     except ApiError as error:
+        span.fail(str(error.code))
+        span.end()
         return error_response(error)
     headers = {"Content-Type": answer.content_type}
     if answer.retry_after is not None:
         headers["Retry-After"] = answer.retry_after
-    count = partial(_count, routed)
+    count = partial(_count, routed, span)
     if isinstance(answer.body, bytes):
         if answer.status == 200:
             await count(tokens_of(answer.body) or Tokens())
+        else:
+            span.fail(str(answer.status))
+            span.end()
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
     stream = metered(answer.body, shows_usage=asks_for_usage(routed.body), count=count)
@@ -80,8 +91,21 @@ class _Routed:
     body: dict[str, Any]
 
 
-async def _count(routed: _Routed, tokens: Tokens) -> None:
+def _begin_span(routed: _Routed, path: str) -> Span:
+    """Ends with the answer's last byte."""
+    operation, model = path.removeprefix("/v1/").partition("/")[0], str(routed.body["model"])
+    operation = "text_completion" if operation == "completions" else operation  # the convention's name
+    about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
+    return tracing.begin(f"{operation} {model}", about, kind=Kind.CLIENT)
+
+
+async def _count(routed: _Routed, span: Span, tokens: Tokens) -> None:
     """Under the name that the caller used. Also for one who has gone, whose tasks are cancelled: hence the shield."""
+    span.set(tracing.INPUT_TOKENS, tokens.input)
+    span.set(tracing.OUTPUT_TOKENS, tokens.output)
+    span.end()
+    metrics.tokens.labels("endpoint", "input").inc(tokens.input)
+    metrics.tokens.labels("endpoint", "output").inc(tokens.output)
     await asyncio.shield(sync_to_async(_write_usage)(routed, tokens))
 
 

@@ -21,6 +21,7 @@ from control.jobs.models import Job, Worker
 from control.jobs.selectors import is_due, jobs_due
 from control.jobs.state import Claim, event_add, from_now, held, transition, update_held
 from control.jobs.wake import is_backed_up, wake, wake_on_commit
+from control.observability.origin import origin
 from control.settings.config import get_config
 from control.tenancy.quotas import organization_hold, quota_of
 from control.tenancy.scope import Across, across_tenants
@@ -51,7 +52,7 @@ def job_submit(
         job = Job.objects.create(
             organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
         )
-        event_add(job_id=job.pk, type="queued", data={})
+        event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job)
         wake_on_commit(job.pk)
     return job

@@ -10,6 +10,7 @@ SLIPSTREAM = Config()
 
 DEBUG = False
 ALLOWED_HOSTS = [host.strip() for host in SLIPSTREAM.allowed_hosts.split(",") if host.strip()]
+SECRET_KEY_FALLBACKS = [key for key in SLIPSTREAM.secret_key_fallbacks.get_secret_value().split(",") if key]
 ROOT_URLCONF = "control.urls"
 ASGI_APPLICATION = "control.asgi.application"
 USE_TZ = True
@@ -56,7 +57,9 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 MIDDLEWARE = [
-    "control.api.request_id.RequestIdMiddleware",  # first: errors of all others carry the id too
+    "control.observability.probes.probes_middleware",  # first: probes know no host name and speak no TLS
+    "control.api.request_id.RequestIdMiddleware",  # before the others: errors of all carry the id too
+    "control.observability.requests.RequestsMiddleware",
     "control.tenancy.middleware.TenancyMiddleware",
     "control.audit.middleware.AuditMiddleware",
     "control.api.limits.RateLimitMiddleware",
@@ -116,6 +119,9 @@ structlog.configure(
 )
 
 
+LOGS_ARE_JSON = False  # production's are; a child writes as its supervisor does
+
+
 def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
     """Django's LOGGING: one line an event on standard error, the library's and ours alike."""
     return {
@@ -134,5 +140,10 @@ def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": SLIPSTREAM.log_level},
-        "loggers": {"django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level}},
+        "loggers": {
+            "django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
+            "django.request": {"level": "ERROR"},  # that a request was refused stands in our own line about it
+            "uvicorn": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
+            "uvicorn.access": {"handlers": [], "propagate": False},  # as well
+        },
     }

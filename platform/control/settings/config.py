@@ -1,6 +1,7 @@
 """What the environment decides, read once into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
 
 import base64
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -39,12 +40,16 @@ class Config(BaseSettings):
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
 
     secret_key: SecretStr | None = None
+    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier ones, comma-separated: read with, never written with
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
     certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name hosts of this very network
     log_level: str = "INFO"
+    metrics_token: SecretStr | None = None  # who shows it may read /metrics; none: this machine alone
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of a worker's or supervisor's own /metrics
+    tracing: bool = False  # sends traces by OpenTelemetry, whose OTEL_* variables say where to
 
     @model_validator(mode="after")
     def _lease_outlives_two_renewals(self) -> Self:
@@ -60,6 +65,12 @@ class Config(BaseSettings):
         if key is not None and len(base64.b64decode(key.get_secret_value(), validate=True)) != 32:
             raise ValueError("certificate_key must be 32 bytes in base64")
         return key
+
+    @model_validator(mode="after")
+    def _tracing_has_its_packages(self) -> Self:
+        if self.tracing and find_spec("opentelemetry") is None:
+            raise ValueError("tracing needs the packages of requirements-tracing.txt")
+        return self
 
     @property
     def storage_dir(self) -> Path:

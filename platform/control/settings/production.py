@@ -18,4 +18,5 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = True
 SECURE_HSTS_PRELOAD = True
 SESSION_COOKIE_SECURE = True
 CSRF_COOKIE_SECURE = True
+LOGS_ARE_JSON = True
 LOGGING = logging_settings(structlog.processors.JSONRenderer())

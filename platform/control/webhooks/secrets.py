@@ -1,7 +1,7 @@
 """Secrets of endpoints: what a receiver verifies with, so we must be able to read them; hence encrypted, not hashed.
 
 The key is derived from Django's SECRET_KEY. To change that one, put the old into SECRET_KEY_FALLBACKS: secrets are
-read with any of them.
+read with any of them, until `manage.py webhook_secrets_reencrypt` has written all of them with the new one.
 """
 
 import base64
@@ -27,6 +27,11 @@ def encrypt(secret: str) -> str:
 def decrypt(encrypted: str) -> str:
     """Raises: cryptography.fernet.InvalidToken: encrypted under a SECRET_KEY that is not known any more."""
     return _cipher().decrypt(encrypted.encode()).decode()
+
+
+def reencrypt(encrypted: str) -> str:
+    """Under the SECRET_KEY of now. Raises: cryptography.fernet.InvalidToken: as `decrypt`."""
+    return _cipher().rotate(encrypted.encode()).decode()
 
 
 def _cipher() -> MultiFernet:

@@ -21,6 +21,7 @@ from django.utils import timezone
 from standardwebhooks import Webhook
 
 from control.events.serializers import event_body
+from control.observability import metrics
 from control.settings.config import get_config
 from control.webhooks.models import WebhookDelivery
 from control.webhooks.results import Attempt, delivery_attempted, delivery_exhausted
@@ -59,6 +60,7 @@ class Sender:
             allow_private=get_config().webhooks_allow_private,
         )
         attempt = Attempt(at=now, answer=answer, milliseconds=round(1000 * (time.monotonic() - started)))
+        metrics.webhook_attempts.labels(str(answer.status or answer.error)).inc()
         delivery_attempted(delivery=delivery, attempt=attempt, now=self.clock())
         return True
 

@@ -12,7 +12,10 @@ ALLOWED = {
     ("control.embedded.management.commands.up", "COMMAND"),
     ("control.jobs.fair", "CLAIM"),
     ("control.jobs.services", "CLAIM"),
+    ("control.observability.census", "CONSOLE"),
+    ("control.observability.engines", "CONSOLE"),
     ("control.tenancy.middleware", "CONSOLE"),
+    ("control.webhooks.management.commands.webhook_secrets_reencrypt", "COMMAND"),
     ("workers.tasks.courier", "HOUSEKEEPING"),
     ("workers.tasks.worker", "HOUSEKEEPING"),
 }

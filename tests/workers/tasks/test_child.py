@@ -28,7 +28,8 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
         path.write_text(script)
         patience = config.JobConfig(child_command=f"{sys.executable} {path}")
         monkeypatch.setattr("workers.tasks.child.get_job_config", lambda: patience)
-        return ChildProcess(SPEC, folder=tmp_path, log_path=tmp_path / "log" / "child.log")
+        ids = {"organization_id": "org_1", "job_id": "job_1", "fence": 3, "request_id": "req_12345678"}
+        return ChildProcess(SPEC, folder=tmp_path, log_path=tmp_path / "log" / "child.log", log_ids=ids)
 
     return run
 

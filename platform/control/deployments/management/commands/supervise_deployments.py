@@ -15,6 +15,7 @@ from django.db import DatabaseError, close_old_connections
 
 from control.deployments.supervisor import Patience, Supervisor
 from control.jobs.services import worker_beat, worker_leave
+from control.observability.listener import listen
 from control.settings.config import get_config
 from control.tenancy.scope import Across, across_tenants
 
@@ -22,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 0.25  # a death is seen within two seconds, with room for a slow tick
 BEAT_SECONDS = 10.0
+HANGING_SECONDS = 120.0  # without a tick: something in it waits for ever
 
 
 class Command(BaseCommand):
@@ -63,8 +65,11 @@ def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:
 
 def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
     worker, next_beat = f"supervisor@{socket.gethostname()}", 0.0
+    ticked_at = time.monotonic()
+    listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
     supervisor.kill_strays()
     while not stop.wait(TICK_SECONDS):
+        ticked_at = time.monotonic()
         try:
             supervisor.tick()
             if time.monotonic() >= next_beat:

@@ -1,0 +1,56 @@
+"""From an artifact to another engine's folder, and back.
+
+    python -m workers.exports export FOLDER OUT --format speculators --model DIR
+    python -m workers.exports import FOLDER OUT --format specforge --model DIR
+
+FOLDER holds what is read, OUT must not exist. `python -m workers.exports formats` lists what can leave as what.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.exports.errors import ExchangeError
+from workers.exports.formats import FORMATS, export_speculator, import_speculator
+from workers.exports.target import Target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.exports", description="Speculators of other engines.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("formats", help="what can leave as what")
+    for name in ("export", "import"):
+        command = commands.add_parser(name)
+        command.add_argument("folder", type=Path)
+        command.add_argument("out", type=Path)
+        command.add_argument("--format", required=True, choices=FORMATS)
+        command.add_argument("--model", type=Path, required=True, metavar="DIR", help="the model it belongs to")
+        command.add_argument("--model-name", metavar="NAME", help="what the other engine calls it (default DIR)")
+    args = parser.parse_args(arguments)
+    if args.command == "formats":
+        for form in FORMATS.values():
+            print(f"{form.name}: {', '.join(form.kinds)}")
+        return 0
+    try:
+        args.out.mkdir(parents=True)
+    except FileExistsError:
+        print(f"error: {args.out} is there already", file=sys.stderr)
+        return 2
+    try:
+        target = Target.read(args.model, name=args.model_name)
+        if args.command == "export":
+            export_speculator(args.folder, args.format, target, args.out)
+        else:
+            kind = import_speculator(args.folder, args.format, target, args.out, provenance={})
+            print(f"a speculator of kind {kind}")
+    except (ExchangeError, OSError) as error:
+        shutil.rmtree(args.out)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

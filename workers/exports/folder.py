@@ -1,0 +1,91 @@
+"""Folders that come in: looked at before anything is made of them. What is let in can hold no code."""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from workers.exports.errors import invalid
+from workers.exports.tensors import Stored, read_tensors
+
+ALLOWED_NAMES = (
+    "config.json",
+    "adapter_config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "draft_vocab.json",
+    "provenance.json",
+    "report.json",
+    "LICENSE*",
+    "*.md",
+    ".gitattributes",
+)
+TOKENIZER_NAMES = ALLOWED_NAMES[2:10]  # and how a model of that tokenizer generates
+MAX_JSON_BYTES = 64 << 20
+
+
+def check_names(folder: Path) -> None:
+    """Raises: ExchangeError: a file that may not be part of a speculator, a link, or a folder in the folder."""
+    for entry in sorted(folder.iterdir()):
+        allowed = any(fnmatch(entry.name, pattern) for pattern in ALLOWED_NAMES)
+        if entry.is_symlink() or not entry.is_file() or not allowed:
+            raise invalid(f"{entry.name:.120} may not be part of a speculator; allowed are {', '.join(ALLOWED_NAMES)}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises: ExchangeError: missing, too long, no object, or it names code."""
+    if not path.is_file():
+        raise invalid(f"there is no {path.name}")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise invalid(f"{path.name} must be at most {MAX_JSON_BYTES:,} bytes")
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise invalid(f"{path.name} must hold an object")
+    if "auto_map" in values:
+        raise invalid(f"{path.name} names code of its own (auto_map), which is never run")
+    return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def read_weights(folder: Path) -> dict[str, Stored]:
+    """Every tensor of every file. Raises: ExchangeError: no file, a damaged one, or a name twice."""
+    tensors: dict[str, Stored] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, tensor in read_tensors(path).items():
+            if name in tensors:
+                raise invalid(f"tensor {name:.120} is in two files")
+            tensors[name] = tensor
+    if not tensors:
+        raise invalid("there is no *.safetensors file; weights in other forms (.bin, .pt) are never read")
+    return tensors
+
+
+def integer(values: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1) -> int:
+    """Raises: ExchangeError."""
+    value = values.get(name, default)
+    if type(value) is not int or not least <= value <= 1 << 31:
+        raise invalid(f"config.json: {name} must be a whole number of at least {least}, got {value!r:.40}")
+    return value
+
+
+def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Raises: ExchangeError."""
+    found = values.get(name)
+    if not isinstance(found, dict):
+        raise invalid(f"config.json: {name} must be an object, got {found!r:.40}")
+    return found

@@ -1,0 +1,55 @@
+"""LoRAX's adapters: Medusa of version 2, alone or with a LoRA adapter (the pair that Turbo LoRA is served as).
+
+    config.json  medusa_num_heads ...     adapter_config.json  peft's, of the pair alone
+    adapter_model.safetensors             {head}.0.linear.{weight,bias}, and with LoRA base_model.model.*
+
+Heads read the model's whole lm_head, so what they propose is not bound to a reduced vocabulary there.
+
+Source: https://github.com/predibase/lorax, server/lorax_server/adapters (medusa.py, medusa_lora.py).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from workers.exports.artifact import ADAPTER_FILE, Artifact, of_adapter
+from workers.exports.errors import invalid, unsupported
+from workers.exports.folder import integer, read_json, read_weights, write_json
+from workers.exports.medusa import check_plain, heads_artifact
+from workers.exports.target import Target
+from workers.exports.tensors import integers, write_tensors
+
+NAME = "lorax"
+KINDS = ("medusa", "turbo_lora")
+
+
+def export(artifact: Artifact, target: Target, folder: Path) -> None:
+    """Raises: ExchangeError: heads that version 2 does not have."""
+    check_plain(artifact, "LoRAX's Medusa of version 2")
+    if artifact.heads["num_layers"] != 1:
+        raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")
+    values = {
+        "base_model_name_or_path": target.name,
+        "medusa_num_heads": artifact.heads["num_heads"],
+        "medusa_num_layers": 1,
+        "version": "2",
+    }
+    write_json(folder / "config.json", values)
+    if artifact.adapter is not None:
+        write_json(folder / "adapter_config.json", artifact.adapter | {"base_model_name_or_path": target.name})
+    tensors = {name: tensor for name, tensor in artifact.tensors.items() if name != "draft_vocab"}
+    write_tensors(folder / ADAPTER_FILE, tensors)
+
+
+def read(folder: Path, target: Target) -> Artifact:
+    """Raises: ExchangeError."""
+    values, weights = read_json(folder / "config.json"), read_weights(folder)
+    num_heads = integer(values, "medusa_num_heads")
+    if integer(values, "medusa_num_layers", 1) != 1 or any(name.endswith(".1.weight") for name in weights):
+        raise invalid("only version 2 can be imported: one layer a head, and no lm_head of its own")
+    heads = {name: tensor for name, tensor in weights.items() if not of_adapter(name)}
+    made = heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
+    lora = {name: tensor for name, tensor in weights.items() if of_adapter(name)}
+    if not (folder / "adapter_config.json").exists():
+        return replace(made, tensors=made.tensors | lora)
+    adapter = read_json(folder / "adapter_config.json")
+    return replace(made, kind="turbo_lora", tensors=made.tensors | lora, adapter=adapter)

@@ -1,0 +1,120 @@
+"""vLLM's Medusa: `MedusaModel`, with a copy of the model's lm_head that all heads share.
+
+    blocks.{head}.layers.{layer}.{weight,bias}   lm_head.weight [V, H]
+
+Rows of tokens that the heads do not propose are zero: their logit 0 is no argmax where any guess is worth making. The
+format has a map of tokens for this, `token_map`, but vLLM 0.32 refuses files that hold one: it looks for it among the
+weights that it set itself.
+
+Source: vLLM, model_executor/models/medusa.py and transformers_utils/configs/medusa.py.
+"""
+
+import re
+from pathlib import Path
+
+from workers.exports.artifact import WEIGHTS_FILE, Artifact
+from workers.exports.errors import invalid, unsupported
+from workers.exports.folder import integer, read_json, read_weights, write_json
+from workers.exports.target import Target
+from workers.exports.tensors import Stored, integers, write_tensors
+
+NAME = "medusa"
+KINDS = ("medusa",)
+_LAYER = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
+_LAYER_OF_OLD = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+
+
+def export(artifact: Artifact, target: Target, folder: Path) -> None:
+    """Raises: ExchangeError: heads with an input or an output that the format does not have."""
+    heads = artifact.heads
+    check_plain(artifact, "vLLM's Medusa")
+    tensors: dict[str, Stored] = {}
+    for name, tensor in artifact.tensors.items():
+        if match := _LAYER_OF_OLD.fullmatch(name):
+            tensors[f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"] = tensor
+    tensors["lm_head.weight"] = target.lm_head().only_rows(artifact.draft_vocab)
+    values = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": heads["hidden_size"],
+        "vocab_size": target.vocab_size,
+        "truncated_vocab_size": target.vocab_size,
+        "num_heads": heads["num_heads"],
+        "num_hidden_layers": heads["num_layers"],
+        "medusa_fc_bias": True,
+        "original_lm_head": True,
+    }
+    write_json(folder / "config.json", values)
+    write_tensors(folder / WEIGHTS_FILE, tensors)
+
+
+def check_plain(artifact: Artifact, form: str) -> None:
+    """Raises: ExchangeError."""
+    if artifact.heads.get("token_input"):
+        raise unsupported(f"{form} heads read the hidden state alone; train with token_input false to export them")
+    if not artifact.heads.get("tied", True):
+        raise unsupported(f"{form} shares one lm_head among the heads; train with tied true to export them")
+
+
+def read(folder: Path, target: Target) -> Artifact:
+    """Raises: ExchangeError."""
+    values, weights = read_json(folder / "config.json"), read_weights(folder)
+    if "MedusaModel" not in (values.get("architectures") or ()) and values.get("model_type") != "medusa":
+        raise invalid("config.json must have architectures ['MedusaModel'] or model_type medusa")
+    if not values.get("original_lm_head"):
+        raise invalid("only heads that share the model's lm_head (original_lm_head) can be imported")
+    found = {}
+    for name, tensor in weights.items():
+        name = name.removeprefix("medusa_heads.")
+        if match := _LAYER.fullmatch(name) or _LAYER_OF_OLD.fullmatch(name):
+            found[f"{match[1]}.{match[2]}.linear.{match[3]}"] = tensor
+        elif name not in ("token_map", "lm_head.weight", "lm_heads.0.weight"):
+            raise invalid(f"tensor {name:.120} belongs to no Medusa heads")
+    return heads_artifact(
+        found,
+        _vocab(weights, target),
+        target,
+        num_heads=integer(values, "num_heads"),
+        num_layers=integer(values, "num_hidden_layers", 1),
+    )
+
+
+def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
+    """Raises: ExchangeError."""
+    if "token_map" in weights:
+        return weights["token_map"]
+    head = weights.get("lm_head.weight") or weights.get("lm_heads.0.weight")
+    if head is None:
+        return integers(range(target.vocab_size))
+    if head.shape != (target.vocab_size, target.hidden_size):
+        raise invalid(f"lm_head must be {[target.vocab_size, target.hidden_size]}, got {list(head.shape)}")
+    if not (rows := head.nonzero_rows()):
+        raise invalid("lm_head is zero throughout")
+    return integers(rows)
+
+
+def heads_artifact(
+    tensors: dict[str, Stored], vocab: Stored, target: Target, *, num_heads: int, num_layers: int
+) -> Artifact:
+    """Tied heads with the names of the artifact; where there are no biases they are zero."""
+    H = target.hidden_size
+    tensors = dict(tensors)
+    for name in list(tensors):
+        zeros = Stored(dtype="F32", shape=(H,), data=bytes(4 * H))
+        tensors.setdefault(f"{name.rpartition('.')[0]}.bias", zeros)
+    sizes = {
+        "hidden_size": H,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "draft_vocab_size": len(vocab.integers()),
+        "tied": True,
+        "token_input": False,
+    }
+    config = {
+        "base_model_name_or_path": target.name,
+        "medusa_num_heads": num_heads,
+        "medusa_num_layers": num_layers,
+        "version": "2",
+        "slipstream": sizes,
+    }
+    return Artifact(kind="medusa", config=config, tensors=tensors | {"draft_vocab": vocab})

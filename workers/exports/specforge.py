@@ -1,0 +1,140 @@
+"""SpecForge's format, which SGLang reads: a Hugging Face folder of the draft alone.
+
+    EAGLE-3  architectures LlamaForCausalLMEagle3, a Llama configuration of one layer, tensors midlayer.*
+    DFlash   dflash_config {...} beside a Qwen3 configuration; DSpark and JetSpec too. Read alone: it has no place for
+             a reduced vocabulary, which all our block drafters have
+
+Taps are numbered by the layer they leave, one less than here. The default (what enters layers 2, L / 2 and L - 3) is
+never written: engines agree on it, while vLLM takes the numbers of this very key for the layers entered.
+
+Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from workers.exports.artifact import WEIGHTS_FILE, Artifact
+from workers.exports.errors import invalid
+from workers.exports.folder import integer, read_json, read_weights, section, write_json
+from workers.exports.target import Target
+from workers.exports.tensors import write_tensors
+
+NAME = "specforge"
+KINDS = ("eagle3",)
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
+_OURS, _THEIRS = "layers.0.", "midlayer."
+_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_EAGLE_KEYS = frozenset({*_OPTIONS, _TAPS, "architectures", "draft_vocab_size", "target_hidden_size", "eagle_config"})
+_BLOCK_KEYS = frozenset(
+    {
+        *("architectures", "dflash_config", "block_size", "mask_token_id", "num_target_layers", "target_layer_ids"),
+        *("num_anchors", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+        "confidence_head_alpha",
+    }
+)
+
+
+def export(artifact: Artifact, target: Target, folder: Path) -> None:
+    ours = artifact.config
+    config = section(ours, "transformer_layer_config") | {"architectures": [_ARCHITECTURE], "num_hidden_layers": 1}
+    config |= {name: bool(ours.get(name)) for name in _OPTIONS}
+    config |= {name: ours[name] for name in ("draft_vocab_size", "target_hidden_size") if ours.get(name)}
+    taps = ours.get(_TAPS)
+    if taps is not None and taps != default_taps(target.num_layers):
+        config["eagle_config"] = {_TAPS: [tap - 1 for tap in taps], "use_aux_hidden_state": True}
+    write_json(folder / "config.json", config)
+    write_tensors(
+        folder / WEIGHTS_FILE,
+        {name.replace(_OURS, _THEIRS, 1): tensor for name, tensor in artifact.tensors.items()},
+    )
+
+
+def default_taps(num_layers: int) -> list[int]:
+    """As engine.drafters.eagle3_config."""
+    return [min(2, num_layers), num_layers // 2, max(0, num_layers - 3)]
+
+
+def read(folder: Path, target: Target) -> Artifact:
+    """Raises: ExchangeError."""
+    values = read_json(folder / "config.json")
+    if _ARCHITECTURE in (values.get("architectures") or ()):
+        return _read_eagle3(values, folder, target)
+    if "dflash_config" in values or "target_layer_ids" in values:
+        return _read_block(values, folder)
+    raise invalid(f"config.json must have architectures [{_ARCHITECTURE!r}] or a dflash_config")
+
+
+def _read_eagle3(values: dict[str, Any], folder: Path, target: Target) -> Artifact:
+    if integer(values, "num_hidden_layers", 1) != 1:
+        raise invalid("an EAGLE-3 drafter has one layer")
+    vocab = integer(values, "vocab_size")
+    taps = _entered((values.get("eagle_config") or {}).get(_TAPS))
+    layer = {name: value for name, value in values.items() if name not in _EAGLE_KEYS}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer | {"model_type": "llama"},
+        "draft_vocab_size": integer(values, "draft_vocab_size", vocab),
+        "target_hidden_size": values.get("target_hidden_size") or integer(values, "hidden_size"),
+        _TAPS: default_taps(target.num_layers) if taps is None else taps,
+        **{name: bool(values.get(name)) for name in _OPTIONS},
+        "speculators_config": _proposal("eagle3", 5, target.verifier),
+    }
+    tensors = {name.replace(_THEIRS, _OURS, 1): tensor for name, tensor in read_weights(folder).items()}
+    return Artifact(kind="eagle3", config=config, tensors=tensors)
+
+
+def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
+    own = values.get("dflash_config") or {}
+    both = values | own
+    kind = own.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
+    if kind not in ("dflash", "dspark"):
+        raise invalid(f"projector_type must be dflash or dspark, got {kind!r:.40}")
+    layer: dict[str, Any] = {"model_type": "qwen3"}
+    layer |= {name: value for name, value in values.items() if name not in _BLOCK_KEYS}
+    causal = own.get("causal", own.get("causal_head"))
+    if causal is not None:
+        layer["is_causal"] = bool(causal)
+    if own.get("use_swa") or own.get("swa_window_size"):
+        raise invalid("dflash_config with a sliding window of its own (use_swa) can't be imported; use layer_types")
+    rank = integer(both, "markov_rank", 0, least=0)
+    confidence = bool(both.get("enable_confidence_head", both.get("confidence_head_alpha", 0.0) > 0.0))
+    size = integer(both, "block_size")
+    config = {
+        "architectures": ["DSparkSpeculator" if rank or confidence else "DFlashSpeculator"],
+        "speculators_model_type": "dspark" if rank or confidence else "dflash",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": integer(values, "vocab_size"),
+        "block_size": size,
+        "aux_hidden_state_layer_ids": _entered(both.get("target_layer_ids")),
+        "mask_token_id": integer(both, "mask_token_id", least=0),
+        "sample_from_anchor": kind == "dspark",
+        "markov_rank": rank,
+        "markov_head_type": both.get("markov_head_type", "vanilla"),
+        "enable_confidence_head": confidence,
+        "confidence_head_with_markov": confidence and bool(both.get("confidence_head_with_markov")),
+        "speculators_config": _proposal(kind, size - (kind == "dflash"), {"architectures": []}),
+    }
+    weights = read_weights(folder)
+    tensors = {name.removeprefix("logit_head."): t for name, t in weights.items() if not name.startswith("rotary_emb.")}
+    return Artifact(kind="block", config=config, tensors=tensors)
+
+
+def _entered(left: object) -> list[int] | None:
+    """Layers by number of the one they leave -> by the one they enter. Raises: ExchangeError."""
+    if left is None:
+        return None
+    if not isinstance(left, list) or not all(type(layer) is int for layer in left):
+        raise invalid(f"tapped layers must be a list of numbers, got {left!r:.80}")
+    return [layer + 1 for layer in left]
+
+
+def _proposal(algorithm: str, depth: int, verifier: dict[str, Any]) -> dict[str, Any]:
+    method = {"proposal_type": "greedy", "speculative_tokens": depth, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [method],
+        "verifier": verifier,
+    }

@@ -1,0 +1,52 @@
+"""The format of the package `speculators`, which vLLM reads: EAGLE-3, DFlash and DSpark, MTP.
+
+Our artifacts of these kinds have its names and its numbering (tap i is what enters layer i), so what leaves differs in
+what only the other side reads: which model it is for. What only our engine reads stays here.
+
+Source: https://github.com/vllm-project/speculators (models/*/config.py); vLLM, transformers_utils/configs/speculators.
+"""
+
+from pathlib import Path
+
+from workers.exports.artifact import WEIGHTS_FILE, Artifact
+from workers.exports.errors import invalid
+from workers.exports.folder import integer, read_json, read_weights, section, write_json
+from workers.exports.target import Target
+from workers.exports.tensors import write_tensors
+
+NAME = "speculators"
+KINDS = ("eagle3", "block", "mtp")
+_KIND_OF = {"eagle3": "eagle3", "dflash": "block", "dspark": "block", "mtp": "mtp"}
+_COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the model's own, or derived
+
+
+def export(artifact: Artifact, target: Target, folder: Path) -> None:
+    config = artifact.config | {"speculators_version": "0.9.0"}
+    config["speculators_config"] = section(config, "speculators_config") | {"verifier": target.verifier}
+    if artifact.kind == "block":
+        # vLLM applies it to full attention too; who drafts with both is told by the layer's own `is_causal`
+        layer = section(config, "transformer_layer_config")
+        config["sliding_window_non_causal"] = not layer.get("is_causal", False)
+    write_json(folder / "config.json", config)
+    write_tensors(folder / WEIGHTS_FILE, artifact.tensors)
+
+
+def read(folder: Path, target: Target) -> Artifact:
+    """Raises: ExchangeError."""
+    config = read_json(folder / "config.json")
+    kind = _KIND_OF.get(str(config.get("speculators_model_type")))
+    if kind is None:
+        found = config.get("speculators_model_type")
+        raise invalid(f"speculators_model_type must be one of {', '.join(_KIND_OF)}, got {found!r:.40}")
+    layer = section(config, "transformer_layer_config")
+    ignored = (*_COPIES, "embed_tokens.", "lm_head.") if kind == "mtp" else _COPIES
+    tensors = {
+        name.removeprefix("logit_head."): tensor
+        for name, tensor in read_weights(folder).items()
+        if not name.startswith(ignored)
+    }
+    if kind == "eagle3":
+        config["draft_vocab_size"] = integer(config, "draft_vocab_size", integer(layer, "vocab_size"))
+    if kind == "mtp" and integer(config, "num_nextn_predict_layers", 1) != 1:
+        raise invalid("num_nextn_predict_layers must be 1")
+    return Artifact(kind=kind, config=config, tensors=tensors)

@@ -1,0 +1,50 @@
+"""The model a speculator belongs to, as far as an exchange has to know it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.exports.errors import unsupported
+from workers.exports.folder import integer, read_json, read_weights
+from workers.exports.tensors import Stored
+
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the latter where the two are tied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """name: what the other engine shall call it: a path or a repository's id."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, *, name: str | None = None) -> "Target":
+        """Raises: ExchangeError: the folder holds no model."""
+        return cls(name=name or str(folder), folder=folder, config=read_json(folder / "config.json"))
+
+    @property
+    def hidden_size(self) -> int:
+        return integer(self.config, "hidden_size")
+
+    @property
+    def vocab_size(self) -> int:
+        return integer(self.config, "vocab_size")
+
+    @property
+    def num_layers(self) -> int:
+        return integer(self.config, "num_hidden_layers")
+
+    @property
+    def verifier(self) -> dict[str, Any]:
+        """As `speculators` names it."""
+        return {"name_or_path": self.name, "architectures": self.config.get("architectures") or []}
+
+    def lm_head(self) -> Stored:
+        """[V, H]. Raises: ExchangeError."""
+        tensors = read_weights(self.folder)
+        for name in _HEADS:
+            if name in tensors and tensors[name].shape == (self.vocab_size, self.hidden_size):
+                return tensors[name]
+        raise unsupported(f"the model has neither of {' and '.join(_HEADS)}, which the format needs a copy of")

@@ -2,7 +2,7 @@
 
     kernels  <-  engine  <-  workers.jobs, workers.training        (the child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
-    control  ->  workers.contracts, workers.hyperparameters only   (no torch in the web image)
+    control  ->  workers.contracts, .hyperparameters, .exports     (no torch in the web image)
     workers.tasks  ->  control services, workers.contracts         (no torch in the supervisor)
 
 An import inside a function, under TYPE_CHECKING or through `import_module("...")` is an import all the same.
@@ -23,6 +23,7 @@ SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "
 TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
 CONTRACTS = "workers.contracts"
 HYPERPARAMETERS = "workers.hyperparameters"  # what the API checks before the trainer reads it
+EXPORTS = "workers.exports"  # what the API converts, as bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,11 @@ LAYERS = (
     ),
     Layer(module=CONTRACTS, others=frozenset()),
     Layer(module=HYPERPARAMETERS, others=frozenset()),
+    Layer(module=EXPORTS, others=frozenset()),
     Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS), banned=SERVICES),
     Layer(module="workers.tasks", ours=("control", CONTRACTS, "workers.celery_app"), banned=TENSORS),
     Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.tasks"), banned=TENSORS),
-    Layer(module="control", ours=(CONTRACTS, HYPERPARAMETERS), banned=TENSORS),
+    Layer(module="control", ours=(CONTRACTS, HYPERPARAMETERS, EXPORTS), banned=TENSORS),
     Layer(module="slipstream", others=frozenset({"httpx2", "standardwebhooks"})),
     Layer(module="slipstream.certificates", ours=("slipstream.errors",), others=frozenset({"cryptography"})),
     Layer(module="slipstream.cli", ours=("slipstream",), others=frozenset({"typer", "rich"})),

@@ -99,8 +99,9 @@ def test_processes_share_what_redis_counts(organization: Organization, valkey: V
 
 
 def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
-    organization: Organization, valkey: ValkeyServer
+    organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test, on any machine
     client = allow(organization, 200)
     statuses(client, 1)
     assert valkey._process is not None
@@ -114,5 +115,6 @@ def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
     finally:
         valkey._process.send_signal(signal.SIGCONT)
     assert max(seconds) < 3
-    assert statuses(client, 1) == [429], "meanwhile each process counts for itself"
+    # Several: when a minute ends on the way, the window slides on and lets a few more in.
+    assert 429 in statuses(client, 30), "meanwhile each process counts for itself"
 

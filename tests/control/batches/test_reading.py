@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connection
 from django.http import StreamingHttpResponse
 from django.test import AsyncClient, Client
 from pytest_django import Settings
@@ -119,6 +120,7 @@ def test_a_followed_stream_goes_on_until_the_end(
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")
+        await sync_to_async(connection.close)()  # of the thread that answered: nobody could drop the database else
         return chunks
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))

@@ -8,7 +8,8 @@ import httpx2
 import openai
 import pytest
 
-from control.accounts.models import Organization
+from control.accounts.models import ApiKey, Organization
+from control.accounts.services import api_key_revoke
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_stop
 from control.deployments.states import State
@@ -20,6 +21,15 @@ from tests.control.factories import make_base_model, make_key, make_organization
 def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
         yield client
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_revoked_key_opens_no_endpoint_any_more(client: httpx2.Client, caller: Organization) -> None:
+    assert post(client, chat("hello")).status_code == 200
+
+    api_key_revoke(key=ApiKey.objects.get(organization=caller))
+
+    assert post(client, chat("hello")).status_code == 401
 
 
 def chat(content: str, *, model: object = "fast", **values: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ ALLOWED_NAMES = (
     "*.md",
     ".gitattributes",
 )
+# Where a configuration leads a loader to Python files, or asks it to trust them.
+CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 20_000
@@ -66,8 +68,8 @@ def inspect_folder(path: Path) -> ModelFolder:
     _check_names(path)
     config = _read_json(path / "config.json")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
-        if (path / name).exists() and "auto_map" in _read_json(path / name):
-            raise UnusableModel("model_code_forbidden", f"{name} names code of its own (auto_map), which is never run")
+        if (path / name).exists() and (key := _names_code(_read_json(path / name))) is not None:
+            raise UnusableModel("model_code_forbidden", f"{name} names code of its own ({key}), which is never run")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         message = f"model_type must be one of {sorted(MODEL_TYPES)}, got {model_type!r}"
@@ -82,14 +84,33 @@ def inspect_folder(path: Path) -> ModelFolder:
     return ModelFolder(path=path, model_type=model_type, revision=_revision([path / "config.json", *weights]))
 
 
+def _names_code(values: Any) -> str | None:
+    """The first such key at any depth: configurations hold those of their parts."""
+    left = [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if named := CODE_KEYS & value.keys():
+                return min(named)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return None
+
+
 def _check_names(path: Path) -> None:
     for entry in sorted(path.iterdir()):
         if entry.is_symlink():
             message = f"{entry.name} is a symbolic link: copy the folder with its links followed (cp -rL)"
             raise UnusableModel("model_file_forbidden", message)
-        if not entry.is_file() or not any(fnmatch(entry.name, pattern) for pattern in ALLOWED_NAMES):
-            message = f"{entry.name} may not be part of a model; allowed are {', '.join(ALLOWED_NAMES)}"
-            raise UnusableModel("model_file_forbidden", message)
+        check_name(entry.name if entry.is_file() else f"{entry.name}/")
+
+
+def check_name(name: str) -> None:
+    """Of a file, or of a folder, which ends in `/`. Raises: UnusableModel."""
+    if "/" in name or not any(fnmatch(name, pattern) for pattern in ALLOWED_NAMES):
+        message = f"{name[:200]} may not be part of a model; allowed are {', '.join(ALLOWED_NAMES)}"
+        raise UnusableModel("model_file_forbidden", message)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from control.api.views import health
 
 _API = (
     "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
-    "evaluations", "deployments", "events", "webhooks", "usage", "quotes", "gateway", "openapi",
+    "evaluations", "captures", "deployments", "events", "webhooks", "usage", "quotes", "gateway", "openapi",
 )  # fmt: skip
 
 urlpatterns = [

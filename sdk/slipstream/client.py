@@ -11,6 +11,7 @@ import httpx2
 
 from slipstream.account import ApiKeys, Usages
 from slipstream.batches import Batches
+from slipstream.captures import Captures
 from slipstream.catalog import Models, Speculators
 from slipstream.chat import Chat
 from slipstream.datasets import Datasets, Quotes
@@ -32,6 +33,7 @@ class Resources(Generic[D]):
     def __init__(self, http: Http, driver: D) -> None:
         self.api_keys = ApiKeys(http, driver)
         self.batches = Batches(http, driver)
+        self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)

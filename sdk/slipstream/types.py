@@ -155,6 +155,17 @@ class Speculator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """That a deployment's requests are kept."""
+
+    deployment_id: str
+    hours: int  # a request is deleted when it is so old
+    num_requests: int
+    oldest_at: int | None = None
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What a speculator gains on held-out prompts."""
 

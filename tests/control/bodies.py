@@ -67,6 +67,8 @@ BODIES: Mapping[str, Body] = {
     ),
     "POST /v1/pipelines/{pipeline_id}/cancel": NO_BODY,
     "POST /v1/pipelines/{pipeline_id}/resume": NO_BODY,
+    "POST /v1/deployments/{deployment_id}/capture": Body(lambda world: {"hours": 24}),
+    "POST /v1/deployments/{deployment_id}/capture/file": NO_BODY,
     "POST /v1/evaluations": Body(
         lambda world: {"speculator_id": world.speculator.pk, "prompts_file": world.file.pk},
         {"speculator_id": "speculator_id", "prompts_file": "file_id"},

@@ -10,6 +10,7 @@ from control.accounts.models import Member, Organization, Project
 from control.accounts.services import member_invite, project_create
 from control.batches.models import Batch
 from control.batches.services import batch_create
+from control.captures.services import capture_set, request_capture
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.services import speculator_create, speculator_ready
 from control.datasets.models import Dataset
@@ -105,7 +106,10 @@ class World:
 
     @cached_property
     def deployment(self) -> Deployment:
-        return deployment_create(organization=self.organization, name=f"d-{self.tag}", base_model=self.base_model)
+        made = deployment_create(organization=self.organization, name=f"d-{self.tag}", base_model=self.base_model)
+        capture_set(deployment=made, hours=24)
+        request_capture(deployment_id=made.pk, endpoint="/v1/chat/completions", body=chat_row()["body"])
+        return made
 
     @cached_property
     def pipeline(self) -> Pipeline:

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
+from control.captures.services import request_capture
 from control.catalog.models import BaseModel, Speculator
 from control.evaluations.models import Evaluation
 from control.evaluations.services import evaluation_finish
@@ -150,6 +151,18 @@ def test_an_evaluation_is_asked_for_cancelled_and_certified() -> None:
         )
         statement = verify(client.evaluations.certificate(made.id), client.evaluations.public_key())
     assert statement["speculator"]["id"] == speculator.pk
+
+
+def test_requests_are_kept_and_become_a_file(client: Client, base_model: BaseModel) -> None:
+    deployment = client.deployments.create(name="math", model=base_model.name)
+
+    assert client.captures.set(deployment.id, hours=24).num_requests == 0
+    request_capture(deployment_id=deployment.id, endpoint="/v1/chat/completions", body=chat_row()["body"])
+    assert client.captures.retrieve(deployment.id).num_requests == 1
+    assert b'"captured-' in client.files.content(client.captures.file(deployment.id).id)
+    client.captures.end(deployment.id)
+    with pytest.raises(NotFoundError):
+        client.captures.retrieve(deployment.id)
 
 
 def test_a_wrong_key_is_refused() -> None:

@@ -17,6 +17,7 @@ from django.db import DatabaseError, close_old_connections, connection
 
 from control.batches.selectors import batches_overdue
 from control.batches.tidy import batches_tidy
+from control.captures.services import captures_prune
 from control.events.services import events_prune
 from control.files.services import files_expire
 from control.files.staging import staging_purge
@@ -101,6 +102,7 @@ class JobWorker:
             ("wake-ups not repeated", reconcile),
             ("cancelled and overdue jobs not ended", self._end_waiting),
             ("pipelines not moved on", pipelines_reconcile),
+            ("captured requests not deleted", captures_prune),
             ("idempotency keys not forgotten", keys_purge),
             ("files not expired", files_expire),
             ("staging not emptied", staging_purge),

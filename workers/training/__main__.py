@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
     return TrainingSpec(
-        job_id="local",
+        job_id=args.folder.resolve().name,  # what trackers call the run
         model_dir=str(args.model),
         target_revision=args.revision,
         method=args.method,

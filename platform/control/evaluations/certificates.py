@@ -1,9 +1,9 @@
 """Certificates of equality: a statement, and our Ed25519 signature over its canonical form.
 
-    {"format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
+    {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 
-What is signed are the bytes of {"format", "statement"} as RFC 8785 writes them. A statement holds no fractions: these
-are the only values that printers of JSON spell differently. `slipstream.certificates` verifies, without us.
+What is signed are the bytes of all but the signature, as RFC 8785 writes them. A statement holds no fractions: they
+alone are spelled differently by different printers of JSON. `slipstream.certificates` verifies, without us.
 """
 
 import base64
@@ -28,7 +28,7 @@ _SEED_BYTES = 32
 def certificate_of(statement: Mapping[str, Any]) -> dict[str, Any]:
     """Signs. Raises: ValueError: the statement holds a fraction."""
     key = _signing_key()
-    signed = {"format": FORMAT, "statement": dict(statement)}
+    signed = {"object": "certificate", "format": FORMAT, "statement": dict(statement)}
     value = base64.b64encode(key.sign(canonical(signed))).decode()
     return {**signed, "signature": {"algorithm": ALGORITHM, "key_id": _key_id(key), "value": value}}
 

@@ -25,6 +25,7 @@ from control.api.authentication import authenticate_request, require_scope
 from control.api.errors import ApiError, error_response
 from control.api.json_body import is_text, parse_json
 from control.api.request_id import request_id
+from control.captures.services import request_capture
 from control.deployments.models import Deployment
 from control.deployments.selectors import deployment_by_name
 from control.gateway.meter import asks_for_usage, metered, metered_request, tokens_of
@@ -89,6 +90,8 @@ class _Routed:
     target: Target
     caller: Caller
     body: dict[str, Any]
+    named_id: str  # of the deployment that the caller named
+    endpoint: str
 
 
 def _begin_span(routed: _Routed, path: str) -> Span:
@@ -113,6 +116,7 @@ def _write_usage(routed: _Routed, tokens: Tokens) -> None:
     try:
         with as_tenant(routed.caller.organization_id):
             usage_add(caller=routed.caller, model=routed.body["model"], tokens=tokens, num_requests=1, is_batch=False)
+            request_capture(deployment_id=routed.named_id, endpoint=routed.endpoint, body=routed.body)
     except DatabaseError:  # the answer is there: better uncounted than lost
         log.exception("usage not counted", model=routed.body["model"], tokens=tokens)
 
@@ -126,7 +130,9 @@ def _route(request: HttpRequest) -> _Routed:
     if deployment.state not in _ROUTED or deployment.port is None:
         raise _not_ready(deployment)
     target = Target(port=deployment.port, token=deployment.token)
-    return _Routed(target=target, caller=Caller.of(key), body=body)
+    return _Routed(
+        target=target, caller=Caller.of(key), body=body, named_id=deployment.pk, endpoint=request.path
+    )
 
 
 def _body(request: HttpRequest) -> dict[str, Any]:

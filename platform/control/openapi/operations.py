@@ -15,6 +15,7 @@ from control.accounts.serializers import (
     ProjectInput,
 )
 from control.batches.serializers import BatchInput
+from control.captures.serializers import CaptureInput
 from control.datasets.serializers import DatasetInput
 from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.evaluations.requests import EvaluationRequest
@@ -180,6 +181,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("pipelines.views.PipelineView", "GET"): Operation(id="pipelines.retrieve", answer=own.PipelineObject),
     ("pipelines.views.PipelineCancelView", "POST"): Operation(id="pipelines.cancel", answer=own.PipelineObject),
     ("pipelines.views.PipelineResumeView", "POST"): Operation(id="pipelines.resume", answer=own.PipelineObject),
+    ("captures.views.CaptureView", "GET"): Operation(id="deployments.capture.retrieve", answer=own.CaptureObject),
+    ("captures.views.CaptureView", "POST"): Operation(
+        id="deployments.capture.set", answer=own.CaptureObject, body=CaptureInput
+    ),
+    ("captures.views.CaptureView", "DELETE"): Operation(id="deployments.capture.end", answer=Deleted),
+    ("captures.views.CaptureFileView", "POST"): Operation(
+        id="deployments.capture.file", answer=openai.FileObject, status=201
+    ),
     ("evaluations.views.EvaluationsView", "GET"): Operation(
         id="evaluations.list",
         answer=Page[own.EvaluationObject],

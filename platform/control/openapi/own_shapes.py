@@ -79,6 +79,17 @@ class SpeculatorObject(Shape):
     created_at: Unix
 
 
+class CaptureObject(Shape):
+    """Of a deployment whose requests are kept."""
+
+    object: Literal["capture"]
+    deployment_id: str
+    hours: int = Field(description="A request is deleted when it is so old.")
+    num_requests: int
+    oldest_at: Unix | None
+    created_at: Unix
+
+
 class EvaluationObject(Shape):
     id: str
     object: Literal["evaluation"]
@@ -104,12 +115,13 @@ class EvaluationObject(Shape):
 class CertificateSignature(Shape):
     algorithm: Literal["ed25519"]
     key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
-    value: str = Field(description="In base64, over `format` and `statement` as RFC 8785 writes them.")
+    value: str = Field(description="In base64, over all but `signature`, as RFC 8785 writes it.")
 
 
 class CertificateObject(Shape):
     """A statement about one evaluation, signed."""
 
+    object: Literal["certificate"]
     format: Literal["slipstream.equality/1"]
     statement: Figures
     signature: CertificateSignature

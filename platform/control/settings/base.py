@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "control.deployments",
     "control.pipelines",
     "control.evaluations",
+    "control.captures",
     "control.fine_tuning",
     "control.events",
     "control.webhooks",

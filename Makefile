@@ -1,6 +1,7 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
 # make check       ruff and mypy alone
+# make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
 # make bench-cpu   our engine beside its peers, about an hour (docs/benchmarks.md)
 # make clean       removes what the above left here, .venv too
 #
@@ -17,12 +18,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench-cpu setup clean
+.PHONY: demo test check soak bench-cpu setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -9
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
@@ -33,6 +34,11 @@ test: check
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
+
+# A test that hangs is ended after half an hour, unless it names a time of its own, and all of it after six hours. SOAK
+# holds more of pytest's options, such as -k kills. The end of the output says how long each test took.
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak --timeout 1800 --session-timeout 21600 -v --durations 0 --durations-min 1 $(SOAK)
 
 # BENCH holds options of benchmarks.cpu, such as --speculator DIR.
 bench-cpu: $(STAMP)

@@ -1,0 +1,32 @@
+# API, console and gateway: neither torch nor a compiler. Build it from the project's root:
+#   docker build --file deploy/docker/web.Dockerfile --tag slipstream-web .
+FROM python:3.11.14-slim-bookworm AS packages
+COPY requirements-web.txt requirements-tracing.txt /
+RUN python -m venv /opt/venv \
+ && /opt/venv/bin/pip install --no-cache-dir --requirement /requirements-web.txt --requirement /requirements-tracing.txt
+
+FROM python:3.11.14-slim-bookworm
+RUN useradd --uid 10001 --create-home --home-dir /data slipstream \
+ && install --directory --owner slipstream /run/slipstream
+COPY --from=packages /opt/venv /opt/venv
+WORKDIR /app
+COPY manage.py ./
+COPY platform ./platform
+COPY workers/__init__.py workers/contracts.py ./workers/
+COPY workers/hyperparameters ./workers/hyperparameters
+RUN /opt/venv/bin/python -m compileall -q manage.py platform workers
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/app:/app/platform \
+    PYTHONUNBUFFERED=1 \
+    DJANGO_SETTINGS_MODULE=control.settings.production \
+    SLIPSTREAM_DATA_DIR=/data \
+    PROMETHEUS_MULTIPROC_DIR=/run/slipstream \
+    PROMETHEUS_DISABLE_CREATED_SERIES=true
+USER 10001
+EXPOSE 8000
+# Not /readyz: a database that is away is no reason to restart this.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
+# On SIGTERM it takes no more connections and finishes what it has, for a minute at most.
+CMD ["uvicorn", "control.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "off", \
+     "--ws", "none", "--no-server-header", "--timeout-graceful-shutdown", "60"]

@@ -1,0 +1,90 @@
+{{- define "slipstream.labels" -}}
+app.kubernetes.io/name: slipstream
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "slipstream.image" -}}
+{{ index .root.Values.image .name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "slipstream.podSecurity" -}}
+serviceAccountName: {{ .Release.Name }}
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  fsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- define "slipstream.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "slipstream.secret" -}}
+- name: {{ .env | default .key }}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.secretName }}, key: {{ .key }}, optional: {{ .optional | default false }}}}
+{{- end }}
+
+{{/* What every process needs; `database` is the key of the secret that holds the URL of its role. */}}
+{{- define "slipstream.env" -}}
+- {name: SLIPSTREAM_ALLOWED_HOSTS, value: {{ .root.Values.host | quote }}}
+- {name: SLIPSTREAM_S3_BUCKET, value: {{ .root.Values.s3.bucket | quote }}}
+- {name: SLIPSTREAM_S3_ENDPOINT_URL, value: {{ .root.Values.s3.endpointUrl | quote }}}
+- {name: AWS_DEFAULT_REGION, value: {{ .root.Values.s3.region | quote }}}
+{{ include "slipstream.secret" (dict "root" .root "key" "SLIPSTREAM_SECRET_KEY") }}
+{{ include "slipstream.secret" (dict "root" .root "key" .database "env" "SLIPSTREAM_DATABASE_URL") }}
+{{ include "slipstream.secret" (dict "root" .root "key" "SLIPSTREAM_REDIS_URL") }}
+{{ include "slipstream.secret" (dict "root" .root "key" "SLIPSTREAM_METRICS_TOKEN") }}
+{{ include "slipstream.secret" (dict "root" .root "key" "AWS_ACCESS_KEY_ID" "optional" true) }}
+{{ include "slipstream.secret" (dict "root" .root "key" "AWS_SECRET_ACCESS_KEY" "optional" true) }}
+{{- range $name, $value := .root.Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* API, console and gateway in one; two Deployments run it. */}}
+{{- define "slipstream.webContainer" -}}
+- name: web
+  image: {{ include "slipstream.image" (dict "root" .root "name" "web") }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}
+  env:
+    - {name: FORWARDED_ALLOW_IPS, value: "*"}  # the network policy lets nobody but the ingress in
+    {{- include "slipstream.env" (dict "root" .root "database" "SLIPSTREAM_DATABASE_URL") | nindent 4 }}
+  ports: [{name: http, containerPort: 8000}]
+  startupProbe: {httpGet: {path: /livez, port: http}, periodSeconds: 2, failureThreshold: 60}
+  livenessProbe: {httpGet: {path: /livez, port: http}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
+  readinessProbe: {httpGet: {path: /readyz, port: http}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 2}
+  lifecycle: {preStop: {exec: {command: [sleep, "10"]}}}  # until no proxy sends anything here any more
+  resources: {{- toYaml .resources | nindent 4 }}
+  volumeMounts:
+    - {name: data, mountPath: /data}
+    - {name: tmp, mountPath: /tmp}
+    - {name: run, mountPath: /run/slipstream}
+    - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+
+{{/* Waits for the migrations of this version: a pod never serves with a schema it does not know. */}}
+{{- define "slipstream.migrated" -}}
+- name: migrated
+  image: {{ include "slipstream.image" (dict "root" .root "name" .image) }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [python, manage.py, migrate, --check]
+  securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}
+  env: {{- include "slipstream.env" (dict "root" .root "database" "SLIPSTREAM_DATABASE_URL") | nindent 4 }}
+  volumeMounts: [{name: data, mountPath: /data}, {name: tmp, mountPath: /tmp}, {name: run, mountPath: /run/slipstream}]
+{{- end }}
+
+{{- define "slipstream.volumes" -}}
+- {name: data, emptyDir: {sizeLimit: {{ .dataSize }}}}
+- {name: tmp, emptyDir: {sizeLimit: 5Gi}}
+- {name: run, emptyDir: {medium: Memory, sizeLimit: 64Mi}}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.claimName }}, readOnly: true}
+{{- end }}

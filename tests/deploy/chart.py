@@ -1,0 +1,31 @@
+"""The chart as Helm renders it, with every option on: `python -m tests.deploy.chart` writes it anew, and needs `helm`.
+
+Machines without Helm test what was rendered. Its first line names the files it was made from, so that it cannot be
+out of date unnoticed.
+"""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "slipstream"
+OPTIONS = Path(__file__).with_name("every_option.yaml")
+RENDERED = Path(__file__).with_name("rendered.yaml")
+
+
+def first_line() -> str:
+    whole = hashlib.sha256()
+    for path in (OPTIONS, *sorted(path for path in CHART.rglob("*") if path.is_file())):
+        whole.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
+    return f"# Of {whole.hexdigest()}"
+
+
+def main() -> None:
+    command = ["helm", "template", "slipstream", str(CHART), "--values", str(OPTIONS)]
+    manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    RENDERED.write_text(f"{first_line()}\n{manifests}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What Helm makes of the chart holds what a cluster's operator expects of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import RENDERED, first_line
+
+MANIFESTS: list[dict[str, Any]] = [part for part in yaml.safe_load_all(RENDERED.read_text()) if part]
+KINDS = {
+    "ServiceAccount", "Ingress", "NetworkPolicy", "ServiceMonitor", "Deployment", "Service", "PodDisruptionBudget",
+    "HorizontalPodAutoscaler", "PrometheusRule", "ScaledObject", "Job",
+}  # fmt: skip
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    for manifest in MANIFESTS:
+        if manifest["kind"] in ("Deployment", "Job"):
+            yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
+
+
+def containers() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, pod in pods():
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            yield f"{name}/{container['name']}", container
+
+
+def served() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, pod in pods():
+        if pod.get("restartPolicy") != "Never":
+            yield from ((f"{name}/{container['name']}", container) for container in pod["containers"])
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_what_was_rendered_is_of_the_chart_as_it_is() -> None:
+    assert RENDERED.read_text().splitlines()[0] == first_line(), "run python -m tests.deploy.chart"
+
+
+def test_every_kind_of_object_is_there() -> None:
+    assert {manifest["kind"] for manifest in MANIFESTS} == KINDS
+
+
+@pytest.mark.parametrize(("name", "pod"), [*pods()])
+def test_pods_run_as_nobody_in_particular(name: str, pod: dict[str, Any]) -> None:
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize(("name", "container"), [*served()])
+def test_what_serves_is_probed_limited_and_pinned(name: str, container: dict[str, Any]) -> None:
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    if container["name"] == "web":
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert container["lifecycle"]["preStop"], "connections would be refused while proxies still know this pod"
+    assert container["resources"]["limits"]["memory"]
+    assert container["resources"]["requests"]["cpu"]
+    assert container["image"].endswith(":1.2.3")
+
+
+@pytest.mark.parametrize(("name", "container"), [*containers()])
+def test_secrets_come_by_reference_and_only_migrations_get_the_owners(name: str, container: dict[str, Any]) -> None:
+    variables = environment(container)
+    for variable in (
+        "SLIPSTREAM_SECRET_KEY",
+        "SLIPSTREAM_DATABASE_URL",
+        "SLIPSTREAM_REDIS_URL",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
+        assert variables[variable]["secretKeyRef"]["name"] == "slipstream"
+    key = variables["SLIPSTREAM_DATABASE_URL"]["secretKeyRef"]["key"]
+    assert key == ("SLIPSTREAM_OWNER_DATABASE_URL" if name.endswith("/migrate") else "SLIPSTREAM_DATABASE_URL")
+
+
+@pytest.mark.parametrize(("name", "pod"), [*pods()])
+def test_a_pod_outlives_its_own_drain(name: str, pod: dict[str, Any]) -> None:
+    drains = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}  # seconds; see below
+    assert pod.get("terminationGracePeriodSeconds", 30) > drains.get(name, 0)
+
+
+@pytest.mark.parametrize(("name", "pod"), [*pods()])
+def test_mounts_and_volumes_fit(name: str, pod: dict[str, Any]) -> None:
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        mounted = {mount["name"]: mount for mount in container["volumeMounts"]}
+        assert mounted.keys() <= volumes
+        if "models" in mounted:
+            assert mounted["models"]["readOnly"] is True
+
+
+def test_services_monitors_and_budgets_find_their_pods() -> None:
+    labels = [m["spec"]["template"]["metadata"]["labels"] for m in MANIFESTS if m["kind"] == "Deployment"]
+    services = [m for m in MANIFESTS if m["kind"] == "Service"]
+    for selector in (
+        *(m["spec"]["selector"] for m in services),
+        *(m["spec"]["selector"]["matchLabels"] for m in MANIFESTS if m["kind"] == "PodDisruptionBudget"),
+    ):
+        assert sum(selector.items() <= own.items() for own in labels) == 1
+    (monitor,) = (m for m in MANIFESTS if m["kind"] == "ServiceMonitor")
+    ports = {port["name"] for service in services for port in service["spec"]["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == ports
+    for service in services:
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+def test_only_the_gateways_pod_gets_completions() -> None:
+    (ingress,) = (m for m in MANIFESTS if m["kind"] == "Ingress")
+    routes = {
+        entry["path"]: entry["backend"]["service"]["name"] for entry in ingress["spec"]["rules"][0]["http"]["paths"]
+    }
+    assert routes["/v1/chat/completions"] == routes["/v1/completions"] == "slipstream-gateway"
+    assert routes["/v1"] == "slipstream-web"
+    assert not [path for path in routes if path in ("/", "/metrics", "/readyz")], "not for the internet"
+
+
+def test_a_cloud_machines_own_secrets_are_out_of_reach() -> None:
+    (policy,) = (m for m in MANIFESTS if m["kind"] == "NetworkPolicy")
+    assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]

@@ -1,0 +1,68 @@
+"""The compose file: hardened, without a secret in it, and in step with the images and .env.example."""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import ROOT
+
+FOLDER = ROOT / "deploy" / "compose"
+TEXT = (FOLDER / "compose.yaml").read_text()
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("slipstream-")}
+
+
+def test_these_are_the_processes() -> None:
+    assert set(OURS) == {"web", "endpoints", "worker", "migrate"}
+    assert set(SERVICES) - set(OURS) == {"proxy", "postgres", "redis", "s3", "bucket"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_may_do_nothing_they_need_not(name: str) -> None:
+    service = OURS[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+    assert (FOLDER / service["build"]["context"]).resolve() == ROOT
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_of_others_are_pinned(name: str) -> None:
+    assert name in OURS or re.search(r":v?\d+\.\d+", SERVICES[name]["image"]), SERVICES[name]["image"]
+
+
+def test_only_the_proxy_is_reached_from_outside() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
+
+
+def test_only_migrations_connect_as_the_owner() -> None:
+    users = {name: service["environment"]["SLIPSTREAM_DATABASE_URL"].split(":")[1] for name, service in OURS.items()}
+    assert users == dict.fromkeys(OURS, "//slipstream_app") | {"migrate": "//slipstream_owner"}
+
+
+def test_secrets_are_asked_for_and_nothing_else() -> None:
+    asked = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
+    example = dict(
+        line.split("=", 1) for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line[:40]
+    )
+    assert asked == set(example)
+    assert [name for name, value in example.items() if value] == ["PUBLIC_HOST", "MODELS_DIR"]
+    assert set(re.findall(r"\$\{(\w+)", TEXT)) - asked == {"SLIPSTREAM_VERSION"}
+
+
+def test_the_configuration_of_s3_is_json_once_filled_in() -> None:
+    content = yaml.safe_load(TEXT)["configs"]["s3"]["content"]
+    identities = json.loads(re.sub(r"\$\{\w+:\?\}", "x", content))["identities"]
+    assert identities[0]["name"] == "slipstream"
+
+
+def test_it_is_what_compose_understands() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, str(FOLDER / "compose.yaml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

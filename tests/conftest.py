@@ -30,6 +30,7 @@ atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
 
 if importlib.util.find_spec("django"):
     os.environ["SLIPSTREAM_DATA_DIR"] = _temporary
+    os.environ["SLIPSTREAM_MODEL_ROOTS"] = f"{_temporary}/models/{{organization}}, s3://models"
     os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
     if _test_database == "postgres":
         from tests.databases import postgres_server

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
-from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
+from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.load import load_drafter, load_engine
 from engine.openai.tool_calls import CallForm
 from engine.server.app import ServerApp, ServerConfig
@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True, help="0: any free one, named in the ready line")
     parser.add_argument("--drafter", default="none", help="none, ngram or medusa")
     parser.add_argument("--speculator-dir", type=Path, help="folder of a trained speculator")
+    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter to serve")
     parser.add_argument("--speculator-root", type=Path, help="operators may load speculators from below this folder")
     parser.add_argument("--adapter-root", type=Path, help="operators may load LoRA adapters from below this folder")
     parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: as the chat template shows calls")
@@ -103,6 +104,11 @@ def _load(args: argparse.Namespace) -> ServerApp:
         )
         engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
         tokenizer = Tokenizer.load(args.model_dir)
+        for named in args.adapter:
+            name, _, folder = named.partition("=")
+            engine.adapters.load(name, Path(folder))
+    except AdapterNotLoadable as error:
+        _fail("adapter_not_loadable", str(error))
     except SpeculatorNotLoadable as error:
         _fail("speculator_not_loadable", str(error))
     except (ModelNotLoadable, OSError) as error:

@@ -89,6 +89,9 @@ class Operator:
         kind, folder = fields.string("drafter", ""), None
         if fields.get("path") is not None:
             folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
+        if "turbo_lora" in kind.split("+"):  # its adapter changes what the model says: no swap between two steps
+            message = "turbo_lora brings an adapter along: start the server with it"
+            raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
         async with self._one_at_a_time:
             try:
                 drafter = await asyncio.to_thread(self._load_drafter, kind, folder)

@@ -86,3 +86,19 @@ def webhook_delivery_id() -> str:
 
 def quote_id() -> str:
     return new_id("quote_")
+
+
+def spend_cap_id() -> str:
+    return new_id("cap_")
+
+
+def distillation_id() -> str:
+    return new_id("distill_")
+
+
+def adapter_id() -> str:
+    return new_id("adapter_")
+
+
+def rollout_id() -> str:
+    return new_id("rollout_")

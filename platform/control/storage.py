@@ -44,11 +44,14 @@ class Storage(Protocol):
     def get_folder(self, prefix: str, path: Path) -> None:
         """Copies all objects below `prefix` into the folder `path`. Raises: ObjectMissing: there are none."""
 
-    def open(self, key: str) -> BinaryIO:
-        """Reads the object as a stream. Raises: ObjectMissing."""
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
+        """Reads the object as a stream, from byte `start` on, which must be one of its bytes. Raises: ObjectMissing."""
 
     def delete(self, key: str) -> None:
         """Deletes one object; that it is not there is no error."""
+
+    def delete_folder(self, prefix: str) -> None:
+        """Deletes all objects below `prefix`; that there are none is no error."""
 
     def exists(self, key: str) -> bool: ...
 
@@ -101,14 +104,19 @@ class FolderStorage:
         for _, name in _files_below(folder):
             self.get_file(f"{prefix}/{name}", path / name)
 
-    def open(self, key: str) -> BinaryIO:
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
         try:
-            return self._path(key).open("rb")
+            file = self._path(key).open("rb")
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ObjectMissing(f"no object {key!r}") from error
+        file.seek(start)
+        return file
 
     def delete(self, key: str) -> None:
         self._path(key).unlink(missing_ok=True)
+
+    def delete_folder(self, prefix: str) -> None:
+        shutil.rmtree(self._path(prefix), ignore_errors=True)
 
     def exists(self, key: str) -> bool:
         return self._path(key).is_file()
@@ -142,23 +150,32 @@ class S3Storage:
             raise _translated(error, key) from error
 
     def get_folder(self, prefix: str, path: Path) -> None:
-        base = f"{checked_key(prefix)}/"
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
-        keys = [str(item["Key"]) for page in pages for item in page.get("Contents", [])]
-        if not keys:
+        names = self.sizes(checked_key(prefix))
+        if not names:
             raise ObjectMissing(f"no objects below {prefix!r}")
-        for key in keys:
-            self.get_file(key, path / checked_key(key.removeprefix(base)))
+        for name in names:
+            self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
-    def open(self, key: str) -> BinaryIO:
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of every object below a prefix, by its name there; "" is the whole bucket."""
+        base = f"{prefix}/" if prefix else ""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
+        items = [item for page in pages for item in page.get("Contents", [])]
+        return {str(item["Key"]).removeprefix(base): int(item["Size"]) for item in items}
+
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
         try:
-            reader = _S3Reader(self._client, self.bucket, checked_key(key))
+            reader = _S3Reader(self._client, self.bucket, checked_key(key), start)
         except ClientError as error:
             raise _translated(error, key) from error
         return io.BufferedReader(reader, READ_BYTES)
 
     def delete(self, key: str) -> None:
         self._client.delete_object(Bucket=self.bucket, Key=checked_key(key))
+
+    def delete_folder(self, prefix: str) -> None:
+        for name in self.sizes(checked_key(prefix)):
+            self.delete(f"{prefix}/{name}")
 
     def exists(self, key: str) -> bool:
         try:
@@ -176,12 +193,12 @@ class _S3Reader(io.RawIOBase):
     botocore repeats requests by itself, but not an answer that breaks off after its head.
     """
 
-    def __init__(self, client: Any, bucket: str, key: str) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, start: int) -> None:
         self._client = client
         self._place = {"Bucket": bucket, "Key": key}
-        answer = client.get_object(**self._place)
-        self._body, self._size_bytes, self._etag = answer["Body"], answer["ContentLength"], answer["ETag"]
-        self._position = 0
+        answer = client.get_object(**self._place, **({"Range": f"bytes={start}-"} if start else {}))
+        self._body, self._etag = answer["Body"], answer["ETag"]
+        self._position, self._size_bytes = start, start + answer["ContentLength"]
 
     def readable(self) -> bool:
         return True

@@ -7,7 +7,8 @@ from control.api.views import health
 
 _API = (
     "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
-    "evaluations", "captures", "deployments", "events", "webhooks", "usage", "quotes", "gateway", "openapi",
+    "evaluations", "captures", "deployments", "events", "webhooks", "usage", "quotes", "spending",
+    "distillations", "adapters", "rollouts", "gateway", "openapi",
 )  # fmt: skip
 
 urlpatterns = [

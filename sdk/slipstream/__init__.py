@@ -11,7 +11,10 @@
 `AsyncClient` has the same methods, to be awaited.
 """
 
+from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
+from slipstream.datasets import Quote
+from slipstream.distillations import Distillation
 from slipstream.errors import (
     APIConnectionError,
     APIError,
@@ -37,6 +40,7 @@ from slipstream.errors import (
     WebhookError,
 )
 from slipstream.pipelines import PipelineRun
+from slipstream.spending import SpendCap
 from slipstream.types import (
     ApiKey,
     Batch,
@@ -52,7 +56,6 @@ from slipstream.types import (
     Model,
     Pipeline,
     Progress,
-    Quote,
     Speculator,
     Stage,
     Upload,
@@ -73,6 +76,7 @@ __all__ = [
     "AsyncClient",
     "AuthenticationError",
     "BadRequestError",
+    "BaseModel",
     "Batch",
     "BatchError",
     "BatchFailed",
@@ -84,6 +88,7 @@ __all__ = [
     "ConflictError",
     "Dataset",
     "Deployment",
+    "Distillation",
     "Evaluation",
     "EvaluationFailed",
     "Event",
@@ -100,6 +105,7 @@ __all__ = [
     "RateLimitError",
     "SlipstreamError",
     "Speculator",
+    "SpendCap",
     "Stage",
     "UnprocessableEntityError",
     "Upload",

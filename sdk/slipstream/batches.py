@@ -23,10 +23,11 @@ class Batches(Resource[D]):
         completion_window: str = "24h",
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """`model` is for rows that name none."""
+        """`model` is for rows that name none; `quote_id` names the quote whose cap pauses the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
-        return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata})
+        return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 
     @procedure
     def retrieve(self, batch_id: str) -> Steps[Batch]:

@@ -1,11 +1,15 @@
 """Models to ask, and the speculators trained for them."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
 from slipstream.types import Model, Speculator
+from slipstream.waiting import wait_for
 
 
 class Models(Resource[D]):
@@ -13,6 +17,56 @@ class Models(Resource[D]):
     def list(self) -> Items[Model]:
         """Base models, which batches and pipelines take, and deployments, which chat takes."""
         return self.http.pages(Model, "models")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    id: str
+    name: str
+    status: str  # checking, ready, refused
+    error: Mapping[str, Any] | None = None  # code, message: why it was refused
+    source: str | None = None
+    model_type: str | None = None
+    revision: str | None = None  # hash of its weights; a speculator serves the one it was trained for
+    is_shared: bool
+    created_at: int
+
+
+class BaseModels(Resource[D]):
+    @procedure
+    def create(self, *, name: str, source: str) -> Steps[BaseModel]:
+        """`source`: a folder or `s3://bucket/prefix` that the service's operators allow; it is checked first."""
+        return self.http.post(BaseModel, "base_models", {"name": name, "source": source})
+
+    @procedure
+    def retrieve(self, model_id: str) -> Steps[BaseModel]:
+        return self.http.get(BaseModel, path_of("base_models", model_id))
+
+    @iteration
+    def list(self) -> Items[BaseModel]:
+        return self.http.pages(BaseModel, "base_models")
+
+    @procedure
+    def delete(self, model_id: str) -> Steps[None]:
+        return self.http.delete(path_of("base_models", model_id))
+
+    @procedure
+    def wait(
+        self,
+        model_id: str,
+        *,
+        on_progress: Callable[[BaseModel], Any] | None = None,
+        poll_seconds: float = 1.0,
+        timeout_seconds: float | None = None,
+    ) -> Steps[BaseModel]:
+        """The model once it is ready or refused. Raises: WaitTimeout."""
+        return wait_for(
+            lambda: self.http.get(BaseModel, path_of("base_models", model_id)),
+            lambda model: model.status != "checking",
+            poll_seconds=poll_seconds,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
 
 
 class Speculators(Resource[D]):

@@ -12,10 +12,11 @@ import httpx2
 from slipstream.account import ApiKeys, Usages
 from slipstream.batches import Batches
 from slipstream.captures import Captures
-from slipstream.catalog import Models, Speculators
+from slipstream.catalog import BaseModels, Models, Speculators
 from slipstream.chat import Chat
 from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
+from slipstream.distillations import Distillations
 from slipstream.drivers import AsyncDriver, Driver
 from slipstream.errors import SlipstreamError
 from slipstream.evaluations import Evaluations
@@ -23,6 +24,7 @@ from slipstream.events import Events
 from slipstream.files import Files
 from slipstream.http import D, Http
 from slipstream.pipelines import Pipelines
+from slipstream.spending import SpendCaps
 from slipstream.uploads import Uploads
 from slipstream.webhooks import WebhookEndpoints
 
@@ -32,18 +34,21 @@ class Resources(Generic[D]):
 
     def __init__(self, http: Http, driver: D) -> None:
         self.api_keys = ApiKeys(http, driver)
+        self.base_models = BaseModels(http, driver)
         self.batches = Batches(http, driver)
         self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)
         self.evaluations = Evaluations(http, driver)
+        self.distillations = Distillations(http, driver)
         self.events = Events(http, driver)
         self.files = Files(http, driver)
         self.models = Models(http, driver)
         self.pipelines = Pipelines(http, driver)
         self.quotes = Quotes(http, driver)
         self.speculators = Speculators(http, driver)
+        self.spend_caps = SpendCaps(http, driver)
         self.uploads = Uploads(http, driver)
         self.usage = Usages(http, driver)
         self.webhook_endpoints = WebhookEndpoints(http, driver)

@@ -1,11 +1,12 @@
 """Datasets: a file checked before anything is spent; quotes: what a batch of it will cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.http import D, Resource, path_of
-from slipstream.types import Dataset, Quote
+from slipstream.types import Dataset
 from slipstream.waiting import wait_for
 
 Rows = list[dict[str, Any]]
@@ -45,10 +46,38 @@ class Datasets(Resource[D]):
         return data
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a batch of a dataset will cost; the bounds hold the likely number of output tokens between them."""
+
+    id: str
+    dataset_id: str
+    status: str  # measuring, ready, failed
+    basis: str  # pilot, history
+    num_rows: int
+    input_tokens: int
+    input_tokens_exact: bool
+    output_tokens: int | None = None
+    output_tokens_low: int | None = None
+    output_tokens_high: int | None = None
+    cost: Mapping[str, Any] | None = None  # value, currency
+    cost_low: Mapping[str, Any] | None = None
+    cost_high: Mapping[str, Any] | None = None
+    cap: Mapping[str, Any] | None = None
+    spent: Mapping[str, Any] | None = None  # by what was run under it
+    created_at: int
+
+
 class Quotes(Resource[D]):
     @procedure
-    def create(self, *, dataset_id: str, basis: str = "pilot") -> Steps[Quote]:
-        return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis})
+    def create(self, *, dataset_id: str, basis: str = "pilot", cap: float | None = None) -> Steps[Quote]:
+        """`cap`: US dollars; what is run with the quote's id is paused there."""
+        return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis, "cap": cap})
+
+    @procedure
+    def update(self, quote_id: str, *, cap: float | None) -> Steps[Quote]:
+        """Another cap, or none: what was paused goes on where it stopped."""
+        return self.http.patch(Quote, path_of("quotes", quote_id), {"cap": cap})
 
     @procedure
     def retrieve(self, quote_id: str) -> Steps[Quote]:

@@ -69,12 +69,16 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[None]:
     A service without ranges sends the whole again, which then replaces what is there.
     Raises: APIConnectionError: broken more than `max_retries` times without a byte in between.
     """
-    failures, furthest = 0, 0
+    failures, furthest, version = 0, 0, ""
     while True:
         begin = to.tell()
-        options = {"headers": {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}} if begin else {}
+        headers = {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
+        if version:
+            headers["If-Range"] = version  # else a part of other content could follow what is here
+        options = {"headers": headers} if begin else {}
         exchange = Exchange(method="GET", path=path, options=options, stream=True)
         answer: Answer = yield from http.send(exchange)
+        version = answer.response.headers.get("etag", "")
         if begin and not answer.response.headers.get("content-range", "").startswith(f"bytes {begin}-"):
             to.seek(0)
             to.truncate()

@@ -37,33 +37,39 @@ class Pipelines(Resource[D]):
         *,
         name: str,
         model: str,
-        prompts_file: str,
+        prompts_file: str | None = None,
+        distillation_id: str | None = None,
         held_out_file: str | None = None,
         held_out: int | None = None,
         training: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
         deploy: bool = True,
+        quote_id: str | None = None,
     ) -> Steps[PipelineRun[D]]:
         """Start one; `create(...).wait()` sees it through.
 
         Args:
             name: also the speculator's and the deployment's: what callers put into `model`.
+            distillation_id: answers that are there already, instead of `prompts_file`; takes `held_out_file`.
             held_out_file: prompts to evaluate on. Without it, `held_out` prompts are taken out of `prompts_file`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "min_acceptance_length": 1.8, "outputs_equal": True}.
+            quote_id: whose cap pauses it.
         """
         body = {
             "name": name,
             "model": model,
             "prompts_file": prompts_file,
+            "distillation_id": distillation_id,
             "held_out_file": held_out_file,
             "held_out": held_out,
             "training": training,
             "evaluation": evaluation,
             "gate": gate,
             "deploy": deploy,
+            "quote_id": quote_id,
         }
         return self._started("pipelines", body)
 

@@ -56,6 +56,9 @@ class Batch:
     metadata: Mapping[str, str] | None = None
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # of the rows in the error file
+    paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
+    cost: Mapping[str, Any] | None = None  # so far: value, currency
+    quote_id: str | None = None
 
     @property
     def is_final(self) -> bool:
@@ -89,6 +92,7 @@ class Stage:
     name: str  # distil, train, evaluate, gate, deploy
     status: str  # pending, running, succeeded, failed, skipped, cancelled
     job_id: str | None = None
+    paused: Mapping[str, Any] | None = None
     progress: Progress | None = None
     metrics: Mapping[str, Any]
     started_at: int | None = None
@@ -113,6 +117,8 @@ class Pipeline:
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
+    quote_id: str | None = None
+    cost: Mapping[str, Any] | None = None  # so far
     report: Mapping[str, Any] | None = None  # of the evaluation; its `definitions` explain every figure
     error_code: str | None = None
     error_message: str | None = None
@@ -265,26 +271,6 @@ class Dataset:
     num_tokens: int | None = None
     num_tokens_exact: bool | None = None
     errors: Mapping[str, Any]  # data, total_count, by_code
-    created_at: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
-    """What a batch of a dataset will cost; the bounds hold the likely number of output tokens between them."""
-
-    id: str
-    dataset_id: str
-    status: str  # measuring, ready, failed
-    basis: str  # pilot, history
-    num_rows: int
-    input_tokens: int
-    input_tokens_exact: bool
-    output_tokens: int | None = None
-    output_tokens_low: int | None = None
-    output_tokens_high: int | None = None
-    cost: Mapping[str, Any] | None = None  # value, currency
-    cost_low: Mapping[str, Any] | None = None
-    cost_high: Mapping[str, Any] | None = None
     created_at: int
 
 

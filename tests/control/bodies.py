@@ -47,7 +47,7 @@ BODIES: Mapping[str, Body] = {
             "endpoint": "/v1/chat/completions",
             "completion_window": "24h",
         },
-        {"input_file_id": "file_id", "model": "name"},
+        {"input_file_id": "file_id", "model": "name", "quote_id": "quote_id"},
     ),
     "POST /v1/batches/{batch_id}/cancel": NO_BODY,
     "POST /v1/jobs/{job_id}/cancel": NO_BODY,
@@ -63,6 +63,7 @@ BODIES: Mapping[str, Body] = {
             "prompts_file": "file_id",
             "held_out_file": "file_id",
             "training.initial_speculator": "speculator_id",
+            "quote_id": "quote_id",
         },
     ),
     "POST /v1/pipelines/{pipeline_id}/cancel": NO_BODY,
@@ -75,12 +76,34 @@ BODIES: Mapping[str, Body] = {
     ),
     "POST /v1/evaluations/{evaluation_id}/cancel": NO_BODY,
     "POST /v1/quotes": Body(lambda world: {"dataset_id": world.counted_dataset.pk}, {"dataset_id": "dataset_id"}),
+    "POST /v1/base_models": Body(lambda world: {"name": "new", "source": "s3://models/new"}),
+    "POST /v1/deployments/{deployment_id}/rollouts": Body(
+        lambda world: {"speculator_id": world.speculator.pk}, {"speculator_id": "speculator_id"}
+    ),
+    "POST /v1/deployments/{deployment_id}/rollouts/{rollout_id}/cancel": NO_BODY,
+    "POST /v1/adapters": Body(
+        lambda world: {
+            "name": "new",
+            "model": world.base_model.name,
+            "config_file": world.adapter_files[0].pk,
+            "weights_file": world.adapter_files[1].pk,
+        },
+        {"model": "name", "config_file": "file_id", "weights_file": "file_id"},
+    ),
+    "POST /v1/distillations": Body(
+        lambda world: {"model": world.base_model.name, "prompts_file": world.file.pk},
+        {"model": "name", "prompts_file": "file_id", "quote_id": "quote_id"},
+    ),
+    "POST /v1/distillations/{distillation_id}/cancel": NO_BODY,
+    "PATCH /v1/quotes/{quote_id}": Body(lambda world: {"cap": 1.5}),
+    "POST /v1/spend_caps": Body(lambda world: {"amount": 1_000_000}, {"project_id": "project_id"}),
+    "PATCH /v1/spend_caps/{cap_id}": Body(lambda world: {"amount": 2_000_000}),
     "POST /v1/deployments": Body(
         lambda world: {"name": "new", "model": world.base_model.name},
-        {"model": "name", "speculator_id": "speculator_id"},
+        {"model": "name", "speculator_id": "speculator_id", "adapters.0": "adapter_id"},
     ),
     "PATCH /v1/deployments/{deployment_id}": Body(
-        lambda world: {"speculator_id": None}, {"speculator_id": "speculator_id"}
+        lambda world: {"speculator_id": None}, {"speculator_id": "speculator_id", "adapters.0": "adapter_id"}
     ),
     "POST /v1/deployments/{deployment_id}/start": NO_BODY,
     "POST /v1/deployments/{deployment_id}/stop": NO_BODY,

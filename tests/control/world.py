@@ -8,6 +8,8 @@ from django.db import transaction
 
 from control.accounts.models import Member, Organization, Project
 from control.accounts.services import member_invite, project_create
+from control.adapters.models import Adapter
+from control.adapters.services import adapter_create
 from control.batches.models import Batch
 from control.batches.services import batch_create
 from control.captures.services import capture_set, request_capture
@@ -17,6 +19,8 @@ from control.datasets.models import Dataset
 from control.datasets.services import dataset_create
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_create
+from control.distillations.models import Distillation
+from control.distillations.services import distillation_create
 from control.evaluations.models import Evaluation
 from control.evaluations.services import evaluation_finish, evaluation_start
 from control.events.models import Event
@@ -27,10 +31,16 @@ from control.jobs.models import Job
 from control.pipelines.models import Pipeline
 from control.quotes.models import Quote
 from control.quotes.services import quote_create
+from control.rollouts.decision import Terms
+from control.rollouts.models import Rollout
+from control.rollouts.services import rollout_create
+from control.spending.models import SpendCap
+from control.spending.services import spend_cap_create
 from control.uploads.models import Upload
 from control.uploads.services import upload_create
 from control.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.webhooks.services import endpoint_create, endpoint_test
+from tests.control.adapters.support import make_adapter_files
 from tests.control.evaluations.evidence import make_evidence
 from tests.control.factories import chat_row, make_base_model, make_file, make_job, make_key
 from tests.control.pipelines.helpers import make_pipeline
@@ -75,6 +85,44 @@ class World:
     @cached_property
     def quote(self) -> Quote:
         return quote_create(organization=self.organization, dataset=self.counted_dataset, basis=Quote.Basis.PILOT)
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        Deployment.objects.filter(pk=self.deployment.pk).update(state=Deployment.State.READY)
+        self.deployment.refresh_from_db()
+        return rollout_create(
+            deployment=self.deployment,
+            speculator=self.speculator,
+            share_percent=10,
+            terms=Terms(min_requests=1, max_acceptance_drop=0.1, max_error_rate=0.1),
+            max_seconds=60,
+        )
+
+    @cached_property
+    def adapter_files(self) -> tuple[File, File]:
+        return make_adapter_files(self.organization)
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        config, weights = self.adapter_files
+        return adapter_create(
+            organization=self.organization,
+            name=f"a-{self.tag}",
+            base_model=self.base_model,
+            config_file=config,
+            weights_file=weights,
+        )
+
+    @cached_property
+    def distillation(self) -> Distillation:
+        return distillation_create(
+            organization=self.organization, base_model=self.base_model, prompts_file=self.file
+        )
+
+    @cached_property
+    def spend_cap(self) -> SpendCap:
+        """Of the project, so that one of the whole organization can be made beside it."""
+        return spend_cap_create(organization=self.organization, project=self.project, nanousd=10**15)
 
     @cached_property
     def batch(self) -> Batch:
@@ -169,6 +217,10 @@ class World:
             "fine_tuning_job_id": lambda: self.fine_tuning_job.pk,
             "pipeline_id": lambda: self.pipeline.pk,
             "quote_id": lambda: self.quote.pk,
+            "distillation_id": lambda: self.distillation.pk,
+            "adapter_id": lambda: self.adapter.pk,
+            "rollout_id": lambda: self.rollout.pk,
+            "cap_id": lambda: self.spend_cap.pk,
             "evaluation_id": lambda: self.evaluation.pk,
             "deployment_id": lambda: self.deployment.pk,
             "event_id": lambda: self.event.id,
@@ -182,6 +234,7 @@ class World:
         names = (
             "key_id", "member_id", "project_id", "file_id", "upload_id", "dataset_id", "batch_id", "name", "model_id",
             "deployment_name", "speculator_id", "job_id", "fine_tuning_job_id", "pipeline_id", "deployment_id",
-            "event_id", "endpoint_id", "delivery_id", "quote_id", "evaluation_id",
+            "event_id", "endpoint_id", "delivery_id", "quote_id", "evaluation_id", "cap_id",
+            "distillation_id", "adapter_id", "rollout_id",
         )  # fmt: skip
         return {name: self.id_of(name) for name in names}

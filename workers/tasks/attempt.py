@@ -3,6 +3,7 @@
 claim ── Lease ── handler.run ──> job_succeed
                       │ Cancelled ──> handler.end, job_end_cancelled
                       │ Draining ──> job_release
+                      │ Paused ──> nothing: the handler has laid the job aside
                       │ AttemptFailed ──> job_fail (after handler.end, if that is the end)
                       └ LeaseLost ──> nothing: somebody else has the job
 """
@@ -41,7 +42,7 @@ from control.storage import StorageError
 from control.tenancy.scope import as_tenant
 from workers.contracts import FailureClass
 from workers.tasks.lease import Lease
-from workers.tasks.outcomes import AttemptFailed, Cancelled, Draining
+from workers.tasks.outcomes import AttemptFailed, Cancelled, Draining, Paused
 
 log = structlog.get_logger(__name__)
 
@@ -139,6 +140,8 @@ def _work(attempt: Attempt, handler: Handler) -> None:
     except Draining:
         job_release(claim=attempt.claim)
         log.info("job released")
+    except Paused:
+        log.info("job paused")
     except AttemptFailed as error:
         _fail(attempt, handler, error.failure)
     except Exception as error:  # the boundary of an attempt: whatever it was, the job must learn of it

@@ -10,17 +10,19 @@ from django.db.models.functions import Now
 
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
-from control.batches.services import batch_validate
+from control.batches.services import batch_commit_shard, batch_validate
 from control.jobs.failures import Failure
 from control.jobs.models import JobShard
 from control.jobs.selectors import num_rows_committed, shards_open
-from control.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards, job_commit_shard
+from control.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards
 from control.observability import metrics
 from control.settings.config import get_config
+from control.spending.selectors import batch_cap_reached
+from control.spending.services import batch_pause
 from control.storage import get_storage
 from workers.contracts import BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
 from workers.tasks.attempt import Attempt, Ending
-from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed
+from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed, Paused
 from workers.tasks.staging import model_dir, shard_key, stage_file
 from workers.tasks.supervise import run_child
 
@@ -31,7 +33,7 @@ DEFAULT_BATCH_SIZE = 16
 
 class BatchHandler:
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
-        batch = Batch.objects.select_related("base_model", "job").get(job_id=attempt.job.pk)
+        batch = Batch.objects.select_related("base_model", "job", "quote").get(job_id=attempt.job.pk)
         if batch.status == Batch.Status.VALIDATING:
             batch_validate(batch=batch)
         _refuse_ended(batch)
@@ -50,20 +52,26 @@ class BatchHandler:
 
     def _answer_open_shards(self, attempt: Attempt, batch: Batch) -> None:
         rows_path = stage_file(attempt.job.params["rows_key"], attempt.folder / "rows.jsonl")
+
+        def commit(event: ShardDone | Checkpoint) -> None:
+            commit_shard_file(attempt, batch, event)
+            _pause_at_cap(attempt, batch)
+
         while shards := next_hand(list(shards_open(attempt.job.pk))):
+            _pause_at_cap(attempt, batch)
             spec = _spec(attempt, batch, rows_path, shards)
             try:
                 run_child(
                     attempt,
                     spec,
-                    on_result=lambda event: commit_shard_file(attempt, event),
+                    on_result=commit,
                     rows_done_before=num_rows_committed(attempt.job.pk),
                     rows_total=batch.total,
                     seconds_left=_seconds_left(batch),
                 )
             except ChildCrashed as crash:
                 if crash.got_going:
-                    _blame(attempt, rows_path, spec)
+                    _blame(attempt, batch, rows_path, spec)
                 raise
             _check_progress(attempt, shards)
 
@@ -90,6 +98,14 @@ def _expired() -> AttemptFailed:
     return AttemptFailed(FailureClass.EXPIRED, "batch_expired", "The completion window has ended.")
 
 
+def _pause_at_cap(attempt: Attempt, batch: Batch) -> None:
+    """A batch whose last shard reached the cap has nothing left to cost: it is put together. Raises: Paused."""
+    reached = batch_cap_reached(batch)
+    if reached is not None and shards_open(attempt.job.pk).exists():
+        batch_pause(batch=batch, claim=attempt.claim, reached=reached)
+        raise Paused(reached.message)
+
+
 def next_hand(open_shards: Sequence[JobShard]) -> list[JobShard]:
     """What the next child gets: the shard most likely to crash it, alone; or else all that are above suspicion.
 
@@ -102,7 +118,7 @@ def next_hand(open_shards: Sequence[JobShard]) -> list[JobShard]:
     return list(open_shards)
 
 
-def commit_shard_file(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+def commit_shard_file(attempt: Attempt, batch: Batch, event: ShardDone | Checkpoint) -> None:
     """Uploads first, names the winner then: a row never points at bytes that are not there."""
     assert isinstance(event, ShardDone), "batch inference makes no checkpoints"
     shard = JobShard.objects.filter(job_id=attempt.job.pk, shard_no=event.shard_no).first()
@@ -112,7 +128,7 @@ def commit_shard_file(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
     path = Path(event.path)
     get_storage().put_file(key, path)
     rows = ShardRows(completed=event.completed, failed=event.failed, usage=event.usage)
-    job_commit_shard(claim=attempt.claim, shard_no=event.shard_no, storage_key=key, rows=rows)
+    batch_commit_shard(batch=batch, claim=attempt.claim, shard_no=event.shard_no, storage_key=key, rows=rows)
     path.unlink(missing_ok=True)
     _observe(event)
 
@@ -157,7 +173,7 @@ def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
         raise AttemptFailed(FailureClass.BUG, "shards_missing", f"the child finished without any of {left} shards")
 
 
-def _blame(attempt: Attempt, rows_path: Path, spec: BatchSpec) -> None:
+def _blame(attempt: Attempt, batch: Batch, rows_path: Path, spec: BatchSpec) -> None:
     # The child takes rows in order and holds at most `max_batch_size` of them, each in an open shard: so only as
     # many of the first open shards can have been in its hands.
     handed = [shard.shard_no for shard in spec.shards]
@@ -167,7 +183,7 @@ def _blame(attempt: Attempt, rows_path: Path, spec: BatchSpec) -> None:
         path = attempt.folder / "crashed_row.jsonl"
         path.write_text(json.dumps(crashed_row(attempt.job.pk, rows_path, convicted.row_from)) + "\n")
         event = ShardDone(shard_no=convicted.shard_no, path=str(path), completed=0, failed=1, usage={})
-        commit_shard_file(attempt, event)
+        commit_shard_file(attempt, batch, event)
 
 
 def crashed_row(job_id: str, rows_path: Path, number: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Interruption
 ├── Cancelled       the customer asked for it
 ├── Draining        this worker stops; another one goes on
+├── Paused          a spend cap is reached; it goes on when there is something to spend again
 └── AttemptFailed   something is wrong; `control.jobs.failures` decides about another try
     └── ChildCrashed   the child died without a word, or said nothing for too long
 """
@@ -21,6 +22,10 @@ class Cancelled(Interruption):
 
 class Draining(Interruption):
     pass
+
+
+class Paused(Interruption):
+    """Raised once the job is laid aside."""
 
 
 class AttemptFailed(Interruption):

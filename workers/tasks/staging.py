@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from control.catalog.folder import UnusableModel
 from control.catalog.models import BaseModel, Speculator
+from control.catalog.sources import model_folder
 from control.jobs.state import Claim
 from control.storage import ObjectMissing, get_storage
 from workers.contracts import FailureClass
@@ -28,11 +30,12 @@ def stage_folder(prefix: str, path: Path) -> Path:
 
 
 def model_dir(base_model: BaseModel) -> str:
-    """Raises: AttemptFailed: this machine does not have the model's folder."""
-    path = Path(base_model.path)
-    if not path.is_dir():
-        raise _gone("model_missing", f"The files of model {base_model.name!r} are not on the worker's machine.")
-    return str(path.resolve())
+    """Raises: AttemptFailed: this machine does not have the model's folder, and cannot get it."""
+    try:
+        return str(model_folder(base_model))
+    except UnusableModel as error:
+        message = f"The files of model {base_model.name!r} are not there: {error.message}"
+        raise _gone("model_missing", message) from error
 
 
 def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:

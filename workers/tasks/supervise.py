@@ -13,7 +13,7 @@ from control.jobs.state import LeaseLost
 from workers.contracts import Checkpoint, Event, Failed, FailureClass, Finished, Metrics, Progress, ShardDone, Spec
 from workers.tasks.attempt import Attempt
 from workers.tasks.child import ChildProcess
-from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining
+from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
 
 TICK_SECONDS = 0.2
 PROGRESS_SECONDS = 1.0  # between two writes of progress
@@ -38,13 +38,13 @@ def run_child(
         rows_total: replaces the child's total.
         seconds_left: until the job expires; None: it never does.
 
-    Raises: Cancelled, Draining, LeaseLost, AttemptFailed, ChildCrashed. The child is dead by then.
+    Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed. The child is dead by then.
     """
     ids = structlog.contextvars.get_contextvars()
     child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids)
     try:
         return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
-    except (Cancelled, Draining):
+    except (Cancelled, Draining, Paused):
         child.stop(CANCEL_GRACE_SECONDS)
         raise
     finally:

@@ -30,13 +30,16 @@ from control.jobs.state import Claim
 from control.observability import metrics
 from control.observability.listener import listen
 from control.pipelines.stages import pipelines_reconcile
+from control.rollouts.services import rollouts_reconcile
 from control.settings.config import get_config
+from control.spending.services import batches_review
 from control.tenancy.scope import Across, across_tenants
 from control.uploads.services import uploads_expire
 from workers.tasks.attempt import Handler, look_at
 from workers.tasks.batch import BatchHandler
 from workers.tasks.courier import Courier
 from workers.tasks.evaluation import EvaluationHandler
+from workers.tasks.model_check import ModelCheckHandler
 from workers.tasks.training import TrainingHandler
 
 log = structlog.get_logger(__name__)
@@ -47,6 +50,7 @@ HANDLERS: dict[str, Handler] = {
     Job.Kind.BATCH: BatchHandler(),
     Job.Kind.TRAINING: TrainingHandler(),
     Job.Kind.EVALUATION: EvaluationHandler(),
+    Job.Kind.MODEL_CHECK: ModelCheckHandler(),
 }
 
 
@@ -103,6 +107,8 @@ class JobWorker:
             ("cancelled and overdue jobs not ended", self._end_waiting),
             ("pipelines not moved on", pipelines_reconcile),
             ("captured requests not deleted", captures_prune),
+            ("paused batches not reviewed", batches_review),
+            ("rollouts not moved on", rollouts_reconcile),
             ("idempotency keys not forgotten", keys_purge),
             ("files not expired", files_expire),
             ("staging not emptied", staging_purge),

@@ -16,7 +16,7 @@ RESOURCES: Mapping[str, str] = {
     "jobs": "jobs and their events",
     "models": "base models and adapters",
     "fine_tuning": "fine-tuning jobs",
-    "pipelines": "pipelines and quotes",
+    "pipelines": "pipelines, distillations and quotes",
     "speculators": "speculators and evaluations",
     "deployments": "deployments",
     "usage": "usage and costs",

@@ -16,7 +16,7 @@ def batches_list(organization: Organization) -> QuerySet[Batch]:
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
         Batch.objects.filter(organization=organization)
-        .select_related("base_model")
+        .select_related("base_model", "job")
         .annotate(
             shards_completed=Coalesce(Subquery(shards.annotate(n=Sum("completed")).values("n")), 0),
             shards_failed=Coalesce(Subquery(shards.annotate(n=Sum("failed")).values("n")), 0),

@@ -10,6 +10,7 @@ from control.api.times import unix
 from control.batches.models import Batch
 from control.batches.services import COMPLETION_WINDOWS
 from control.batches.state import TERMINAL, Status
+from control.usage.serializers import dollars
 
 
 def batch_body(batch: Batch) -> dict[str, Any]:
@@ -37,8 +38,11 @@ def batch_body(batch: Batch) -> dict[str, Any]:
         "request_counts": _request_counts(batch),
         "usage": _usage(batch.usage),
         "metadata": batch.metadata,
-        "warnings": batch.warnings,  # ours: what was taken though it was not quite right
-        "errors_by_code": batch.errors_by_code,  # ours: what stands in the error file
+        "paused": batch.job.paused,  # ours, as all below: why it waits
+        "cost": dollars(batch.cost_nanousd),  # so far
+        "quote_id": batch.quote_id,
+        "warnings": batch.warnings,  # what was taken though it was not quite right
+        "errors_by_code": batch.errors_by_code,  # what stands in the error file
     }
 
 
@@ -83,3 +87,4 @@ class BatchInput(MetadataInput):
     completion_window = serializers.ChoiceField(choices=list(COMPLETION_WINDOWS))
     model = serializers.CharField(max_length=120, allow_null=True, default=None)
     output_expires_after = serializers.DictField(allow_null=True, default=None)
+    quote_id = serializers.CharField(max_length=40, allow_null=True, default=None)

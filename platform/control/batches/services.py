@@ -9,6 +9,7 @@ import datetime as dt
 from collections.abc import Mapping
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from control.accounts.models import Organization
@@ -24,8 +25,12 @@ from control.files.staging import StagedWriter, staged_writer
 from control.ids import batch_id
 from control.jobs.models import Job, JobShard
 from control.jobs.services import job_cancel, job_submit
+from control.jobs.shards import ShardRows, job_commit_shard
+from control.jobs.state import Claim
+from control.quotes.models import Quote
 from control.settings.config import get_config
 from control.storage import ObjectMissing, get_storage
+from control.usage.services import Tokens, caller_of_job, usage_add
 
 COMPLETION_WINDOWS = {"24h": dt.timedelta(hours=24)}
 
@@ -40,11 +45,13 @@ def batch_create(
     metadata: Mapping[str, str] | None = None,
     model: str | None = None,
     output_expires_after: dt.timedelta | None = None,
+    quote: Quote | None = None,
 ) -> Batch:
     """Queues a batch. The file's content is looked at later: what is wrong with it turns the batch `failed`.
 
     Args:
         model: name of the base model that rows with an empty `body.model` mean; no row may then name another one.
+        quote: whose cap pauses the batch.
     Raises: ApiError: 400 or 404, the request itself is wrong.
     """
     if endpoint not in ENDPOINTS:
@@ -74,6 +81,7 @@ def batch_create(
             completion_window=completion_window,
             metadata=dict(metadata or {}),
             output_expires_after=output_expires_after,
+            quote=quote,
             expires_at=timezone.now() + COMPLETION_WINDOWS[completion_window],
         )
 
@@ -122,6 +130,26 @@ def batch_validate(*, batch: Batch) -> bool:
         if moved:
             JobShard.objects.bulk_create(_shards(batch.job, report.num_rows))
     return batch.status == Status.IN_PROGRESS
+
+
+def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
+    """As `job_commit_shard`; the winner's tokens are counted and priced in the same transaction, hence once.
+
+    Raises: LeaseLost.
+    """
+    assert batch.base_model is not None, "validation settles the model"
+    with transaction.atomic():
+        if not job_commit_shard(claim=claim, shard_no=shard_no, storage_key=storage_key, rows=rows):
+            return False
+        cost = usage_add(
+            caller=caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id),
+            model=batch.base_model.name,
+            tokens=Tokens(input=rows.usage.get("prompt_tokens", 0), output=rows.usage.get("completion_tokens", 0)),
+            num_requests=rows.completed + rows.failed,
+            is_batch=True,
+        )
+        Batch.objects.filter(pk=batch.pk).update(cost_nanousd=F("cost_nanousd") + cost)
+    return True
 
 
 def _read_input(batch: Batch, writer: StagedWriter) -> Report:

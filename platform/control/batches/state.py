@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from control.batches.models import Batch
 from control.events.services import event_record
-from control.usage.services import Tokens, caller_of_job, usage_add
 
 Status = Batch.Status
 
@@ -47,19 +46,5 @@ def transition(batch: Batch, to: Status, **values: Any) -> bool:
         if moved:
             event_record(organization_id=batch.organization_id, type=f"batch.{to.value}", object_id=batch.pk)
         batch.refresh_from_db()
-        if moved and to in TERMINAL:
-            _count_usage(batch)
     return bool(moved)
 
-
-def _count_usage(batch: Batch) -> None:
-    """Once: in the transaction of the only move into an end."""
-    if batch.base_model is None or not batch.completed + batch.failed:
-        return
-    usage_add(
-        caller=caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id),
-        model=batch.base_model.name,
-        tokens=Tokens(input=batch.usage.get("input_tokens", 0), output=batch.usage.get("output_tokens", 0)),
-        num_requests=batch.completed + batch.failed,
-        is_batch=True,
-    )

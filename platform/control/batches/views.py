@@ -12,6 +12,7 @@ from control.batches.serializers import BatchInput, batch_body
 from control.batches.services import batch_cancel, batch_create
 from control.files.selectors import file_get
 from control.files.serializers import expires_after
+from control.quotes.selectors import quote_get
 
 
 class BatchesView(OrganizationView):
@@ -32,6 +33,7 @@ class BatchesView(OrganizationView):
             metadata=values["metadata"],
             model=values["model"],
             output_expires_after=expires_after(values["output_expires_after"], param="output_expires_after"),
+            quote=values["quote_id"] and quote_get(self.organization, values["quote_id"]),
         )
         return Response(batch_body(batch))
 

@@ -10,14 +10,24 @@ from control.ids import base_model_id, speculator_id
 class BaseModel(models.Model):
     """A target: a local folder of safetensors. `organization` null means that every organization may use it."""
 
+    class Status(models.TextChoices):
+        CHECKING = "checking"
+        READY = "ready"
+        REFUSED = "refused"
+
     id = models.CharField(primary_key=True, max_length=40, default=base_model_id, editable=False)
     organization = models.ForeignKey(
         Organization, on_delete=models.CASCADE, related_name="base_models", null=True, blank=True
     )
     name = models.CharField(max_length=120)
-    path = models.CharField(max_length=1000)
-    model_type = models.CharField(max_length=40)
-    revision = models.CharField(max_length=64, help_text="SHA-256 over config and weight files: a speculator names it.")
+    source = models.CharField(max_length=1000, blank=True, db_default="", help_text="As asked for over the API.")
+    status = models.CharField(max_length=16, choices=Status, default=Status.READY, db_default=Status.READY)
+    error = models.JSONField(null=True, blank=True, help_text="Why it was refused: {code, message}")
+    path = models.CharField(max_length=1000, blank=True)
+    model_type = models.CharField(max_length=40, blank=True)
+    revision = models.CharField(
+        max_length=64, blank=True, help_text="SHA-256 over config and weight files: a speculator names it."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

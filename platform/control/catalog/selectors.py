@@ -8,9 +8,14 @@ from control.catalog.models import BaseModel, Speculator
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """The organization's own, and those that everyone may use; an own one hides a shared one of the same name."""
-    own = BaseModel.objects.filter(organization=organization)
-    visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=own.values("name"))
+    """Those that are ready: the organization's own, and everyone's, unless an own one hides them by its name."""
+    return registered_models_list(organization).filter(status=BaseModel.Status.READY)
+
+
+def registered_models_list(organization: Organization) -> QuerySet[BaseModel]:
+    """Also those that are being checked, or were refused."""
+    ready = BaseModel.objects.filter(organization=organization, status=BaseModel.Status.READY)
+    visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=ready.values("name"))
     return BaseModel.objects.filter(visible)
 
 
@@ -29,7 +34,7 @@ def base_model_get(organization: Organization, name: str) -> BaseModel:
 
 def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
     """Raises: ApiError: 404, also for one that is another organization's alone."""
-    model = base_models_list(organization).filter(pk=model_id).first()
+    model = registered_models_list(organization).filter(pk=model_id).first()
     if model is None:
         raise ApiError(404, f"No such base model: {model_id[:80]!r}.", "base_model_not_found", "model_id")
     return model

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from rest_framework import serializers
+
+from control.api.fields import BodyInput
 from control.api.times import unix
 from control.catalog.models import BaseModel, Speculator
 from control.deployments.models import Deployment
@@ -20,8 +23,11 @@ def registered_model_body(model: BaseModel) -> dict[str, Any]:
         "id": model.pk,
         "object": "base_model",
         "name": model.name,
-        "model_type": model.model_type,
-        "revision": model.revision,
+        "status": model.status,
+        "error": model.error,
+        "source": model.source or None,
+        "model_type": model.model_type or None,
+        "revision": model.revision or None,
         "is_shared": model.organization_id is None,
         "created_at": unix(model.created_at),
     }
@@ -39,7 +45,10 @@ def deployment_model_body(deployment: Deployment) -> dict[str, Any]:
 def models_body(models: list[BaseModel], deployments: list[Deployment]) -> dict[str, Any]:
     """OpenAI's list of models has no pages. A deployment hides a base model of its name, as it does for chat."""
     named = {deployment.name for deployment in deployments}
-    data = [deployment_model_body(deployment) for deployment in deployments]
+    data = []
+    for deployment in deployments:
+        data.append(body := deployment_model_body(deployment))
+        data += [{**body, "id": f"{deployment.name}:{adapter.name}"} for adapter in deployment.adapters.all()]
     data += [base_model_body(model) for model in models if model.name not in named]
     return {"object": "list", "data": data}
 
@@ -58,3 +67,8 @@ def speculator_body(speculator: Speculator) -> dict[str, Any]:
         "report": speculator.report,
         "created_at": unix(speculator.created_at),
     }
+
+
+class BaseModelInput(BodyInput):
+    name = serializers.RegexField(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z", max_length=120)
+    source = serializers.CharField(max_length=1000, help_text="A folder, or s3://bucket/prefix, that operators allow.")

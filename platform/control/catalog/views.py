@@ -6,15 +6,18 @@ from rest_framework.response import Response
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
 from control.api.paging import paginate
+from control.catalog.intake import base_model_delete, base_model_submit
 from control.catalog.plots import EVALUATION, PLOTS, plot_response
 from control.catalog.selectors import (
     base_model_by_id,
     base_model_get,
     base_models_list,
+    registered_models_list,
     speculator_get,
     speculators_list,
 )
 from control.catalog.serializers import (
+    BaseModelInput,
     base_model_body,
     deployment_model_body,
     models_body,
@@ -51,7 +54,14 @@ class BaseModelsView(OrganizationView):
     scope = "models"
 
     def get(self, request: Request) -> Response:
-        return paginate(base_models_list(self.organization), request, registered_model_body)
+        return paginate(registered_models_list(self.organization), request, registered_model_body)
+
+    def post(self, request: Request) -> Response:
+        """Its files are checked by a worker: `status` becomes `ready`, or `refused` with an `error`."""
+        form = BaseModelInput(data=request.data)
+        form.is_valid(raise_exception=True)
+        model = base_model_submit(organization=self.organization, **form.validated_data)
+        return Response(registered_model_body(model), status=201)
 
 
 class BaseModelView(OrganizationView):
@@ -59,6 +69,11 @@ class BaseModelView(OrganizationView):
 
     def get(self, request: Request, model_id: str) -> Response:
         return Response(registered_model_body(base_model_by_id(self.organization, model_id)))
+
+    def delete(self, request: Request, model_id: str) -> Response:
+        """Only your own, and only while nothing was made with it."""
+        base_model_delete(base_model=base_model_by_id(self.organization, model_id), organization=self.organization)
+        return Response({"id": model_id, "object": "base_model", "deleted": True})
 
 
 class SpeculatorsView(OrganizationView):

@@ -21,7 +21,7 @@ from control.settings.config import get_config
 
 MAX_TIMELINE = 200
 MAX_POINTS = 500
-ACTIVE_JOBS = (Job.Status.QUEUED, Job.Status.RUNNING)
+ACTIVE_JOBS = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)
 CHARTED = ("loss", "validation_loss", "acceptance_length", "speedup")
 
 
@@ -38,9 +38,9 @@ class JobAdmin(RowsAdmin):
     list_select_related = ["organization"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "kind", "state", "progress", "failure", "curves", "latest_metrics", "timeline", "log",
-        "attempt", "stalled_attempts", "worker", "fence", "lease_until", "not_before", "created_at", "started_at",
-        "finished_at", "parameters", "outcome",
+        "id", "organization", "kind", "state", "held_back", "progress", "failure", "curves", "latest_metrics",
+        "timeline", "log", "attempt", "stalled_attempts", "worker", "fence", "lease_until", "not_before", "created_at",
+        "started_at", "finished_at", "parameters", "outcome",
     ]  # fmt: skip
 
     def change_view(
@@ -68,6 +68,10 @@ class JobAdmin(RowsAdmin):
     @admin.display
     def progress(self, row: Job) -> SafeString:
         return progress_bar(row, row.progress_done, row.progress_total, row.progress_unit)
+
+    @admin.display(description="paused")
+    def held_back(self, row: Job) -> str:
+        return row.paused["message"] if row.paused else "–"
 
     @admin.display(description="error")
     def failure(self, row: Job) -> SafeString | str:

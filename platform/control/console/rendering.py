@@ -14,10 +14,10 @@ _TONES = {
     "success": ("succeeded", "completed", "ready", "live"),
     "info": (
         *("running", "in_progress", "finalizing", "validating", "provisioning", "training"),
-        *("distilling", "evaluating", "gating", "deploying"),
+        *("distilling", "evaluating", "gating", "deploying", "checking", "starting", "canary", "promoting"),
     ),
-    "danger": ("failed", "expired"),
-    "warning": ("degraded", "cancelling", "stopping", "rejected"),
+    "danger": ("failed", "expired", "refused", "rolled_back"),
+    "warning": ("paused", "degraded", "cancelling", "stopping", "rejected"),
 }
 TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status in statuses}
 

@@ -1,5 +1,6 @@
 """Base models, speculators with their reports, and deployments."""
 
+import datetime as dt
 from urllib.parse import urlencode
 
 from django.contrib import admin
@@ -7,22 +8,28 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.plots import OF_TRAINING
 from control.console.base import RowsAdmin, service_action
+from control.console.charts import charts, lines_of
 from control.console.compare import MOST
 from control.console.logs import log_tail
 from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
+from control.deployments.figures import stretches
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.evaluations.serializers import evaluation_body
 from control.events.models import Event
 from control.settings.config import get_config
+from control.usage.selectors import WIDTHS, Window
 
+CHARTED_HOURS = 3
+CHARTED = ("acceptance_length", "tokens_per_second", "latency_seconds")
 MOVING = (
     Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
 )  # fmt: skip
@@ -30,9 +37,20 @@ MOVING = (
 
 @admin.register(BaseModel)
 class BaseModelAdmin(RowsAdmin):
-    list_display = ["name", "id", "organization", "model_type", "created_at"]
+    list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
     search_fields = ["name", "id"]
-    fields = ["id", "name", "organization", "model_type", "path", "revision", "created_at"]
+    list_filter = ["status"]
+    fields = [
+        "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "created_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: BaseModel) -> SafeString:
+        return badge(row, row.status, active=row.status == BaseModel.Status.CHECKING)
+
+    @admin.display(description="error")
+    def failure(self, row: BaseModel) -> SafeString | str:
+        return error_text(row.error)
 
 
 @admin.register(Speculator)
@@ -126,8 +144,8 @@ class DeploymentAdmin(RowsAdmin):
     actions_detail = ["start", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
-        "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before", "created_at",
-        "deleted_at", "log",
+        "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
+        "created_at", "deleted_at", "log",
     ]  # fmt: skip
 
     @admin.display(description="state", ordering="state")
@@ -149,6 +167,18 @@ class DeploymentAdmin(RowsAdmin):
     @admin.display(description="crashes within 10 minutes")
     def num_crashes(self, row: Deployment) -> int:
         return len(row.crashes)
+
+    @admin.display(description=f"of {CHARTED_HOURS} hours, by minutes ago")
+    def curves(self, row: Deployment) -> SafeString:
+        minute = WIDTHS["1m"]
+        end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
+        window = Window(start=end - dt.timedelta(hours=CHARTED_HOURS), end=end, width=minute)
+        entries = []
+        for at, stretch in stretches(row, window).items():
+            figures = {name: getattr(stretch, name) for name in CHARTED}
+            known = {name: value for name, value in figures.items() if value is not None}
+            entries.append(((at - end).total_seconds() / minute.seconds, known))
+        return charts(f"{row.pk}-curves", lines_of(entries, CHARTED))
 
     @admin.display(description="health over time")
     def health(self, row: Deployment) -> SafeString:

@@ -53,6 +53,8 @@ UNFOLD: dict[str, Any] = {
                 "items": [
                     _link("Organizations", "domain", "accounts_organization"),
                     _link("Limits", "speed", "tenancy_limits"),
+                    _link("Spend caps", "savings", "spending_spendcap"),
+                    _link("Quotes", "request_quote", "quotes_quote"),
                     _link("Webhooks", "webhook", "webhooks_webhookendpoint"),
                     _link("Deliveries", "outbox", "webhooks_webhookdelivery"),
                     _link("Audit", "history", "audit_auditevent"),

@@ -7,6 +7,7 @@ from django.utils.safestring import SafeString
 from control.batches.models import Batch
 from control.batches.services import batch_cancel
 from control.console.base import RowsAdmin, service_action
+from control.console.money import usd
 from control.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.files.models import File
 from control.pipelines.models import Pipeline
@@ -54,8 +55,8 @@ class BatchAdmin(RowsAdmin):
     list_select_related = ["organization", "base_model", "job"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "base_model", "endpoint", "state", "progress", "the_job", "input", "output",
-        "errors_file", "bad_lines", "tokens_used", "metadata", "created_at", "in_progress_at", "completed_at",
+        "id", "organization", "base_model", "endpoint", "state", "held_back", "progress", "the_job", "input", "output",
+        "errors_file", "bad_lines", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
         "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
 
@@ -68,6 +69,14 @@ class BatchAdmin(RowsAdmin):
         if row.status in ENDED_BATCHES:
             return progress_bar(row, row.completed, row.total, "rows")
         return progress_bar(row, row.job.progress_done, row.job.progress_total, "rows")
+
+    @admin.display(description="paused")
+    def held_back(self, row: Batch) -> str:
+        return row.job.paused["message"] if row.job.paused else "–"
+
+    @admin.display(description="cost so far, USD")
+    def cost(self, row: Batch) -> str:
+        return usd(row.cost_nanousd)
 
     @admin.display(description="job")
     def the_job(self, row: Batch) -> SafeString | str:

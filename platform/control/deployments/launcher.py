@@ -7,11 +7,15 @@ import secrets
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
+from control.adapters.models import Adapter
+from control.catalog.folder import UnusableModel
+from control.catalog.sources import model_folder
 from control.child_environment import child_environment
 from control.deployments.models import Deployment
 from control.deployments.processes import MARK, ProcessIdentity, process_started
@@ -40,27 +44,44 @@ def log_path(config: Config, deployment_id: str) -> Path:
     return config.data_dir / "logs" / "deployments" / f"{deployment_id}.log"
 
 
-def stage_speculator(config: Config, deployment: Deployment) -> Path | None:
-    """Copies the speculator's folder out of storage, once per artifact. Raises: StorageError, OSError."""
+def stage(config: Config, deployment: Deployment) -> Path | None:
+    """Copies what the engine reads out of storage, once per artifact: the model, adapters and the speculator.
+
+    Returns: the speculator's folder. Raises: StorageError, OSError.
+    """
+    with suppress(UnusableModel):  # the launch says so
+        model_folder(deployment.base_model)
+    for adapter in deployment.adapters.all():  # which came along with the row: no thread of the pool asks the database
+        _copied(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
     speculator = deployment.speculator
     if speculator is None:
         return None
-    target = config.data_dir / "deployments" / deployment.pk / speculator.pk
+    return _copied(speculator.storage_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk)
+
+
+def _copied(prefix: str, target: Path) -> Path:
     if target.is_dir():
         return target
-    draft = target.with_name(f".{speculator.pk}.{secrets.token_hex(4)}")
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        get_storage().get_folder(speculator.storage_prefix, draft)
-        draft.rename(target)  # whole or absent: a supervisor that dies here leaves no half a speculator
+        get_storage().get_folder(prefix, draft)
+        draft.rename(target)  # whole or absent: a supervisor that dies here leaves nothing half
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
 
 
+def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Path:
+    return config.data_dir / "deployments" / deployment.pk / adapter.pk
+
+
 def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
     """Raises: LaunchError: the program can't be run or ended at once."""
     port, token = free_port(), secrets.token_urlsafe(32)
-    command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
+    try:
+        command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
+    except UnusableModel as error:
+        raise LaunchError(f"the model is not there: {error.message}") from error
     log = log_path(config, deployment.pk)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -86,12 +107,16 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
 def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     arguments = {
-        "--model-dir": deployment.base_model.path,
-        "--model-name": deployment.name,
+        "--model-dir": str(model_folder(deployment.base_model)),
+        "--model-name": deployment.served_name,
         "--host": "127.0.0.1",
         "--port": str(port),
         "--device": config.device,
     }
     if speculator_dir is not None and deployment.speculator is not None:
         arguments |= {"--drafter": deployment.speculator.kind, "--speculator-dir": str(speculator_dir.resolve())}
-    return [*program, *(word for pair in arguments.items() for word in pair)]
+    words = [word for pair in arguments.items() for word in pair]
+    for adapter in deployment.adapters.all():
+        folder = adapter_dir(config, deployment, adapter).resolve()
+        words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
+    return [*program, *words]

@@ -11,10 +11,10 @@ from control.deployments.models import Deployment
 
 def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
     """`only`: the deployments that the caller's key is restricted to; None: it is not."""
-    rows = Deployment.objects.filter(organization=organization, deleted_at=None)
+    rows = Deployment.objects.filter(organization=organization, deleted_at=None, canary_of=None)
     if only is not None:
         rows = rows.filter(pk__in=only)
-    return rows.select_related("base_model", "speculator")
+    return rows.select_related("base_model", "speculator").prefetch_related("adapters")
 
 
 def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:
@@ -26,18 +26,25 @@ def deployment_get(organization: Organization, deployment_id: str, *, only: Sequ
 
 
 def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
-    """What a request's `model` means. Raises: ApiError: 404, code model_not_found."""
-    deployment = deployments_list(organization, only=only).filter(name=name).first()
-    if deployment is None:
+    """What a request's `model` means: `name`, or `name:adapter`. Raises: ApiError: 404, code model_not_found."""
+    own_name, _, adapter = name.partition(":")
+    deployment = deployments_list(organization, only=only).filter(name=own_name).first()
+    if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
         message = f"The model {name[:80]!r} does not exist or you do not have access to it."
         raise ApiError(404, message, "model_not_found", "model")
     return deployment
 
 
+def canary_of(deployment: Deployment) -> Deployment | None:
+    """The one that gets a share of its requests."""
+    return Deployment.objects.filter(canary_of=deployment, deleted_at=None, canary_percent__gt=0).first()
+
+
 def deployments_to_supervise() -> QuerySet[Deployment]:
     """Of all organizations, for the supervisor alone: what runs, should run, or is being stopped."""
     settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
-    return Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator").order_by("pk")
+    rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
+    return rows.prefetch_related("adapters").order_by("pk")
 
 
 def deployment_sessions() -> dict[str, int | None]:

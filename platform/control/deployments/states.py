@@ -45,7 +45,8 @@ def transition(
     if to is State.READY:
         changes = {"healthy_at": timezone.now(), **changes}
     with transaction.atomic():
-        is_news = not Deployment.objects.filter(pk=deployment.pk, state=to).exists()
+        # A canary is no deployment of the customer's: its rollout tells of it.
+        is_news = deployment.canary_of_id is None and not Deployment.objects.filter(pk=deployment.pk, state=to).exists()
         if not rows.update(state=to, **changes):
             return False
         if is_news:

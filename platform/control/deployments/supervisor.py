@@ -25,7 +25,8 @@ from django.utils import timezone
 
 from control.deployments import observations
 from control.deployments.health import HealthWatch
-from control.deployments.launcher import LaunchError, launch, stage_speculator
+from control.deployments.launcher import LaunchError, launch, stage
+from control.deployments.measuring import Measuring
 from control.deployments.models import Deployment
 from control.deployments.processes import ProcessIdentity, marked_processes
 from control.deployments.selectors import deployment_sessions, deployments_to_supervise
@@ -45,6 +46,7 @@ class Patience:
     hang_seconds: float = 60.0  # without a good check, once there was one: then the process is killed
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
+    sample_seconds: float = 30.0  # between two looks at an engine's counters
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class _Watched:
 
     identity: ProcessIdentity
     health: HealthWatch
+    measuring: Measuring
     process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code will stay unknown
     drain_until: float | None = None
 
@@ -141,7 +144,7 @@ class Supervisor:
     def _launch(self, deployment: Deployment) -> None:
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
-            self._staging[key] = self._pool.submit(stage_speculator, self.config, deployment)
+            self._staging[key] = self._pool.submit(stage, self.config, deployment)
         if not self._staging[key].done():
             return
         staged = self._staging.pop(key)
@@ -175,7 +178,8 @@ class Supervisor:
         return watched
 
     def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
-        return _Watched(identity, HealthWatch(interval_seconds=self.patience.probe_seconds), process)
+        health = HealthWatch(interval_seconds=self.patience.probe_seconds)
+        return _Watched(identity, health, Measuring(self.patience.sample_seconds), process)
 
     def _drain(self, deployment: Deployment, watched: _Watched) -> None:
         now = time.monotonic()
@@ -189,6 +193,8 @@ class Supervisor:
 
     def _check(self, deployment: Deployment, watched: _Watched) -> None:
         assert deployment.port is not None
+        if deployment.state == State.READY:
+            watched.measuring.poll(self._pool, deployment)
         healthy = watched.health.poll(self._pool, deployment.port, deployment.token)
         if healthy:
             if observations.deployment_observe(deployment=deployment, healthy=True):

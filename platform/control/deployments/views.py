@@ -1,17 +1,20 @@
 """/v1/deployments: ask for an endpoint, look at it, give it another speculator, start, stop and delete it."""
 
+from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.accounts.models import Organization
+from control.adapters.selectors import adapters_get
 from control.api.auth import OrganizationView
 from control.api.errors import ApiError
 from control.api.paging import paginate
 from control.catalog.models import Speculator
 from control.catalog.selectors import base_model_get, speculator_get
+from control.deployments.figures import stretches
 from control.deployments.models import Deployment
 from control.deployments.selectors import deployment_get, deployments_list
-from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput, deployment_json
+from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput, deployment_json, metrics_body
 from control.deployments.services import (
     deployment_create,
     deployment_delete,
@@ -22,6 +25,7 @@ from control.deployments.services import (
 from control.events.selectors import events_list
 from control.events.serializers import event_body
 from control.events.services import events_number
+from control.usage.query import has_more, parse_window
 
 
 class DeploymentsView(OrganizationView):
@@ -43,6 +47,7 @@ class DeploymentsView(OrganizationView):
             name=values["name"],
             base_model=base_model_get(self.organization, values["model"]),
             speculator=_speculator(self.organization, values["speculator_id"]),
+            adapters=adapters_get(self.organization, values["adapters"]),
         )
         return Response(deployment_json(deployment), status=201)
 
@@ -59,12 +64,17 @@ class DeploymentView(_OneDeployment):
         return Response(deployment_json(self.deployment(deployment_id)))
 
     def patch(self, request: Request, deployment_id: str) -> Response:
-        """Another speculator, or null for none. The endpoint drains and restarts."""
+        """Another speculator, or null for none; other adapters. The endpoint drains and restarts."""
         deployment = self.deployment(deployment_id)
         form = DeploymentUpdateInput(data=request.data)
         form.is_valid(raise_exception=True)
-        speculator = _speculator(self.organization, form.validated_data["speculator_id"])
-        return Response(deployment_json(deployment_update(deployment=deployment, speculator=speculator)))
+        values, speculator, adapters = form.validated_data, deployment.speculator, None
+        if "speculator_id" in values:
+            speculator = _speculator(self.organization, values["speculator_id"])
+        if "adapters" in values:
+            adapters = adapters_get(self.organization, values["adapters"])
+        deployment_update(deployment=deployment, speculator=speculator, adapters=adapters)
+        return Response(deployment_json(self.deployment(deployment_id)))
 
     def delete(self, request: Request, deployment_id: str) -> Response:
         deployment = deployment_delete(deployment=self.deployment(deployment_id))
@@ -78,6 +88,26 @@ class DeploymentEventsView(_OneDeployment):
         events_number(self.organization)
         events = events_list(self.organization, object_id=self.deployment(deployment_id).pk)
         return paginate(events, request, event_body, by="seq", id_field="id")
+
+
+class DeploymentMetricsView(_OneDeployment):
+    """Over time, as its engine counted: of the last hour by the minute, unless asked for otherwise. Kept for 7 days."""
+
+    def get(self, request: Request, deployment_id: str) -> Response:
+        deployment, params = self.deployment(deployment_id), request.query_params.copy()
+        params.setdefault("bucket_width", "1m")
+        params.setdefault("start_time", str(int(timezone.now().timestamp()) - 3600))
+        window = parse_window(params)
+        found = stretches(deployment, window)
+        more = has_more(params, window)
+        return Response(
+            {
+                "object": "page",
+                "data": [metrics_body(at, stretch, seconds=window.width.seconds) for at, stretch in found.items()],
+                "has_more": more,
+                "next_page": str(int(window.end.timestamp())) if more else None,
+            }
+        )
 
 
 class DeploymentStartView(_OneDeployment):

@@ -12,18 +12,26 @@ JOB_EVENTS: Mapping[str, str] = {
     "claimed": "job.running",
     "retried": "job.retried",
     "released": "job.released",
+    "paused": "job.paused",
+    "resumed": "job.resumed",
     "cancel_requested": "job.cancel_requested",
     "succeeded": "job.succeeded",
     "failed": "job.failed",
     "cancelled": "job.cancelled",
 }
+BATCH_PAUSED, BATCH_RESUMED = "batch.paused", "batch.resumed"  # the batch is in progress all the while
 ENDPOINT_TEST, ENDPOINT_DISABLED = "webhook_endpoint.test", "webhook_endpoint.disabled"
 EVENT_TYPES = (
     *(f"batch.{status}" for status in Batch.Status if status != Batch.Status.VALIDATING),
+    BATCH_PAUSED,
+    BATCH_RESUMED,
     *(f"fine_tuning.job.{status}" for status in ("succeeded", "failed", "cancelled")),
     *JOB_EVENTS.values(),
     *(f"pipeline.{status}" for status in Pipeline.Status),
     *(f"deployment.{state}" for state in Deployment.State),
+    *(f"rollout.{name}" for name in ("canary", "promoting", "promoted", "rolled_back")),
+    "base_model.ready",
+    "base_model.refused",
     "speculator.ready",
     "speculator.failed",
     ENDPOINT_TEST,

@@ -8,6 +8,7 @@ When the caller goes away, Django cancels the view, and with it the engine's wor
 """
 
 import asyncio
+import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ import structlog
 from asgiref.sync import sync_to_async
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -27,11 +29,12 @@ from control.api.json_body import is_text, parse_json
 from control.api.request_id import request_id
 from control.captures.services import request_capture
 from control.deployments.models import Deployment
-from control.deployments.selectors import deployment_by_name
+from control.deployments.selectors import canary_of, deployment_by_name
 from control.gateway.meter import asks_for_usage, metered, metered_request, tokens_of
 from control.gateway.upstream import Target, forward
 from control.observability import metrics, tracing
 from control.observability.tracing import Kind, Span
+from control.spending.selectors import cap_reached
 from control.tenancy.scope import as_tenant
 from control.usage.caller import Caller
 from control.usage.services import Tokens, usage_add
@@ -68,6 +71,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
     except ApiError as error:
         span.fail(str(error.code))
         span.end()
+        await sync_to_async(_note_failure)(routed.deployment_id, routed.caller.organization_id)
         return error_response(error)
     headers = {"Content-Type": answer.content_type}
     if answer.retry_after is not None:
@@ -90,7 +94,8 @@ class _Routed:
     target: Target
     caller: Caller
     body: dict[str, Any]
-    named_id: str  # of the deployment that the caller named
+    deployment_id: str  # of who answers: the one that was named, or its canary
+    named_id: str
     endpoint: str
 
 
@@ -125,14 +130,40 @@ def _route(request: HttpRequest) -> _Routed:
     """Authenticates first: a caller without a key learns nothing, not even that its body is malformed."""
     key = authenticate_request(request)
     require_scope(key, INFERENCE, str(request.method))
-    body = _body(request)
+    body, caller = _body(request), Caller.of(key)
+    if reached := cap_reached(caller):
+        headers = {"x-should-retry": "false"}
+        raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
     deployment = deployment_by_name(key.organization, body["model"], only=key.deployment_ids)
-    if deployment.state not in _ROUTED or deployment.port is None:
+    answering = _chosen(deployment)
+    if answering is None or answering.port is None:
         raise _not_ready(deployment)
-    target = Target(port=deployment.port, token=deployment.token)
+    target = Target(port=answering.port, token=answering.token)
     return _Routed(
-        target=target, caller=Caller.of(key), body=body, named_id=deployment.pk, endpoint=request.path
+        target=target,
+        caller=caller,
+        body=body,
+        deployment_id=answering.pk,
+        named_id=deployment.pk,
+        endpoint=request.path,
     )
+
+
+def _chosen(deployment: Deployment) -> Deployment | None:
+    """The deployment or, for its share of the requests, the canary; either one alone when the other does not answer."""
+    is_up, canary = _is_up(deployment), canary_of(deployment)
+    if canary is None or not _is_up(canary):
+        return deployment if is_up else None
+    return canary if not is_up or random.random() * 100 < canary.canary_percent else deployment
+
+
+def _is_up(deployment: Deployment) -> bool:
+    return deployment.state in _ROUTED and deployment.port is not None
+
+
+def _note_failure(deployment_id: str, organization_id: str) -> None:
+    with as_tenant(organization_id):
+        Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + 1)
 
 
 def _body(request: HttpRequest) -> dict[str, Any]:

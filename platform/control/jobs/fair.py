@@ -23,7 +23,7 @@ from control.tenancy.scope import Across, across_tenants
 
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 # A pipeline that has begun goes on before another one begins: its answers are worth nothing without their end.
-PRIORITIES = {Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
+PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
 
 
 def next_job() -> str | None:

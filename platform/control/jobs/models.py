@@ -15,10 +15,12 @@ class Job(models.Model):
         BATCH = "batch"
         TRAINING = "training"
         EVALUATION = "evaluation"
+        MODEL_CHECK = "model_check"
 
     class Status(models.TextChoices):
         QUEUED = "queued"
         RUNNING = "running"
+        PAUSED = "paused"
         SUCCEEDED = "succeeded"
         FAILED = "failed"
         CANCELLED = "cancelled"
@@ -42,6 +44,7 @@ class Job(models.Model):
     worker = models.CharField(max_length=120, blank=True)
     not_before = models.DateTimeField(null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    paused = models.JSONField(null=True, blank=True, help_text="Why it waits: {code, message, cap_id}")
 
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)

@@ -19,6 +19,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "kind": job.kind,
         "status": job.status,
         "attempt": job.attempt,
+        "paused": job.paused,
         "progress": progress_json(job),
         "metrics": job.metrics,
         "result": job.result,

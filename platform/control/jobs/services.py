@@ -53,7 +53,7 @@ def job_submit(
             organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
         )
         event_add(job_id=job.pk, type="queued", data=origin())
-        usage_attribute(job)
+        usage_attribute(job_id=job.pk, organization_id=organization.pk)
         wake_on_commit(job.pk)
     return job
 
@@ -65,9 +65,14 @@ def job_cancel(*, job: Job) -> bool:
     Returns: False: it had ended, or had been cancelled, before.
     """
     with transaction.atomic():
-        asked = Job.objects.filter(
-            pk=job.pk, status__in=(Job.Status.QUEUED, Job.Status.RUNNING), cancel_requested_at=None
-        ).update(cancel_requested_at=Now(), not_before=None)
+        open_to_it = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)
+        asked = Job.objects.filter(pk=job.pk, status__in=open_to_it, cancel_requested_at=None).update(
+            # a paused one is claimed once more: its finished rows have to be put together
+            status=Case(When(status=Job.Status.PAUSED, then=Value(Job.Status.QUEUED.value)), default=F("status")),
+            paused=None,
+            cancel_requested_at=Now(),
+            not_before=None,
+        )
         if asked:
             event_add(job_id=job.pk, type="cancel_requested", data={})
             wake_on_commit(job.pk)
@@ -239,10 +244,33 @@ def job_release(*, claim: Claim) -> None:
             Job.Status.QUEUED,
             event="released",
             data={},
-            # Not counted as stalled, and never below zero after a commit has reset it.
-            stalled_attempts=Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0)),
+            stalled_attempts=_not_stalled(),
         )
         wake_on_commit(claim.job_id)
+
+
+def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> None:
+    """Lays an unfinished job aside until `job_resume`; what is committed stays. Raises: LeaseLost."""
+    data = dict(why)
+    transition(claim, Job.Status.PAUSED, event="paused", data=data, paused=data, stalled_attempts=_not_stalled())
+
+
+def job_resume(*, job: Job) -> bool:
+    """Queues a paused job again. Returns: False: it is not paused any more."""
+    with transaction.atomic():
+        organization_hold(job.organization_id)
+        share_join(job.organization_id)
+        paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED)
+        resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)
+        if resumed:
+            event_add(job_id=job.pk, type="resumed", data={})
+            wake_on_commit(job.pk)
+    return bool(resumed)
+
+
+def _not_stalled() -> Case:
+    """The attempt that ends does not count, and the count is never below zero after a commit has reset it."""
+    return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
 
 
 def worker_beat(*, worker: str, role: str) -> None:

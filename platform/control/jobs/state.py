@@ -2,8 +2,9 @@
 
     queued ──claim──> running ──> succeeded
       ^                  │
-      └─ retry, release ─┼──────> failed
-                         └──────> cancelled
+      ├─ retry, release ─┼──────> failed
+      │                  ├──────> cancelled
+      └── resume, cancel ┴──────> paused
 
 A cancelled or failed job too was claimed before: its partial results are put together under a lease.
 """
@@ -25,9 +26,8 @@ from control.jobs.models import Job, JobEvent
 
 LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
     Job.Status.QUEUED: frozenset({Job.Status.RUNNING}),
-    Job.Status.RUNNING: frozenset(
-        {Job.Status.RUNNING, Job.Status.QUEUED, Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED}
-    ),  # running to running: the claim after an expired lease
+    Job.Status.RUNNING: frozenset(Job.Status),  # running to running: the claim after an expired lease
+    Job.Status.PAUSED: frozenset({Job.Status.QUEUED}),
     Job.Status.SUCCEEDED: frozenset(),
     Job.Status.FAILED: frozenset(),
     Job.Status.CANCELLED: frozenset(),

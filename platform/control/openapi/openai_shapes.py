@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from control.openapi.shapes import Figures, Shape, Unix
+from control.openapi.shapes import Figures, Paused, Shape, Unix
 
 
 class FileObject(Shape):
@@ -79,6 +79,11 @@ class BatchUsage(Shape):
     total_tokens: int
 
 
+class Amount(Shape):
+    value: float
+    currency: Literal["usd"]
+
+
 class BatchObject(Shape):
     id: str
     object: Literal["batch"]
@@ -104,6 +109,9 @@ class BatchObject(Shape):
     request_counts: RequestCounts
     usage: BatchUsage
     metadata: dict[str, str]
+    paused: Paused | None = Field(description="Ours: why it waits, though `in_progress`.")
+    cost: Amount = Field(description="Ours: so far.")
+    quote_id: str | None = Field(description="Ours: whose cap pauses it.")
     errors_by_code: dict[str, int] = Field(description="Ours: what stands in the error file.")
     warnings: list[Any] = Field(description="Ours: what was taken though it was not quite right.")
 
@@ -195,11 +203,6 @@ class CompletionsUsage(Shape):
     user_id: str | None
     model: str | None
     batch: bool | None
-
-
-class Amount(Shape):
-    value: float
-    currency: Literal["usd"]
 
 
 class Cost(Shape):

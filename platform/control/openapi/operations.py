@@ -14,18 +14,26 @@ from control.accounts.serializers import (
     MemberUpdateInput,
     ProjectInput,
 )
+from control.adapters.serializers import AdapterInput
 from control.batches.serializers import BatchInput
 from control.captures.serializers import CaptureInput
+from control.catalog.serializers import BaseModelInput
 from control.datasets.serializers import DatasetInput
 from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput
+from control.distillations.serializers import DistillationInput
 from control.evaluations.requests import EvaluationRequest
 from control.fine_tuning.requests import JobInput
 from control.openapi import openai_shapes as openai
 from control.openapi import own_shapes as own
+from control.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage, RolloutObject
+from control.openapi.distillation_shapes import DistillationObject
 from control.openapi.forms import FileForm, PartForm
 from control.openapi.shapes import Deleted, Page
+from control.openapi.spending_shapes import QuoteObject, SpendCapObject
 from control.pipelines.requests import PipelineRequest
-from control.quotes.serializers import QuoteInput
+from control.quotes.serializers import QuoteInput, QuoteUpdateInput
+from control.rollouts.serializers import RolloutInput
+from control.spending.serializers import SpendCapInput, SpendCapUpdateInput
 from control.uploads.serializers import CompleteInput, UploadInput
 from control.webhooks.serializers import EndpointInput, EndpointUpdateInput, RotateSecretInput
 
@@ -51,6 +59,7 @@ BUCKETS = {
     "limit": "How many buckets.",
     "page": "`next_page` of the page before.",
 }
+STRETCHES = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +146,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("catalog.views.BaseModelsView", "GET"): Operation(
         id="base_models.list", answer=Page[own.BaseModelObject], query=PAGING
     ),
+    ("catalog.views.BaseModelsView", "POST"): Operation(
+        id="base_models.create", answer=own.BaseModelObject, status=201, body=BaseModelInput
+    ),
     ("catalog.views.BaseModelView", "GET"): Operation(id="base_models.retrieve", answer=own.BaseModelObject),
+    ("catalog.views.BaseModelView", "DELETE"): Operation(id="base_models.delete", answer=Deleted),
     ("catalog.views.SpeculatorsView", "GET"): Operation(
         id="speculators.list", answer=Page[own.SpeculatorObject], query=PAGING
     ),
@@ -210,11 +223,49 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("evaluations.views.CertificateKeyView", "GET"): Operation(
         id="certificates.public_key", answer=own.PublicKeyObject
     ),
-    ("quotes.views.QuotesView", "GET"): Operation(id="quotes.list", answer=Page[own.QuoteObject], query=PAGING),
+    ("quotes.views.QuotesView", "GET"): Operation(id="quotes.list", answer=Page[QuoteObject], query=PAGING),
     ("quotes.views.QuotesView", "POST"): Operation(
-        id="quotes.create", answer=own.QuoteObject, status=201, body=QuoteInput
+        id="quotes.create", answer=QuoteObject, status=201, body=QuoteInput
     ),
-    ("quotes.views.QuoteView", "GET"): Operation(id="quotes.retrieve", answer=own.QuoteObject),
+    ("quotes.views.QuoteView", "GET"): Operation(id="quotes.retrieve", answer=QuoteObject),
+    ("quotes.views.QuoteView", "PATCH"): Operation(id="quotes.update", answer=QuoteObject, body=QuoteUpdateInput),
+    ("adapters.views.AdaptersView", "GET"): Operation(id="adapters.list", answer=Page[AdapterObject], query=PAGING),
+    ("adapters.views.AdaptersView", "POST"): Operation(
+        id="adapters.create", answer=AdapterObject, status=201, body=AdapterInput
+    ),
+    ("adapters.views.AdapterView", "GET"): Operation(id="adapters.retrieve", answer=AdapterObject),
+    ("adapters.views.AdapterView", "DELETE"): Operation(id="adapters.delete", answer=Deleted),
+    ("rollouts.views.RolloutsView", "GET"): Operation(
+        id="deployments.rollouts.list", answer=Page[RolloutObject], query=PAGING
+    ),
+    ("rollouts.views.RolloutsView", "POST"): Operation(
+        id="deployments.rollouts.create", answer=RolloutObject, status=201, body=RolloutInput
+    ),
+    ("rollouts.views.RolloutView", "GET"): Operation(id="deployments.rollouts.retrieve", answer=RolloutObject),
+    ("rollouts.views.RolloutCancelView", "POST"): Operation(id="deployments.rollouts.cancel", answer=RolloutObject),
+    ("distillations.views.DistillationsView", "GET"): Operation(
+        id="distillations.list", answer=Page[DistillationObject], query=PAGING
+    ),
+    ("distillations.views.DistillationsView", "POST"): Operation(
+        id="distillations.create", answer=DistillationObject, status=201, body=DistillationInput
+    ),
+    ("distillations.views.DistillationView", "GET"): Operation(
+        id="distillations.retrieve", answer=DistillationObject
+    ),
+    ("distillations.views.DistillationCancelView", "POST"): Operation(
+        id="distillations.cancel", answer=DistillationObject
+    ),
+    ("spending.views.SpendCapsView", "GET"): Operation(
+        id="spend_caps.list", answer=Page[SpendCapObject], query=PAGING
+    ),
+    ("spending.views.SpendCapsView", "POST"): Operation(
+        id="spend_caps.create", answer=SpendCapObject, status=201, body=SpendCapInput
+    ),
+    ("spending.views.SpendCapView", "GET"): Operation(id="spend_caps.retrieve", answer=SpendCapObject),
+    ("spending.views.SpendCapView", "PATCH"): Operation(
+        id="spend_caps.update", answer=SpendCapObject, body=SpendCapUpdateInput
+    ),
+    ("spending.views.SpendCapView", "DELETE"): Operation(id="spend_caps.delete", answer=Deleted),
     ("deployments.views.DeploymentsView", "GET"): Operation(
         id="deployments.list", answer=Page[own.DeploymentObject], query=PAGING
     ),
@@ -228,6 +279,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("deployments.views.DeploymentView", "DELETE"): Operation(id="deployments.delete", answer=Deleted),
     ("deployments.views.DeploymentEventsView", "GET"): Operation(
         id="deployments.events", answer=Page[own.EventObject], query=PAGING
+    ),
+    ("deployments.views.DeploymentMetricsView", "GET"): Operation(
+        id="deployments.metrics",
+        answer=DeploymentMetricsPage,
+        query={name: text for name, text in BUCKETS.items() if name in STRETCHES},
     ),
     ("deployments.views.DeploymentStartView", "POST"): Operation(
         id="deployments.start", answer=own.DeploymentObject, status=202

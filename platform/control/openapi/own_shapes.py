@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from control.openapi.deployment_shapes import ServedAdapter
 from control.openapi.openai_shapes import Amount
-from control.openapi.shapes import Figures, Shape, Unix
+from control.openapi.shapes import Figures, Paused, Shape, Unix
 
 
 class Progress(Shape):
@@ -59,8 +60,11 @@ class BaseModelObject(Shape):
     id: str
     object: Literal["base_model"]
     name: str
-    model_type: str
-    revision: str = Field(description="Of its weights; a speculator serves the one it was trained for.")
+    status: Literal["checking", "ready", "refused"]
+    error: Failure | None = Field(description="Why it was refused.")
+    source: str | None = Field(description="Where you registered it from.")
+    model_type: str | None
+    revision: str | None = Field(description="Of its weights; a speculator serves the one it was trained for.")
     is_shared: bool
     created_at: Unix
 
@@ -179,8 +183,9 @@ class JobObject(Shape):
     id: str
     object: Literal["job"]
     kind: str
-    status: Literal["queued", "running", "succeeded", "failed", "cancelled"]
+    status: Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
     attempt: int
+    paused: Paused | None
     progress: Progress | None
     metrics: Figures
     result: Figures
@@ -204,6 +209,7 @@ class StageObject(Shape):
     name: Literal["distil", "train", "evaluate", "gate", "deploy"]
     status: Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
     job_id: str | None
+    paused: Paused | None
     progress: Progress | None
     metrics: Figures
     started_at: Unix | None
@@ -229,32 +235,12 @@ class PipelineObject(Shape):
     batch_id: str | None
     speculator_id: str | None
     deployment_id: str | None
+    quote_id: str | None = Field(description="Whose cap pauses it.")
+    cost: Amount = Field(description="So far.")
     report: Figures | None
     error: Failure | None
     created_at: Unix
     finished_at: Unix | None
-
-
-class QuoteObject(Shape):
-    """Of a batch of the dataset's rows. Bounds hold for 95 of 100 quotes; of earlier batches only sums are known."""
-
-    id: str
-    object: Literal["quote"]
-    dataset_id: str
-    model: str | None
-    status: Literal["measuring", "ready", "failed"]
-    basis: Literal["pilot", "history"]
-    pilot_batch_id: str | None
-    num_rows: int
-    input_tokens: int
-    input_tokens_exact: bool
-    output_tokens: int | None
-    output_tokens_low: int | None
-    output_tokens_high: int | None
-    cost: Amount | None
-    cost_low: Amount | None
-    cost_high: Amount | None
-    created_at: Unix
 
 
 class DeploymentObject(Shape):
@@ -263,6 +249,7 @@ class DeploymentObject(Shape):
     name: str = Field(description="What callers put into `model`.")
     model: str
     speculator_id: str | None
+    adapters: list[ServedAdapter]
     desired_state: Literal["running", "stopped"]
     state: Literal["provisioning", "ready", "degraded", "stopping", "stopped", "failed"]
     error: Failure | None

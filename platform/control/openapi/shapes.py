@@ -32,6 +32,14 @@ class Page(Shape, Generic[_Item]):
         return f"{name}Page"
 
 
+class Paused(Shape):
+    """Why work waits. It goes on when the cap is raised or removed, or with the next month."""
+
+    code: str
+    message: str
+    cap_id: str = Field(description="Of a spend cap or a quote.")
+
+
 class Deleted(Shape):
     id: str
     object: str

@@ -9,6 +9,7 @@ from control.deployments.models import Deployment
 from control.files.models import File
 from control.ids import pipeline_id
 from control.jobs.models import Job
+from control.quotes.models import Quote
 
 
 class Pipeline(models.Model):
@@ -41,6 +42,7 @@ class Pipeline(models.Model):
     evaluation_job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     speculator = models.ForeignKey(Speculator, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    quote = models.ForeignKey(Quote, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
 

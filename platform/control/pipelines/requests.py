@@ -40,13 +40,15 @@ class Gate(_Strict):
 class PipelineRequest(_Strict):
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     model: str
-    prompts_file: str
+    prompts_file: str | None = None
+    distillation_id: str | None = None  # answers that are there already, instead of prompts_file
     held_out_file: str | None = None
     held_out: Annotated[int, Field(ge=1)] | None = None  # rows to split off the prompts; only without held_out_file
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     gate: Gate = Gate()
     deploy: bool = True
+    quote_id: str | None = None  # whose cap pauses it
 
 
 def parse_pipeline_request(body: Any) -> PipelineRequest:
@@ -61,10 +63,21 @@ def parse_pipeline_request(body: Any) -> PipelineRequest:
         got = "" if first["type"] == "missing" else f", got {ascii(first['input'])[:60]}"
         raise ApiError(400, f"{param}: {first['msg']}{got}", _code(first["type"]), param) from None
     _check_hyperparameters(request.training)
+    _check_prompts(request)
     if request.held_out_file is not None and request.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
         raise ApiError(400, message, "invalid_value", "held_out")
     return request
+
+
+def _check_prompts(request: PipelineRequest) -> None:
+    if (request.prompts_file is None) == (request.distillation_id is None):
+        message = "a pipeline takes prompts_file or distillation_id, and not both"
+        code = "missing_required_parameter" if request.prompts_file is None else "invalid_value"
+        raise ApiError(400, message, code, "prompts_file")
+    if request.distillation_id is not None and request.held_out_file is None:
+        message = "held_out_file is required with distillation_id: its prompts were all answered, to be trained on"
+        raise ApiError(400, message, "missing_required_parameter", "held_out_file")
 
 
 def _check_hyperparameters(training: Training) -> None:

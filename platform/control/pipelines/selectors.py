@@ -7,7 +7,7 @@ from control.api.errors import ApiError
 from control.pipelines.models import Pipeline, PipelineEvent
 from control.pipelines.state import ACTIVE
 
-_RELATED = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator", "deployment")
+_RELATED = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator", "deployment", "quote")
 
 
 def pipelines_list(organization: Organization) -> QuerySet[Pipeline]:

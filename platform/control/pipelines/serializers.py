@@ -7,6 +7,7 @@ from control.jobs.models import Job
 from control.jobs.serializers import progress_json
 from control.pipelines.models import Pipeline, PipelineEvent
 from control.pipelines.state import ACTIVE, STAGES, Status
+from control.usage.serializers import dollars
 
 _ENDINGS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCELLED: "cancelled"}
 
@@ -31,6 +32,8 @@ def pipeline_json(pipeline: Pipeline) -> dict[str, Any]:
         "batch_id": pipeline.batch_id,
         "speculator_id": pipeline.speculator_id,
         "deployment_id": pipeline.deployment_id,
+        "quote_id": pipeline.quote_id,
+        "cost": dollars(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
         "report": report,
         "error": pipeline.error,
         "created_at": unix(pipeline.created_at),
@@ -56,6 +59,7 @@ def _stage(pipeline: Pipeline, status: Status, job: Job | None, events: list[Pip
         "name": STAGES[status],
         "status": _stage_status(pipeline, entered is not None, left, status),
         "job_id": None if job is None else job.pk,
+        "paused": None if job is None else job.paused,
         "progress": None if job is None else progress_json(job),
         "metrics": {} if job is None else job.metrics,
         "started_at": None if entered is None else unix(events[entered].created_at),
@@ -68,5 +72,7 @@ def _stage_status(pipeline: Pipeline, was_entered: bool, left: PipelineEvent | N
         return "running"
     if was_entered and left is not None:
         return _ENDINGS.get(Status(left.status), "succeeded")
+    if status == Status.DISTILLING:  # all others begin with it
+        return "skipped"
     is_over = pipeline.status not in ACTIVE and pipeline.status not in (Status.FAILED, Status.CANCELLED)
     return "skipped" if is_over or (status == Status.DEPLOYING and not pipeline.deploy) else "pending"

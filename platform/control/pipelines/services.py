@@ -5,11 +5,13 @@ from django.db import transaction
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.audit.record import audit_record, audited
+from control.batches.models import Batch
 from control.batches.services import batch_cancel
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.selectors import base_model_get, speculator_get
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_start, deployment_stop
+from control.distillations.selectors import distillation_get
 from control.events.services import event_record
 from control.files.models import File
 from control.files.selectors import file_get
@@ -22,6 +24,8 @@ from control.pipelines.requests import PipelineRequest, Training
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.stages import pipeline_advance
 from control.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
+from control.quotes.selectors import quote_get
+from control.usage.services import usage_attribute
 
 
 @audited("pipeline.create", itself=True)
@@ -33,7 +37,9 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     """
     base_model = base_model_get(organization, request.model)
     _check_initial(organization, request.training, base_model)
-    prompts = _batch_file(organization, request.prompts_file, "prompts_file")
+    quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
+    batch = _distilled(organization, request.distillation_id, base_model)
+    prompts = batch.input_file if batch else _batch_file(organization, request.prompts_file or "", "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
     queued_quota_check(organization.pk)  # before any work; the first stage asks again, when nobody can come between
@@ -44,6 +50,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     else:
         held_out = _batch_file(organization, request.held_out_file, "held_out_file")
         normalise_held_out(held_out, base_model=base_model, key=key)
+    status = Status.DISTILLING if batch is None else Status.TRAINING
     with transaction.atomic():
         pipeline = Pipeline.objects.create(
             id=identity,
@@ -56,9 +63,13 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
             evaluation=request.evaluation.model_dump(),
             gate=request.gate.model_dump(),
             deploy=request.deploy,
+            quote=quote,
+            batch=batch,
+            status=status,
         )
-        PipelineEvent.objects.create(pipeline=pipeline, status=Status.DISTILLING, data={"stage": "distil"})
-        event_record(organization_id=organization.pk, type="pipeline.distilling", object_id=identity)
+        PipelineEvent.objects.create(pipeline=pipeline, status=status, data={"stage": STAGES[status]})
+        event_record(organization_id=organization.pk, type=f"pipeline.{status.value}", object_id=identity)
+        usage_attribute(job_id=identity, organization_id=organization.pk)
         audit_record("pipeline.create", pipeline)
     return pipeline_advance(pipeline=pipeline)
 
@@ -74,6 +85,20 @@ def _check_initial(organization: Organization, training: Training, base_model: B
         message = f"{param} must be a ready {training.kind} of this model and revision, got a {initial.status} "
         message += f"{initial.kind} of {initial.base_model.name} at {initial.target_revision[:12]}"
         raise ApiError(400, message, "invalid_value", param)
+
+
+def _distilled(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
+    """Raises: ApiError: 404, no such distillation; 400, of another model; 409, it has no answers, or not yet."""
+    if distillation_id is None:
+        return None
+    batch = distillation_get(organization, distillation_id).batch
+    if batch.base_model_id != base_model.pk:
+        message = f"distillation_id must name a distillation of {base_model.name!r}."
+        raise ApiError(400, message, "model_mismatch", "distillation_id")
+    if not batch.tokens_key:
+        message = f"The distillation is {batch.status} and has no answers to train on."
+        raise ApiError(409, message, "distillation_not_trainable", "distillation_id")
+    return batch
 
 
 def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:

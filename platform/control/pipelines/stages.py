@@ -26,6 +26,8 @@ from control.pipelines.requests import Gate
 from control.pipelines.selectors import pipeline_fresh, pipelines_active, pipelines_waiting_for_job
 from control.pipelines.state import Status, transition
 from control.tenancy.scope import as_tenant
+from control.usage.caller import on_account_of
+from control.usage.services import caller_of_job
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +84,7 @@ def _make_batch(pipeline: Pipeline) -> dict[str, Any]:
         endpoint=endpoint_of(pipeline.prompts_file),
         model=pipeline.base_model.name,
         metadata={"pipeline": pipeline.pk},
+        quote=pipeline.quote,
     )
     return {"batch": batch}
 
@@ -195,8 +198,9 @@ def _fail(pipeline: Pipeline, code: str, message: str) -> bool:
 
 def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) -> bool:
     """Makes what a stage waits for and gives it to the pipeline, or neither."""
+    caller = caller_of_job(job_id=pipeline.pk, organization_id=pipeline.organization_id)
     try:
-        with transaction.atomic():
+        with on_account_of(caller), transaction.atomic():
             made = make(pipeline)
             free = dict.fromkeys(made)  # nobody gave it one meanwhile
             if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **free).update(**made):

@@ -30,6 +30,7 @@ class Quote(models.Model):
     output_tokens_high = models.BigIntegerField(null=True, blank=True)
     input_nanousd = models.BigIntegerField(default=0, help_text="Of all input tokens, at the price of a batch.")
     output_nanousd = models.BigIntegerField(default=0, help_text="Of one output token.")
+    cap_nanousd = models.BigIntegerField(null=True, blank=True, help_text="What its batches may cost together.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

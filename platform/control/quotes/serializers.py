@@ -7,6 +7,8 @@ from rest_framework import serializers
 from control.api.fields import BodyInput
 from control.api.times import unix
 from control.quotes.models import Quote
+from control.spending.selectors import quote_spent_nanousd
+from control.spending.serializers import DollarsField
 from control.usage.serializers import dollars
 
 
@@ -29,6 +31,8 @@ def quote_body(quote: Quote) -> dict[str, Any]:
         "cost": _cost(quote, quote.output_tokens),
         "cost_low": _cost(quote, quote.output_tokens_low),
         "cost_high": _cost(quote, quote.output_tokens_high),
+        "cap": None if quote.cap_nanousd is None else dollars(quote.cap_nanousd),
+        "spent": dollars(quote_spent_nanousd(quote)),
         "created_at": unix(quote.created_at),
     }
 
@@ -42,3 +46,8 @@ def _cost(quote: Quote, output_tokens: int | None) -> dict[str, Any] | None:
 class QuoteInput(BodyInput):
     dataset_id = serializers.CharField(max_length=40)
     basis = serializers.ChoiceField(choices=Quote.Basis.choices, default=Quote.Basis.PILOT)
+    cap = DollarsField(allow_null=True, default=None, help_text="US dollars; what is run under the quote pauses there.")
+
+
+class QuoteUpdateInput(BodyInput):
+    cap = DollarsField(allow_null=True, help_text="US dollars; null: none.")

@@ -28,7 +28,9 @@ Status, Basis = Quote.Status, Quote.Basis
 
 
 @audited("quote.create")
-def quote_create(*, organization: Organization, dataset: Dataset, basis: Quote.Basis) -> Quote:
+def quote_create(
+    *, organization: Organization, dataset: Dataset, basis: Quote.Basis, cap_nanousd: int | None = None
+) -> Quote:
     """At the prices in force. With a pilot, a batch of a few of the rows is run, and paid for.
 
     Raises: ApiError: 409, the dataset is not valid or its tokens are not counted, or there is no history.
@@ -49,6 +51,7 @@ def quote_create(*, organization: Organization, dataset: Dataset, basis: Quote.B
             status=Status.MEASURING if mean is None else Status.READY,
             output_tokens=None if mean is None else round(mean * dataset.num_rows),
             input_nanousd=dataset.num_tokens * price.input_nanousd * price.batch_percent // 100,
+            cap_nanousd=cap_nanousd,
             output_nanousd=price.output_nanousd * price.batch_percent // 100,
         )
 

@@ -1,4 +1,6 @@
-"""/v1/quotes: what a batch of a dataset's rows will cost."""
+"""/v1/quotes: what a batch of a dataset's rows will cost, and may cost."""
+
+from decimal import Decimal
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -8,8 +10,10 @@ from control.api.paging import paginate
 from control.datasets.selectors import dataset_get
 from control.quotes.models import Quote
 from control.quotes.selectors import quote_get, quotes_list
-from control.quotes.serializers import QuoteInput, quote_body
+from control.quotes.serializers import QuoteInput, QuoteUpdateInput, quote_body
 from control.quotes.services import quote_create, quote_settle
+from control.spending.serializers import nanousd
+from control.spending.services import quote_cap_set
 
 
 class QuotesView(OrganizationView):
@@ -24,7 +28,9 @@ class QuotesView(OrganizationView):
         form.is_valid(raise_exception=True)
         dataset = dataset_get(self.organization, form.validated_data["dataset_id"])
         basis = Quote.Basis(form.validated_data["basis"])
-        quote = quote_create(organization=self.organization, dataset=dataset, basis=basis)
+        quote = quote_create(
+            organization=self.organization, dataset=dataset, basis=basis, cap_nanousd=_cap(form.validated_data["cap"])
+        )
         return Response(quote_body(quote_get(self.organization, quote.pk)), status=201)
 
 
@@ -34,3 +40,14 @@ class QuoteView(OrganizationView):
     def get(self, request: Request, quote_id: str) -> Response:
         """`ready` once the pilot has ended."""
         return Response(quote_body(quote_settle(quote=quote_get(self.organization, quote_id))))
+
+    def patch(self, request: Request, quote_id: str) -> Response:
+        """Another cap. A raised one lets what was paused go on where it stopped."""
+        quote = quote_get(self.organization, quote_id)
+        form = QuoteUpdateInput(data=request.data)
+        form.is_valid(raise_exception=True)
+        return Response(quote_body(quote_cap_set(quote=quote, nanousd=_cap(form.validated_data["cap"]))))
+
+
+def _cap(amount: Decimal | None) -> int | None:
+    return None if amount is None else nanousd(amount)

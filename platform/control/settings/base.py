@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "control.datasets",
     "control.jobs",
     "control.batches",
+    "control.adapters",
     "control.deployments",
     "control.pipelines",
     "control.evaluations",
@@ -47,6 +48,9 @@ INSTALLED_APPS = [
     "control.webhooks",
     "control.usage",
     "control.quotes",
+    "control.spending",
+    "control.distillations",
+    "control.rollouts",
     "control.console",
     "control.embedded",
 ]

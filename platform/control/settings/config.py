@@ -39,6 +39,11 @@ class Config(BaseSettings):
     max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # of its files
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
 
+    # Where customers may register models from, with commas: folders and s3://bucket/prefix; `{organization}` in one
+    # stands for the id of whoever asks. None: nowhere.
+    model_roots: str = ""
+    max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
+
     secret_key: SecretStr | None = None
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier ones, comma-separated: read with, never written with
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
@@ -59,18 +64,18 @@ class Config(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tracing_has_its_packages(self) -> Self:
+        if self.tracing and find_spec("opentelemetry") is None:
+            raise ValueError("tracing needs the packages of requirements-tracing.txt")
+        return self
+
     @field_validator("certificate_key")
     @classmethod
     def _certificate_key_has_32_bytes(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and len(base64.b64decode(key.get_secret_value(), validate=True)) != 32:
             raise ValueError("certificate_key must be 32 bytes in base64")
         return key
-
-    @model_validator(mode="after")
-    def _tracing_has_its_packages(self) -> Self:
-        if self.tracing and find_spec("opentelemetry") is None:
-            raise ValueError("tracing needs the packages of requirements-tracing.txt")
-        return self
 
     @property
     def storage_dir(self) -> Path:

@@ -1,5 +1,7 @@
 """Whose key the current request came with, for what is attributed to it in places that know no request."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -27,3 +29,14 @@ def current_caller() -> Caller | None:
 def set_caller(caller: Caller | None) -> None:
     """By the base of all views: when the key has been checked, and None when the answer is made."""
     _caller.set(caller)
+
+
+@contextmanager
+def on_account_of(caller: Caller) -> Iterator[None]:
+    """What is made within the block is attributed to this key; without one, to that of the current request, if any."""
+    before = _caller.get()
+    _caller.set(caller if caller.api_key_id else before)
+    try:
+        yield
+    finally:
+        _caller.set(before)

@@ -34,7 +34,7 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """Whose key asked for a job: its tokens are counted when it ends, long after the request."""
+    """Whose key asked for a job, whose tokens are counted long after; or for a pipeline, whose jobs inherit it."""
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

@@ -7,7 +7,6 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from control.jobs.models import Job
 from control.usage.caller import Caller, current_caller
 from control.usage.models import Attribution, Price, UsageRecord
 from control.usage.selectors import price_of
@@ -22,8 +21,8 @@ class Tokens:
 
 def usage_add(
     *, caller: Caller, model: str, tokens: Tokens, num_requests: int, is_batch: bool, at: dt.datetime | None = None
-) -> None:
-    """Counts, at the price in force."""
+) -> int:
+    """Counts, at the price in force. Returns: the cost in billionths of a dollar."""
     price = price_of(model)
     percent = price.batch_percent if is_batch else 100
     counts = {
@@ -42,13 +41,15 @@ def usage_add(
         "api_key_id": caller.api_key_id,
         "is_batch": is_batch,
     }
+    cost: int = counts["input_nanousd"] + counts["output_nanousd"]
     if _increase(place, counts):
-        return
+        return cost
     try:
         with transaction.atomic():
             UsageRecord.objects.create(**place, **counts)
     except IntegrityError:  # somebody else began the minute
         _increase(place, counts)
+    return cost
 
 
 def _increase(place: dict[str, object], counts: dict[str, int]) -> bool:
@@ -56,13 +57,13 @@ def _increase(place: dict[str, object], counts: dict[str, int]) -> bool:
     return bool(UsageRecord.objects.filter(**place).update(**increased))
 
 
-def usage_attribute(job: Job) -> None:
-    """Remembers the key that the job was asked for with, if a request did; call it where the job is made."""
+def usage_attribute(*, job_id: str, organization_id: str) -> None:
+    """Remembers the key that a job, or a pipeline, was asked for with, if a request did; call it where it is made."""
     caller = current_caller()
-    if caller is not None and caller.organization_id == job.organization_id:
+    if caller is not None and caller.organization_id == organization_id:
         Attribution.objects.create(
-            job_id=job.pk,
-            organization_id=job.organization_id,
+            job_id=job_id,
+            organization_id=organization_id,
             project_id=caller.project_id,
             api_key_id=caller.api_key_id,
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipstream.cli import batches, evaluations, files, pipelines, serving
+from slipstream.cli import batches, distillations, evaluations, files, models, pipelines, serving, spending
 from slipstream.cli.config import Login, write_login
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Output
@@ -46,7 +46,11 @@ class Reporting(TyperGroup):
 app = typer.Typer(cls=Reporting, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(files.app, name="files")
 app.add_typer(batches.app, name="batches")
+app.add_typer(distillations.app, name="distillations")
+app.add_typer(models.app, name="models")
 app.add_typer(pipelines.app, name="pipelines")
+app.add_typer(spending.caps, name="caps")
+app.add_typer(spending.quotes, name="quotes")
 app.add_typer(serving.speculators, name="speculators")
 app.add_typer(serving.deployments, name="deployments")
 app.add_typer(evaluations.app, name="evaluations")

@@ -30,25 +30,29 @@ def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What callers will put into `model`.")],
     model: str,
-    prompts: Annotated[str, typer.Argument(help="A file here, or the id of one that was uploaded.")],
+    prompts: Annotated[str, typer.Argument(help="A file here, the id of an uploaded one, or of a distillation.")],
     held_out: Annotated[int | None, typer.Option(help="So many prompts are kept for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="Or the id of a file of them.")] = None,
     training: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,
+    quote_id: Annotated[str | None, typer.Option(help="Whose cap pauses it.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is live.")] = False,
 ) -> None:
     own = context_of(context)
+    is_distilled = prompts.startswith("distill_")
     with own.client() as client:
         pipeline = client.pipelines.create(
             name=name,
             model=model,
-            prompts_file=client.files.upload(prompts).id if Path(prompts).is_file() else prompts,
+            prompts_file=None if is_distilled else _prompts_file(client, prompts),
+            distillation_id=prompts if is_distilled else None,
             held_out=held_out,
             held_out_file=held_out_file,
             training=training,
             gate=gate,
             deploy=deploy,
+            quote_id=quote_id,
         )
         if wait:
             _wait(own, client, pipeline.id)
@@ -91,6 +95,10 @@ def resume(context: typer.Context, pipeline_id: str) -> None:
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.pipelines.resume(pipeline_id))
+
+
+def _prompts_file(client: Client, prompts: str) -> str:
+    return client.files.upload(prompts).id if Path(prompts).is_file() else prompts
 
 
 def _wait(own: Context, client: Client, pipeline_id: str) -> None:

@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from control.accounts.models import ApiKey, Organization, User
 from control.audit.models import AuditEvent
+from control.deployments.models import Deployment
 from control.deployments.services import deployment_stop
 from control.files.staging import staged_writer
 from control.pipelines.services import pipeline_cancel
@@ -41,6 +42,10 @@ def cancel_pipeline(world: World) -> None:
     pipeline_cancel(pipeline=world.pipeline)
 
 
+def serve_deployment(world: World) -> None:
+    Deployment.objects.filter(pk=world.deployment.pk).update(state=Deployment.State.READY)
+
+
 def stop_deployment(world: World) -> None:
     deployment_stop(deployment=world.deployment)
 
@@ -50,6 +55,7 @@ BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
     "POST /v1/deployments/{deployment_id}/start": stop_deployment,
+    "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,
 }
 
 

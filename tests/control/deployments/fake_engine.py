@@ -31,9 +31,15 @@ class Handler(BaseHTTPRequestHandler):
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
+    num_looks = 0  # at the metrics, which count them as requests
 
     def do_GET(self) -> None:
         if not self._authorized():
+            return
+        if self.path == "/metrics":
+            Handler.num_looks += 1
+            text = f"vllm:e2e_request_latency_seconds_count {Handler.num_looks}\n"
+            self._send(200, "text/plain; version=0.0.4", text.encode())
             return
         healthy = self.path == "/health" and self.behaviour != "mute"
         self._answer(200 if healthy else 503, {"status": "ok" if healthy else "starting"})
@@ -99,9 +105,11 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: int, content_type: str, content: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -115,6 +123,7 @@ def main() -> None:
     for name in ("--model-dir", "--model-name", "--host", "--device", "--drafter", "--speculator-dir"):
         parser.add_argument(name)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--adapter", action="append", default=[])
     options = parser.parse_args()
     behaviour_file = Path(options.model_dir) / "behaviour"
     Handler.behaviour = behaviour_file.read_text() if behaviour_file.exists() else "serve"

@@ -29,6 +29,7 @@ def test_a_deployment_is_asked_for_by_name_and_model(client: Client, organizatio
         "name": "fast",
         "model": model.name,
         "speculator_id": None,
+        "adapters": [],
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

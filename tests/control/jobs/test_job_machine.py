@@ -15,8 +15,10 @@ from control.jobs.services import (
     job_claim,
     job_end_cancelled,
     job_fail,
+    job_pause,
     job_release,
     job_renew,
+    job_resume,
     job_succeed,
 )
 from control.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
@@ -28,6 +30,10 @@ from workers.contracts import FailureClass
 NUM_ROWS = 12
 ROWS = ShardRows(completed=1, failed=0, usage={})
 _FAILURES = st.sampled_from([FailureClass.INFRA, FailureClass.BUG, FailureClass.OUT_OF_MEMORY])
+
+
+def _pause(*, claim: Claim) -> None:
+    job_pause(claim=claim, why={"code": "cap"})
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -112,10 +118,15 @@ class JobMachine(RuleBasedStateMachine):
         self.attempt(claim, lambda: job_fail(claim=claim, failure=failure))
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), end=st.sampled_from([job_release, job_end_cancelled]))
+    @rule(data=st.data(), end=st.sampled_from([job_release, job_end_cancelled, _pause]))
     def leave(self, data: st.DataObject, end: Any) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         self.attempt(claim, lambda: end(claim=claim))
+
+    @rule()
+    def resume(self) -> None:
+        was_paused = self.row().status == Job.Status.PAUSED
+        assert job_resume(job=self.job) == was_paused
 
     @precondition(lambda self: self.claims and len(self.winners) == len(self.shards()))
     @rule(data=st.data())
@@ -147,6 +158,7 @@ class JobMachine(RuleBasedStateMachine):
         row = self.row()
         assert (row.lease_until is not None) == (row.status == Job.Status.RUNNING)
         assert (row.finished_at is not None) == (row.status in TERMINAL)
+        assert (row.paused is not None) == (row.status == Job.Status.PAUSED)
 
     @invariant()
     def every_row_is_in_one_shard_and_winners_stay(self) -> None:

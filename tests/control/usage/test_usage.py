@@ -12,11 +12,13 @@ from openai.types.admin.organization import UsageCompletionsResponse, UsageCosts
 from control.accounts.models import ApiKey, Organization
 from control.accounts.services import project_create
 from control.batches.models import Batch
-from control.batches.state import Status, transition
+from control.batches.services import batch_commit_shard
+from control.jobs.shards import ShardRows
 from control.usage.caller import Caller, current_caller
 from control.usage.models import Price, UsageRecord
 from control.usage.services import Tokens, price_set, usage_add
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_key
+from tests.control.jobs.helpers import add_shards, claim
 
 NOON = dt.datetime(2026, 3, 10, 12, 0, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)
@@ -167,7 +169,7 @@ def test_a_model_may_have_a_price_of_its_own_and_batches_cost_half(organization:
     assert list(rows) == [10_000, 5_000, 1_000]
 
 
-def test_a_batch_counts_once_for_the_key_and_project_that_asked_for_it(organization: Organization) -> None:
+def test_a_batchs_shards_count_once_for_the_key_and_project_that_asked_for_it(organization: Organization) -> None:
     model = make_base_model("m")
     project = project_create(organization=organization, name="p")
     key, token = make_key(organization, project=project)
@@ -175,13 +177,14 @@ def test_a_batch_counts_once_for_the_key_and_project_that_asked_for_it(organizat
     file = make_file(organization, [chat_row()])
     body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h", "model": "m"}
     made = client.post("/v1/batches", body, content_type="application/json").json()
-    batch = Batch.objects.select_related("base_model").get(pk=made["id"])
-    transition(batch, Status.IN_PROGRESS, total=3)
-    transition(batch, Status.FINALIZING)
-
-    used = {"input_tokens": 30, "output_tokens": 6, "total_tokens": 36}
-    assert transition(batch, Status.COMPLETED, completed=2, failed=1, usage=used)
-    assert not transition(batch, Status.COMPLETED)
+    batch = Batch.objects.select_related("base_model", "job").get(pk=made["id"])
+    add_shards(batch.job, 2, 1)
+    held = claim(batch.job)
+    for shard_no, (completed, failed) in {0: (2, 0), 1: (0, 1)}.items():
+        used = {"prompt_tokens": 10 * (completed + failed), "completion_tokens": 3 * completed}
+        rows = ShardRows(completed=completed, failed=failed, usage=used)
+        for _ in range(2):
+            batch_commit_shard(batch=batch, claim=held, shard_no=shard_no, storage_key=f"{shard_no}", rows=rows)
 
     record = UsageRecord.objects.get()
     assert (record.model, record.is_batch, record.requests) == (model.name, True, 3)

@@ -1,0 +1,22 @@
+"""Readers of distillations."""
+
+from django.db.models import Prefetch, QuerySet
+
+from control.accounts.models import Organization
+from control.api.errors import ApiError
+from control.batches.selectors import batches_list
+from control.distillations.models import Distillation
+
+
+def distillations_list(organization: Organization) -> QuerySet[Distillation]:
+    batches = Prefetch("batch", queryset=batches_list(organization))
+    return Distillation.objects.filter(organization=organization).prefetch_related(batches)
+
+
+def distillation_get(organization: Organization, distillation_id: str, param: str = "distillation_id") -> Distillation:
+    """Raises: ApiError: 404, also for another organization's distillation."""
+    distillation = distillations_list(organization).filter(pk=distillation_id).first()
+    if distillation is None:
+        message = f"No such distillation: {distillation_id[:80]!r}."
+        raise ApiError(404, message, "distillation_not_found", param)
+    return distillation

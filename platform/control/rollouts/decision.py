@@ -1,0 +1,55 @@
+"""Whether a canary may replace what serves now. Pure: figures in, a decision out.
+
+Both served at the same time, from the same callers; so a change of traffic moves both.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one of the two, since the canary's first request."""
+
+    num_requests: int
+    num_failed: int  # that the gateway lost to it
+    acceptance_length: float | None  # None: nothing was drafted
+
+    @property
+    def error_rate(self) -> float:
+        total = self.num_requests + self.num_failed
+        return self.num_failed / total if total else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "error_rate": self.error_rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    min_requests: int
+    max_acceptance_drop: float
+    max_error_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    is_promoted: bool
+    code: str
+    message: str
+
+
+def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
+    """None: too little is known yet."""
+    enough = canary.num_requests + canary.num_failed >= terms.min_requests
+    allowed = max(terms.max_error_rate, stable.error_rate)
+    if canary.error_rate > allowed and (enough or canary.num_failed > terms.max_error_rate * terms.min_requests):
+        message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {allowed:.1%} may."
+        return Decision(False, "too_many_errors", message)
+    if not enough:
+        return None
+    now, then = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0
+    least = then * (1.0 - terms.max_acceptance_drop)
+    message = f"The canary's acceptance length is {now:.3f}, against {then:.3f} beside it."
+    if now < least:
+        return Decision(False, "acceptance_dropped", f"{message} At least {least:.3f} was asked for.")
+    return Decision(True, "accepted", message)

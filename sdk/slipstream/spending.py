@@ -1,0 +1,43 @@
+"""Spend caps: what the organization or a project may spend in a month; batches that reach one wait."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendCap:
+    id: str
+    project_id: str | None = None  # None: of the whole organization
+    amount: Mapping[str, Any]  # value, currency
+    spent: Mapping[str, Any]  # so far this month
+    is_reached: bool
+    month_start: int
+    created_at: int
+
+
+class SpendCaps(Resource[D]):
+    @procedure
+    def create(self, *, amount: float, project_id: str | None = None) -> Steps[SpendCap]:
+        """`amount`: US dollars a calendar month (UTC)."""
+        return self.http.post(SpendCap, "spend_caps", {"amount": amount, "project_id": project_id})
+
+    @procedure
+    def retrieve(self, cap_id: str) -> Steps[SpendCap]:
+        return self.http.get(SpendCap, path_of("spend_caps", cap_id))
+
+    @iteration
+    def list(self) -> Items[SpendCap]:
+        return self.http.pages(SpendCap, "spend_caps")
+
+    @procedure
+    def update(self, cap_id: str, *, amount: float) -> Steps[SpendCap]:
+        """Batches that a raised cap lets go on do so where they stopped."""
+        return self.http.patch(SpendCap, path_of("spend_caps", cap_id), {"amount": amount})
+
+    @procedure
+    def delete(self, cap_id: str) -> Steps[None]:
+        return self.http.delete(path_of("spend_caps", cap_id))

@@ -1,0 +1,144 @@
+"""S3: requests that no client would send, on every operation. Never a 5xx, and always an answer of the document.
+
+Cases are made from the document; most of them then get ids of things that are there, so that they come further than
+to a 404. Each starts from the same rows: what it changes is rolled back.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from django.conf import settings as django_settings
+from django.core.wsgi import get_wsgi_application
+from django.db import transaction
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.checks import (
+    not_a_server_error,
+)
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from control.accounts.models import Organization
+from control.settings.config import get_config
+from tests.control.factories import make_key
+from tests.control.world import World
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+CASES, SOAK_CASES = 2_000, 10_000
+REAL_IDS = 0.75  # the share of cases that name what is there
+# Members of bodies that name something, and what: a parameter of `World.id_of`.
+REFERENCES = {
+    "file_id": "file_id", "input_file_id": "file_id", "prompts_file": "file_id", "held_out_file": "file_id",
+    "training_file": "file_id", "validation_file": "file_id", "model": "name", "dataset_id": "counted_dataset_id",
+    "quote_id": "quote_id", "distillation_id": "distillation_id", "project_id": "project_id",
+    "speculator_id": "speculator_id",
+}  # fmt: skip
+
+
+class Fuzzer:
+    """`num_answers`: by status."""
+
+    def __init__(self, organization: Organization) -> None:
+        _, token = make_key(organization)
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._world = World(organization)
+        self._ids = {**self._world.everything(), "counted_dataset_id": self._world.counted_dataset.pk}
+        self._random = random.Random(0)
+        self.num_answers: Counter[int] = Counter()
+
+    def send(self, case: Case) -> None:
+        """Raises: what the checks raise, with the request as a curl command."""
+        if self._random.random() < REAL_IDS:
+            self._name_real_things(case)
+        with transaction.atomic():
+            response = case.call(headers=self._headers)
+            transaction.set_rollback(True)
+        self.num_answers[response.status_code] += 1
+        case.validate_response(response, checks=CHECKS, headers=self._headers)
+
+    def _name_real_things(self, case: Case) -> None:
+        is_fine_tuning = case.path.startswith("/v1/fine_tuning/")
+        for name in case.path_parameters or ():
+            case.path_parameters[name] = self._ids[f"fine_tuning_{name}" if is_fine_tuning else name]
+        if isinstance(case.body, dict):
+            for name in REFERENCES.keys() & case.body.keys():
+                if isinstance(case.body[name], str):
+                    case.body[name] = self._ids[REFERENCES[name]]
+
+
+@pytest.fixture
+def fuzzer(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> Fuzzer:
+    monkeypatch.setattr(
+        django_settings, "SLIPSTREAM", get_config().model_copy(update={"requests_per_minute": 0})
+    )
+    return Fuzzer(organization)
+
+
+def operations() -> Iterator[APIOperation[Any, Any, Any, Any]]:
+    schema = schemathesis.openapi.from_wsgi("/v1/openapi.json", _application)
+    for found in schema.get_all_operations():
+        yield found.ok()
+
+
+def _application(environ: Any, start_response: Any) -> list[bytes]:
+    """Ours, read to the end and closed, as a server does."""
+    answer = get_wsgi_application()(environ, start_response)
+    try:
+        return [b"".join(answer)]
+    finally:
+        answer.close()
+
+
+def cases_of(operation: APIOperation[Any, Any, Any, Any]) -> st.SearchStrategy[Case]:
+    """Right ones and wrong ones, where there is anything to be wrong about."""
+    right = operation.as_strategy(GenerationMode.POSITIVE)
+    has_input = operation.body or operation.query or operation.path_parameters
+    return right | operation.as_strategy(GenerationMode.NEGATIVE) if has_input else right
+
+
+def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
+    everything = list(operations())
+    each = -(-num_cases // len(everything))
+    for operation in everything:
+
+        @seed(0)
+        @settings(
+            max_examples=each, phases=[Phase.generate], database=None, deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=cases_of(operation))
+        def run(case: Case) -> None:
+            fuzzer.send(case)
+
+        with subtests.test(operation.label):
+            run()
+    assert sum(fuzzer.num_answers.values()) >= num_cases * 0.9, "operations with few different requests end early"
+    assert fuzzer.num_answers[200] + fuzzer.num_answers[201] > num_cases / 10, "else only refusals are tested"
+
+
+def test_two_thousand_requests_made_from_the_document_are_answered_as_it_says(
+    fuzzer: Fuzzer, subtests: Any
+) -> None:
+    fuzz(fuzzer, CASES, subtests)
+
+
+@pytest.mark.soak
+def test_ten_thousand_requests_made_from_the_document_are_answered_as_it_says(
+    fuzzer: Fuzzer, subtests: Any
+) -> None:
+    fuzz(fuzzer, SOAK_CASES, subtests)

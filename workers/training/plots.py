@@ -52,7 +52,7 @@ def _acceptance_over_steps(axes: Axes, report: Mapping[str, Any]) -> None:
     axes.plot([report["best_step"]], [report["acceptance_length"]], color=_HELD_OUT, marker="o", markersize=9)
     axes.set_title(f"{report['method']}: best {report['acceptance_length']:.2f} at step {report['best_step']}")
     axes.set_xlabel("Step")
-    axes.set_ylabel("Acceptance length, simulated on held-out answers")
+    axes.set_ylabel("Acceptance length on held-out answers")
 
 
 def _acceptance_per_position(axes: Axes, report: Mapping[str, Any]) -> None:

@@ -134,7 +134,9 @@ class Mlflow:
     def __init__(self, run: TrackedRun) -> None:
         self._mlflow = import_module("mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            self._mlflow.set_tracking_uri((run.folder / "mlflow").resolve().as_uri())
+            folder = run.folder.resolve() / "mlflow"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # it writes plain files no more
         self._mlflow.start_run(run_name=run.name)
         self._mlflow.log_params(dict(run.parameters))
 

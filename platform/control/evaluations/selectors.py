@@ -37,9 +37,8 @@ def pipeline_of(speculator: Speculator) -> Pipeline | None:
 
 def making_seconds(pipeline: Pipeline) -> float:
     """Of workers: the answers and the training, attempts that failed included."""
-    batch, training = pipeline.batch, pipeline.training_job
-    jobs = [job for job in (batch and batch.job, training) if job is not None]
-    return sum(worker_seconds(job) for job in jobs)
+    answering = None if pipeline.batch is None else pipeline.batch.job
+    return sum((worker_seconds(job) for job in (answering, pipeline.training_job) if job is not None), start=0.0)
 
 
 def worker_seconds(job: Job) -> float:

@@ -3,7 +3,7 @@
 import base64
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from control.evaluations.certificates import canonical, certificate_of, public_key_body
 from control.settings.config import Config
@@ -19,6 +20,7 @@ from slipstream import CertificateError
 from slipstream.certificates import verify
 from tests.control.evaluations.evidence import make_evidence
 
+OTHER_KEY = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # the bytes 0 to 31
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
 STATEMENTS = st.dictionaries(
     st.text(st.characters(codec="ascii")),
@@ -78,7 +80,7 @@ def test_one_changed_value_anywhere_is_found(place: tuple[Any, ...]) -> None:
 
 def test_what_is_taken_out_added_or_turned_into_a_fraction_is_found() -> None:
     certificate = travelled(certificate_of(make_evidence()))
-    for forge in (
+    forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
         lambda c: c["statement"].pop("counts"),
         lambda c: c["statement"].update(note="trust me"),
         lambda c: c.update(note="trust me"),
@@ -86,7 +88,8 @@ def test_what_is_taken_out_added_or_turned_into_a_fraction_is_found() -> None:
         lambda c: c["statement"].update(dtype="\ud800"),
         lambda c: c.pop("signature"),
         lambda c: c.update(statement=None),
-    ):
+    )
+    for forge in forgeries:
         forged = copy.deepcopy(certificate)
         forge(forged)
         with pytest.raises(CertificateError):
@@ -108,7 +111,7 @@ def test_a_certificate_of_somebody_else_is_refused_even_under_our_keys_name() ->
 
 def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
     derived = public_key_body()
-    monkeypatch.setattr(settings, "SLIPSTREAM", Config(certificate_key="AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="))
+    monkeypatch.setattr(settings, "SLIPSTREAM", Config(certificate_key=SecretStr(OTHER_KEY)))
 
     assert public_key_body()["key_id"] != derived["key_id"]
     assert verify(certificate_of({"result": "equal"}), public_key()) == {"result": "equal"}
@@ -124,7 +127,7 @@ def test_the_same_secret_key_makes_the_same_key_and_another_makes_another(monkey
 @pytest.mark.parametrize("key", ["c2hvcnQ=", "not base64!"])
 def test_a_key_of_the_wrong_size_is_refused_at_the_start(key: str) -> None:
     with pytest.raises(ValueError, match="certificate_key"):
-        Config(certificate_key=key)
+        Config(certificate_key=SecretStr(key))
 
 
 def test_a_fraction_is_not_signed() -> None:

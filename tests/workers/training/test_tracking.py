@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.workers.support import Recorder
-from workers.contracts import Metrics, Progress
+from workers.contracts import Event, Metrics, Progress
 from workers.training.tracking import Mlflow, TensorBoard, TrackedRun, Wandb, configured_trackers, tracked
 
-EVENTS = [
+EVENTS: list[Event] = [
     Metrics(step=1, data={"loss": 2.0}),
     Progress(done=1, total=2, unit="steps"),
     Metrics(step=2, data={"loss": 1.0}),
@@ -145,7 +145,7 @@ def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, monkeypatch: pytest.
     emit_all(tmp_path, Mlflow)
 
     metrics = [(1, {"loss": 2.0}), (2, {"loss": 1.0})]
-    assert calls == [(tmp_path / "mlflow").as_uri(), "job_1", {"method": "medusa"}, *metrics, "end"]
+    assert calls == [f"sqlite:///{tmp_path}/mlflow/mlflow.db", "job_1", {"method": "medusa"}, *metrics, "end"]
 
 
 def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.train_table --prompts FILE.jsonl
 
 Trains every kind on 300 answers, then the two that accepted most on 100 and on 1,000. A line is kept in RESULTS as soon
-as it is there, with where and when it was made; a second run goes on with what is missing. A kind whose answers are its
-own, turbo_lora, is not compared with the others.
+as it is there, with where and when it was made, and table and plot with it; a second run goes on with what is missing.
+A kind whose answers are its own, turbo_lora, is not compared with the others.
 """
 
 import argparse
@@ -28,6 +28,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _FEWER_AND_MORE = 300, (100, 1000)
 _SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers deserve more time
 _NUM_BEST = 2
+_LINES = "results.json"
 _OWN_ANSWERS = ("turbo_lora",)
 
 
@@ -51,18 +52,28 @@ class Line:
 
 
 def run(args: argparse.Namespace) -> list[Line]:
-    """Effects: writes results.json after each line, table.md and plot.png after the last."""
-    args.results.mkdir(parents=True, exist_ok=True)
-    file: Path = args.results / "results.json"
-    lines = [Line(**values) for values in json.loads(file.read_text())["lines"]] if file.exists() else []
+    """Effects: `write` after each line."""
+    lines = read(args.results)
     for kind in KINDS:
-        _add(lines, kind, _ROWS, args, file)
+        _add(lines, kind, _ROWS, args)
     for rows in _FEWER_AND_MORE:
         for kind in best(lines):
-            _add(lines, kind, rows, args, file)
-    (args.results / "table.md").write_text(markdown(lines) + "\n", encoding="utf-8")
-    draw([(line.kind, line.rows, line.simulated, line.served) for line in lines], args.results / "plot.png")
+            _add(lines, kind, rows, args)
     return lines
+
+
+def read(folder: Path) -> list[Line]:
+    file = folder / _LINES
+    return [Line(**values) for values in json.loads(file.read_text())["lines"]] if file.exists() else []
+
+
+def write(lines: Sequence[Line], folder: Path) -> None:
+    """Figures, table and plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"lines": [asdict(line) for line in lines]}
+    (folder / _LINES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / "table.md").write_text(markdown(lines) + "\n", encoding="utf-8")
+    draw([(line.kind, line.rows, line.simulated, line.served) for line in lines], folder / "plot.png")
 
 
 def best(lines: Sequence[Line]) -> list[str]:
@@ -70,7 +81,7 @@ def best(lines: Sequence[Line]) -> list[str]:
     return [line.kind for line in sorted(compared, key=lambda line: -line.served)[:_NUM_BEST]]
 
 
-def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace, file: Path) -> None:
+def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> None:
     if any((line.kind, line.rows) == (kind, rows) for line in lines):
         return
     command = ["-m", "benchmarks.train", "--kind", kind, "--rows", str(rows), "--folder", str(args.folder)]
@@ -93,7 +104,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace, file
             versions={"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers")},
         )
     )
-    file.write_text(json.dumps({"lines": [asdict(line) for line in lines]}, indent=2) + "\n", encoding="utf-8")
+    write(lines, args.results)
     print(json.dumps(found), flush=True)
 
 
@@ -103,16 +114,31 @@ def _commit() -> str:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    headings = ("kind", "rows", "tokens", "minutes", "steps", "simulated", "served", "by position")
+    headings = ("kind", "rows", "tokens", "minutes", "steps", "simulated", "served", "by position", "commit", "date")
     table = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     for line in sorted(lines, key=lambda line: (line.rows, -line.served)):
         found = line.found
         rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_rate_per_position"])
-        figures = [found["rows"], found["tokens"], found["minutes"], found["steps"]]
-        table.append(
-            f"| {line.kind} | {' | '.join(map(str, figures))} | {line.simulated:.2f} | {line.served:.2f} | {rates} |"
-        )
-    return "\n".join(table)
+        cells = [line.kind, *(found[name] for name in ("rows", "tokens", "minutes", "steps"))]
+        cells += [f"{line.simulated:.2f}", f"{line.served:.2f}", rates, line.commit, line.date[:10]]
+        table.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*table, "", *_circumstances(lines)])
+
+
+def _circumstances(lines: Sequence[Line]) -> list[str]:
+    """What the lines have in common."""
+    budgets = sorted({line.found["draft_budget"] for line in lines})
+    held_out = sorted({line.found["held_out"] for line in lines})
+    machines = sorted({line.machine for line in lines})
+    versions = sorted({" · ".join(f"{name} {number}" for name, number in line.versions.items()) for line in lines})
+    return [
+        f"Acceptance length on {_joined(held_out)} questions held out, greedy, trees of {_joined(budgets)} nodes;",
+        f"minutes of processor time. {_joined(machines)}. {_joined(versions)}.",
+    ]
+
+
+def _joined(values: Sequence[object]) -> str:
+    return " or ".join(map(str, values))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,7 +54,8 @@ class UnrolledLoss:
         return [self._steps(rows, conversations)[1] for conversations in batches]
 
     def _steps(self, rows: TapRows, conversations: Sequence[int]) -> tuple[list[Tensor], list[Sums]]:
-        steps, soft_weight = self.parameters.steps, self.parameters.soft_target_weight
+        steps = self.parameters.steps
+        soft_weight = self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0  # figures need no target
         batch = make_batch(rows, conversations, steps=steps, place=self.place)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         losses, sums = [], []

@@ -55,6 +55,10 @@ class Adapters:
             raise ValueError(f"adapter {name!r} is not loaded; there are: {', '.join(self._loaded) or 'none'}")
         return self._loaded[name]
 
+    def is_current(self, adapter: LoraAdapter) -> bool:
+        """Whether requests to come may have it."""
+        return adapter is self.default or self._loaded.get(adapter.name) is adapter
+
     def read(self, name: str, folder: Path) -> LoraAdapter:
         """Reads and packs, without changing anything: may run beside the engine's thread."""
         if not self._supported:

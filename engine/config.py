@@ -220,6 +220,9 @@ def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
     )
 
 
+MAX_DRAFT_BUDGET = 256
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     max_batch_size: int = 16
@@ -230,14 +233,17 @@ class EngineConfig:
     dtype: str = "auto"  # auto: as published
     weights: str = "auto"  # auto: in dtype; int8: rounded, one scale an output (attention, MLP and output head)
     device: str = "auto"
+    rounds: str = "auto"  # decoding in rounds (engine/rounds): auto, on CUDA alone; on, anywhere; off, nowhere
 
     def __post_init__(self) -> None:
+        if self.rounds not in ("auto", "on", "off"):
+            raise ValueError(f"rounds must be auto, on or off, got {self.rounds!r}")
         if self.weights not in ("auto", "int8"):
             raise ValueError(f"weights must be auto or int8, got {self.weights!r}")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
-        if self.draft_budget is not None and not 0 <= self.draft_budget <= 64:
-            raise ValueError(f"draft_budget must be in 0..64, got {self.draft_budget}")
+        if self.draft_budget is not None and not 0 <= self.draft_budget <= MAX_DRAFT_BUDGET:
+            raise ValueError(f"draft_budget must be in 0..{MAX_DRAFT_BUDGET}, got {self.draft_budget}")
 
 
 def resolve_device(device: str) -> torch.device:

@@ -31,16 +31,16 @@ class CostModel:
         self._weights = [0.0] * len(row_counts)
 
     @classmethod
-    def measure(cls, run: Callable[[int], float]) -> "CostModel":
+    def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
         """`run(rows)` makes one pass and returns its seconds.
 
         All counts are taken in rounds, so that a spell of noise meets them alike, and the best of each counts.
         """
-        run(ROW_COUNTS[-1])  # pages in
-        rounds = [[run(rows) for rows in ROW_COUNTS] for _ in range(2)]
+        run(row_counts[-1])  # pages in
+        rounds = [[run(rows) for rows in row_counts] for _ in range(2)]
         while sum(map(sum, rounds)) + sum(rounds[-1]) < _MEASURE_SECONDS and len(rounds) < _MAX_ROUNDS:
-            rounds.append([run(rows) for rows in ROW_COUNTS])
-        return cls(ROW_COUNTS, [min(times) for times in zip(*rounds, strict=True)])
+            rounds.append([run(rows) for rows in row_counts])
+        return cls(row_counts, [min(times) for times in zip(*rounds, strict=True)])
 
     def seconds(self, rows: int) -> float:
         return self._interpolated(self._current, rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
-from kernels.memory import empty
+from kernels.memory import empty, to_device
 
 
 class KVCache:
@@ -24,9 +24,11 @@ class KVCache:
         max_seq_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_spare_slots: int = 0,
     ) -> None:
+        """`num_spare_slots`: that are nobody's, beyond `num_slots`."""
         layout = config.cache_layout
-        shape = (config.num_layers, num_slots, layout.num_heads)
+        shape = (config.num_layers, num_slots + num_spare_slots, layout.num_heads)
         keys = empty((*shape, layout.key_width), dtype, device)
         if layout.values_in_keys:
             values = keys[..., : layout.value_width]
@@ -43,5 +45,5 @@ class KVCache:
     def write_tables(self, rows: Many[int], positions: Many[int], slots: Many[int]) -> None:
         """Names the slot of each (table row, position)."""
         if slots:
-            places = torch.tensor((rows, positions, slots), dtype=torch.int64).to(self.slot_tables.device)
+            places = to_device(torch.tensor((rows, positions, slots), dtype=torch.int64), self.slot_tables.device)
             self.slot_tables[places[0], places[1]] = places[2].int()

@@ -3,11 +3,15 @@
 One step makes one pass. Its rows are chunks of prompts being read, the last token of every sequence that decodes, and
 the nodes drafted under it. The pass scores them all; verification keeps what sampling confirms; kept nodes' slots move
 into the sequence's table. What a drafter proposes decides how fast this goes and nothing else.
+
+On a GPU sequences decode in rounds (engine/rounds), which the device goes through by itself: there a step reads chunks
+of prompts, launches the next round, and returns what the one before brought.
 """
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,9 +26,14 @@ from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
+from engine.lora_stacks import LoraStacks
 from engine.model import Decoder
 from engine.models.base import Model
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.rounds.assembly import SPARE_POSITIONS, RoundParts, serves_rounds
+from engine.rounds.rounds import Rounds, fits_rounds, node_counts
+from engine.rounds.runner import Runner
+from engine.rounds.timing import RoundTimes, time_round
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -50,8 +59,12 @@ class Engine:
         self.model = model
         self.config = config
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
+        self._stacks = LoraStacks(self.adapters, model.device) if model.device.type == "cuda" else None
         self.eos_token_ids = model.config.eos_token_ids
+        self.uses_rounds = serves_rounds(model, config)
+        self._node_counts = node_counts(config.draft_budget)
         self._max_nodes = _MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget
+        self._max_nodes = self._node_counts[-1] if self.uses_rounds else self._max_nodes
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
         self.cache = self._make_cache(context, drafter.slot_bytes)
         self.max_seq_len = min(context, self.cache.num_slots)
@@ -63,8 +76,10 @@ class Engine:
         )
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
         self._counters = Counters()
-        self._cancelled: list[StepOutput] = []
+        self._ready: list[StepOutput] = []  # that the next step returns
         self._cost: CostModel | None = None
+        self._round_parts = RoundParts(model, self.cache, self._stacks) if self.uses_rounds else None
+        self._rounds: Rounds | None = None
         self.swap_drafter(drafter)
 
     @property
@@ -81,7 +96,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting or self._cancelled)
+        in_flight = self._rounds is not None and self._rounds.has_work
+        return bool(self.scheduler.running or self.scheduler.waiting or self._ready or in_flight)
 
     @property
     def counters(self) -> Counters:
@@ -115,40 +131,80 @@ class Engine:
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             self._end(sequence)
-            self._cancelled.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, sequence.stats))
+            self._ready.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, sequence.stats))
 
     def swap_drafter(self, drafter: Drafter) -> None:
         """From the next step on this one drafts; answers under way go on and stay the same."""
+        if self._rounds is not None:
+            self._ready += self._rounds.leave()
         drafter.prepare(self.cache)
+        runner, on_device = self._round_parts.runner(drafter) if self._round_parts is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
         if adaptive and self._cost is None:
-            self._cost = CostModel.measure(self._time_pass)
+            self._cost = CostModel.measure(self._time_pass) if runner is None else self._measure_rounds(runner)
         budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
         vocab_size = self.model.config.vocab_size
         self._drafting = Drafting(drafter, budget, max_nodes=self._max_nodes, vocab_size=vocab_size)
+        if runner is not None and self._round_parts is not None:
+            self._rounds = Rounds(
+                runner,
+                self._round_parts.lanes,
+                self.cache,
+                self.scheduler,
+                self._drafting,
+                on_device,
+                stacks=self._stacks,
+                finish=self._finish,
+                node_counts=self._node_counts,
+                phase_seconds=self.phase_seconds,
+            )
+
+    @torch.inference_mode()
+    def time_round(self, num_sequences: int, num_nodes: int, *, context: int, repeats: int = 20) -> RoundTimes:
+        """What a round costs of so many sequences, of `context` tokens each, with so many nodes each.
+
+        Raises: ValueError: there are no rounds, or requests; or more than the engine takes.
+        """
+        if self._rounds is None or self.has_work:
+            raise ValueError("rounds are measured on an engine that decodes in rounds and has no request")
+        if not (1 <= num_sequences <= self.config.max_batch_size and 1 <= context <= self.max_seq_len):
+            most = f"1..{self.config.max_batch_size} sequences of 1..{self.max_seq_len} tokens"
+            raise ValueError(f"there may be {most}, got {num_sequences} of {context}")
+        if num_sequences * (context + 1 + num_nodes) > self.cache.num_slots:
+            needed = num_sequences * (context + 1 + num_nodes)
+            raise ValueError(f"the cache has {self.cache.num_slots} slots, such a round needs {needed}")
+        return self._time(self._rounds.runner, num_sequences, num_nodes, context=context, repeats=repeats)
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Raises: what the model or a kernel raises; whoever runs then has to be cancelled before the next step."""
-        outputs, self._cancelled = self._cancelled, []
+        outputs, self._ready = self._ready, []
+        if self._rounds is None:
+            return outputs + self._step(self.scheduler.schedule)
+        adapters = self._stacks is not None
+        if all(fits_rounds(sequence, adapters=adapters) for sequence in self.scheduler.running.values()):
+            return outputs + self._step(self.scheduler.schedule_prefills) + self._rounds.step()
+        return outputs + self._rounds.leave() + self._step(self.scheduler.schedule)
+
+    def _step(self, schedule: Callable[[], Plan]) -> list[StepOutput]:
+        """Schedules a pass and makes it; the host decides everything, and waits for it."""
         started = time.perf_counter()
-        plan = self.scheduler.schedule()
+        plan = schedule()
         for sequence in plan.preempted:
             self._drafting.forget(sequence.request.request_id)
         if not plan.prefills and not plan.decoding:
-            return outputs
+            return []
         prefill_rows = sum(end - sequence.num_computed for sequence, end in plan.prefills)
         scheduled = time.perf_counter()
         drafts = self._drafting.propose(plan.decoding, prefill_rows, self.scheduler.pool.num_available)
         drafted = time.perf_counter()
-        builder = RowBuilder(self.cache)
+        builder = RowBuilder(self.cache, self._stacks)
         parts = self._parts(plan, drafts, builder)
         rows, wanted = builder.build()
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
         logits = self.model.logits(hidden.final[wanted])
         scored = time.perf_counter()
-        committed, kept = self._commit(parts, logits)
-        outputs += committed
+        outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
         if not plan.prefills:
             self._drafting.budget.record_pass(builder.num_rows, ended - drafted)
@@ -160,15 +216,18 @@ class Engine:
         return outputs
 
     def _make_cache(self, max_seq_len: int, drafter_slot_bytes: int) -> KVCache:
-        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + self._max_nodes)
+        # In rounds a sequence holds slots of two of them, the last token's included.
+        drafted = 2 * (1 + self._max_nodes) if self.uses_rounds else self._max_nodes
+        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + drafted)
         slot_bytes = KVCache.slot_bytes(config, self.model.dtype) + drafter_slot_bytes
         return KVCache(
             config,
             num_slots=max(1, min(most, self.config.kv_cache_bytes // slot_bytes)),
-            max_sequences=self.config.max_batch_size,
-            max_seq_len=max_seq_len,
+            max_sequences=self.config.max_batch_size + self.uses_rounds,
+            max_seq_len=max_seq_len + SPARE_POSITIONS * self.uses_rounds,
             dtype=self.model.dtype,
             device=self.model.device,
+            num_spare_slots=int(self.uses_rounds),
         )
 
     @torch.inference_mode()
@@ -183,6 +242,19 @@ class Engine:
         self.model.logits(self.model.forward(rows, self.cache).final)
         self.scheduler.pool.free(slots)
         return time.perf_counter() - started
+
+    def _measure_rounds(self, runner: Runner) -> CostModel:
+        def seconds(num_rows: int) -> float:
+            return self._time(runner, 1, num_rows - 1, context=1, repeats=1).verify_seconds
+
+        return CostModel.measure(seconds, [1 + count for count in self._node_counts])
+
+    @torch.inference_mode()
+    def _time(self, runner: Runner, num_sequences: int, num_nodes: int, *, context: int, repeats: int) -> RoundTimes:
+        assert self._round_parts is not None  # there is a runner only where there are rounds
+        lanes = self._round_parts.lanes
+        sizes = {"num_sequences": num_sequences, "num_nodes": num_nodes, "context": context}
+        return time_round(runner, lanes, repeats=repeats, **sizes)
 
     def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
         parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]
@@ -220,12 +292,30 @@ class Engine:
         """Verifies and commits, up to the answer's end. Returns what was added and the nodes kept."""
         sampling = sequence.request.sampling
         verdict = verify(logits, draft, sequence, self.eos_token_ids)
-        tokens, finish_reason = self._until_end(sequence, verdict.tokens)
-        path = verdict.path[: len(tokens) - 1]
-        self.scheduler.commit(sequence, tokens, path)
-        logprobs = None if sampling.num_logprobs is None else _logprobs(logits, verdict, tokens, sampling.num_logprobs)
+        output, path = self._add(sequence, verdict.tokens, verdict.path)
+        if sampling.num_logprobs is not None:
+            logprobs = _logprobs(logits, verdict, output.token_ids, sampling.num_logprobs)
+            output = replace(output, logprobs=logprobs)
+        return output, path
+
+    def _finish(
+        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
+    ) -> tuple[StepOutput, tuple[int, ...]]:
+        """As `_choose`, of what a round brought."""
+        output, path = self._add(sequence, tokens, path)
+        self._record(sequence, draft, path)
+        if output.finish_reason:
+            self._end(sequence)
+        return output, path
+
+    def _add(
+        self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...]
+    ) -> tuple[StepOutput, tuple[int, ...]]:
+        added, finish_reason = self._until_end(sequence, tokens)
+        path = path[: len(added) - 1]
+        self.scheduler.commit(sequence, added, path)
         stats = sequence.stats if finish_reason else None
-        return StepOutput(sequence.request.request_id, tuple(tokens), logprobs, finish_reason, stats), path
+        return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats), path
 
     def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
         sequence.stats.record(drafted=len(draft), accepted=len(path))
@@ -249,6 +339,6 @@ class Engine:
         self._drafting.forget(sequence.request.request_id)
 
 
-def _logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) -> tuple[TokenLogprob, ...]:
+def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:
     row_of = (0, *(node + 1 for node in verdict.path))
     return tuple(token_logprobs(logits[row], token, count) for row, token in zip(row_of, tokens, strict=False))

@@ -51,7 +51,10 @@ class Decoder:
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
         """Writes the rows' keys and values. `tap_layers` as in kernels.decoder.decoder."""
         residual = self.weights.embedding[rows.token_ids].float()  # [M, H]
-        return Hidden(*decoder(self._layers, residual, rows.rows, cache.keys, cache.values, tap_layers, rows.lora_runs))
+        caches = (cache.keys, cache.values)
+        return Hidden(
+            *decoder(self._layers, residual, rows.rows, *caches, tap_layers, rows.lora_runs, stacked=rows.stacked)
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,15 +8,19 @@ from torch import Tensor
 from engine.adapters import lora_runs
 from engine.draft import Draft
 from engine.kv_cache import KVCache
+from engine.lora_stacks import LoraStacks
 from engine.models.base import Rows
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
+from kernels.memory import to_device
 
 
 class RowBuilder:
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, stacks: LoraStacks | None = None) -> None:
+        """`stacks`: of adapters, on CUDA."""
         self._cache = cache
+        self._stacks = stacks
         self._tokens: list[int] = []
         self._positions: list[int] = []
         self._slots: list[int] = []
@@ -89,20 +93,20 @@ class RowBuilder:
         path_lengths = [len(path) for path in self._paths]
         width = max(1, *path_lengths)
         paths = [path + (0,) * (width - len(path)) for path in self._paths]
-        integers = torch.tensor(
-            (self._tokens, self._positions, self._slots, self._table_rows, self._prefix_lens, path_lengths),
-            dtype=torch.int64,
-        ).to(device)
+        columns = (self._tokens, self._positions, self._slots, self._table_rows, self._prefix_lens, path_lengths)
+        integers = to_device(torch.tensor(columns, dtype=torch.int64), device)
         tokens, positions, slots, seqs, prefix_lens, path_lens = integers.unbind()
         attention = AttentionRows(
             slot_tables=self._cache.slot_tables,
             seqs=seqs,
             prefix_lens=prefix_lens,
-            paths=torch.tensor(paths, dtype=torch.int32).to(device),
+            paths=to_device(torch.tensor(paths, dtype=torch.int32), device),
             path_lens=path_lens,
         )
-        rows = Rows(tokens, DecoderRows(positions, slots, attention), lora_runs(self._roots))
-        return rows, torch.tensor(self._wanted, dtype=torch.int64).to(device)
+        runs = lora_runs(self._roots) if self._stacks is None else ()
+        stacked = None if self._stacks is None else self._stacks.rows(self._roots)
+        rows = Rows(tokens, DecoderRows(positions, slots, attention), runs, stacked)
+        return rows, to_device(torch.tensor(self._wanted, dtype=torch.int64), device)
 
     def _write_table(self, sequence: Sequence) -> None:
         rows, positions, slots = self._tabled

@@ -71,6 +71,25 @@ class Scheduler:
             self._admit()
         return Plan(prefills=tuple(self._chunks()), decoding=tuple(decoding), preempted=tuple(preempted))
 
+    def schedule_prefills(self) -> Plan:
+        """Admits who fits and picks the chunks to read; who decodes does so in rounds (engine/rounds)."""
+        self._admit()
+        return Plan(prefills=tuple(self._chunks()), decoding=(), preempted=())
+
+    def take(self, count: int) -> list[int]:
+        """Slots of a round's part."""
+        return self.pool.allocate(count)
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Of a round that came too late for its sequence."""
+        self.pool.free(list(slots))
+
+    def preempt_latest(self) -> Sequence:
+        """The latest comer gives way."""
+        victim = next(reversed(self.running.values()))
+        self._preempt(victim)
+        return victim
+
     def allocate_drafts(self, sequence: Sequence, count: int) -> None:
         sequence.draft_slots = self.pool.allocate(count)
 
@@ -100,8 +119,7 @@ class Scheduler:
         """Preempts the latest comers, the sequence itself last, until it can have a slot."""
         preempted = []
         while self.pool.num_available < 1:
-            victim = next(reversed(self.running.values()))
-            self._preempt(victim)
+            victim = self.preempt_latest()
             preempted.append(victim)
             if victim is sequence:
                 break

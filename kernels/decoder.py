@@ -15,6 +15,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +24,14 @@ from kernels.attention import AttentionRows, attention, has_compiled_attention
 from kernels.checks import DTYPE_CODES, check_tensor
 from kernels.cpu.library import library
 from kernels.linear import LinearWeight, linear
-from kernels.lora import LoraRun, lora
+from kernels.lora import LoraRun, StackedRows, lora, stacked_lora
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
 from kernels.swiglu import swiglu
 
 _BLOCK = 32  # outputs per packed block, as in cpu/ops.h
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+_Product = Literal["qkv", "output", "gate_up", "down"]  # of a layer, as in LoraLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,30 +204,36 @@ def decoder_reference(
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
     beside: Tensor | None = None,
+    stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `decoder`, one operation after the other."""
     shape = layers.shape
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
     taps: dict[int, Tensor] = {}
+
+    def update(index: int, product: _Product, x: Tensor, out: Tensor) -> None:
+        lora(x, out, [(run, getattr(run.layers[index], product)) for run in lora_runs])
+        if stacked is not None and product in stacked.layers[index]:
+            stacked_lora(x, out, stacked.adapters, stacked.layers[index][product], num_runs=stacked.num_runs)
+
     for index, (layer, k_cache, v_cache) in enumerate(zip(layers.layers, keys, values, strict=True)):
         if index in tap_layers:
             taps[index] = residual.to(shape.dtype, copy=True)
-        updates = [(run, run.layers[index]) for run in lora_runs]
         normed = rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype)
         normed = normed if beside is None else torch.cat([beside, normed], dim=-1)
         qkv = linear(normed, layer.qkv)
-        lora(normed, qkv, [(run, update.qkv) for run, update in updates])
+        update(index, "qkv", normed, qkv)
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
         q = qkv.view(M, -1, D)[:, :num_heads]  # [M, Hq, D]
         attended = attention(q, k_cache, v_cache, rows.attention).view(M, num_heads * D)
         linear(attended, layer.output, add_to=residual)
-        lora(attended, residual, [(run, update.output) for run, update in updates])
+        update(index, "output", attended, residual)
         normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
         gate_up = linear(normed, layer.gate_up)
-        lora(normed, gate_up, [(run, update.gate_up) for run, update in updates])
+        update(index, "gate_up", normed, gate_up)
         activated = swiglu(gate_up, shape.dtype)
         linear(activated, layer.down, add_to=residual)
-        lora(activated, residual, [(run, update.down) for run, update in updates])
+        update(index, "down", activated, residual)
     taps[len(layers.layers)] = residual.to(shape.dtype)
     hidden = rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
     return hidden, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None
@@ -240,6 +248,7 @@ def decoder(
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
     beside: Tensor | None = None,
+    stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Writes the rows' keys and values and returns their hidden states.
 
@@ -249,6 +258,7 @@ def decoder(
         tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
         lora_runs: rows with low-rank updates of their own; a pass with any runs operation by operation.
         beside: [M, Kb] in the layers' dtype. What qkv, of Kb + H columns, reads before the normed residual.
+        stacked: low-rank updates on CUDA; as with runs, the pass then goes operation by operation.
 
     Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
         there are none; both in the layers' dtype, cast once.
@@ -257,12 +267,12 @@ def decoder(
     shape, structure = layers.shape, layers.structure
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
         raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
-    if structure is None or residual.device.type != "cpu" or lora_runs:
-        if residual.is_cuda and not lora_runs:
+    if structure is None or residual.device.type != "cpu" or lora_runs or stacked is not None:
+        if residual.is_cuda and not lora_runs and stacked is None:
             from kernels.cuda.decoder import decoder as launch  # not above: triton is only where CUDA is
 
             return launch(layers, residual, rows, keys, values, tap_layers, beside)
-        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside)
+        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside, stacked)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
     beside_width = layers.layers[0].qkv.in_features - shape.hidden_size

@@ -2,17 +2,18 @@
 
     out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without one are left as they are
 
-Both products are `linear`, so an updated row has the same bits in any company. `stacked_lora` does all adapters of a
-batch in two launches, from weights that lie on top of each other.
+Both products are `linear`, so an updated row has the same bits in any company. `stacked_lora`, which serves on CUDA,
+does all adapters of a batch in two launches, from weights that lie on top of each other.
 
 Source: Hu et al. 2021, arXiv:2106.09685; many adapters in a batch: Punica, arXiv:2310.18547.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels.checks import check_tensor
 from kernels.linear import LinearWeight, linear
@@ -68,6 +69,37 @@ class LoraStack:
     down: Tensor
     up: Tensor
 
+    @classmethod
+    def of(cls, weights: Sequence[LoraWeight | None]) -> "LoraStack | None":
+        """Of unpacked weights; None stands for an adapter that does not update the product, or for none that does."""
+        real = [weight for weight in weights if weight is not None]
+        if not real:
+            return None
+        rank = max(weight.down.out_features for weight in real)
+        zeros = LoraWeight(*(_zeros(side) for side in (real[0].down, real[0].up)))
+        each = [zeros if weight is None else weight for weight in weights]
+        return cls(
+            torch.stack([pad(w.down.data, (0, 0, 0, rank - w.down.data.shape[0])) for w in each]),
+            torch.stack([pad(w.up.data, (0, rank - w.up.data.shape[1])) for w in each]),
+        )
+
+
+def _zeros(weight: LinearWeight) -> LinearWeight:
+    return replace(weight, data=torch.zeros_like(weight.data))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedRows:
+    """Rows of a pass with the adapters that any of them has, on top of each other.
+
+    adapters: [M] int64, -1 for none. num_runs: of neighbours with one adapter or none there may be so many.
+    layers: as the decoder's, by the product's name in `LoraLayer`.
+    """
+
+    adapters: Tensor
+    num_runs: int
+    layers: tuple[Mapping[str, LoraStack], ...]
+
 
 def stacked_lora_reference(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
     """As `stacked_lora`, row by row."""
@@ -77,12 +109,13 @@ def stacked_lora_reference(x: Tensor, out: Tensor, adapters: Tensor, stack: Lora
             out[row] += inner.float() @ stack.up[adapter].float().T
 
 
-def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
+def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, num_runs: int | None = None) -> None:
     """Adds each row's update in place.
 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
-        adapters: [M] int64, -1 for none. Rows of one adapter stand beside each other.
+        adapters: [M] int64, -1 for none.
+        num_runs: runs of neighbours with one adapter or none there may be; None: rows of one stand beside each other.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -94,6 +127,6 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> 
     if x.is_cuda:
         from kernels.cuda.lora import stacked_lora as launch  # not above: triton is only where CUDA is
 
-        launch(x, out, adapters, stack)
+        launch(x, out, adapters, stack, A + 1 if num_runs is None else num_runs)
         return
     stacked_lora_reference(x, out, adapters, stack)

@@ -6,6 +6,8 @@ With s = hidden weight^T, p = softmax(s), and for distillation t = teacher hidde
     kl                sum_v q log(q / p)           ds = p - q
     total variation   1/2 sum_v |p - q|            ds = p (g - sum_v p g),  g = 1/2 sign(p - q)
 
+    blend             sum_v w_v -log p_v           ds = p - w,  w = (1 - b) [v = label] + b t,  t given
+
 The gradient is at hand where the loss is, so the forward pass computes both and the backward pass only scales.
 
 Source: Liger-Kernel, arXiv:2410.10989; total variation as one minus the chance of acceptance: Leviathan et al. 2023,
@@ -70,6 +72,66 @@ def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Ten
 
         return launch(kind, logits, against, scale)
     return loss_rows_reference(kind, logits, against, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """What C rows are to learn: labels [C] int64, and of weight `soft_weight` the rows `chosen` [C] of probabilities.
+
+    probabilities: [R, V] float32, None where `soft_weight` is 0.
+    """
+
+    labels: Tensor
+    probabilities: Tensor | None
+    chosen: Tensor
+    soft_weight: float
+
+    @property
+    def hard_weight(self) -> float:
+        return 1.0 if self.probabilities is None else 1.0 - self.soft_weight
+
+
+@dataclass(frozen=True, slots=True)
+class BlendSums:
+    """Over rows: loss and -log p[label], in nats, float32; rows whose likeliest column is the label, int64."""
+
+    loss: Tensor
+    nats: Tensor
+    correct: Tensor
+
+
+def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
+    """As `blend_rows`."""
+    log_p = logits.log_softmax(-1)  # [C, V]
+    own = log_p.gather(-1, blend.labels.unsqueeze(-1))
+    if blend.probabilities is None:
+        wanted = torch.zeros_like(log_p)
+    else:
+        wanted = blend.soft_weight * blend.probabilities[blend.chosen]
+    wanted.scatter_add_(-1, blend.labels.unsqueeze(-1), torch.full_like(own, blend.hard_weight))
+    correct = (log_p.argmax(-1) == blend.labels).sum()
+    sums = BlendSums(-(wanted * log_p).sum(), -own.sum(), correct)
+    if gradient:
+        torch.sub(log_p.exp_(), wanted, out=logits)
+    return sums
+
+
+def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
+    """logits [C, V] float32, overwritten by their gradient where it is asked for.
+
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    C, V = logits.shape
+    check_tensor(logits, "logits", (C, V), torch.float32)
+    check_tensor(blend.labels, "labels", (C,), torch.int64)
+    check_tensor(blend.chosen, "chosen", (C,), torch.int64)
+    if blend.probabilities is not None:
+        check_tensor(blend.probabilities, "probabilities", (None, V), torch.float32)
+    if logits.is_cuda:
+        from kernels.cuda.losses import blend_rows as launch  # not above: triton is only where CUDA is
+
+        return launch(logits, blend, gradient=gradient)
+    return blend_rows_reference(logits, blend, gradient=gradient)
 
 
 def _goal(against: Tensor | Teacher, some: slice, dtype: torch.dtype) -> Tensor:

@@ -43,11 +43,11 @@ class BlockDrafter(Drafter):
         self.tap_layers = config.tap_layers
         self.slot_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
         self._device = model.device
-        self._layers = BlockLayers(block, model)
-        self._heads = BlockHeads(block, model)
+        self.layers = BlockLayers(block, model)
+        self.heads = BlockHeads(block, model)
         own = None if block.embed_tokens is None else block.embed_tokens.weight.to(model.device, model.dtype)
         shared = own is None or torch.equal(own, model.weights.embedding)
-        self._embedding = model.weights.embedding if own is None or shared else own
+        self.embedding = model.weights.embedding if own is None or shared else own
 
     @classmethod
     def load(cls, folder: Path, model: Model) -> "BlockDrafter":
@@ -55,7 +55,7 @@ class BlockDrafter(Drafter):
         return cls(BlockModel.load(folder), model)
 
     def prepare(self, cache: KVCache) -> None:
-        self._layers.prepare(cache)
+        self.layers.prepare(cache)
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
@@ -67,17 +67,17 @@ class BlockDrafter(Drafter):
         positions = [k.position + offset for k in kept for offset in range(len(k.rows))]
         slots = [slot for k in kept for slot in k.sequence.slots[k.position : k.position + len(k.rows)]]
         host = torch.tensor((rows, positions, slots), dtype=torch.int64).to(self._device)
-        self._layers.write_contexts(done.taps[host[0]], host[1], host[2])
+        self.layers.write_contexts(done.taps[host[0]], host[1], host[2])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         anchors = [Anchor(s.tokens[-1], len(s.tokens) - 1, s.request.sampling) for s in sequences]
-        hidden = self._layers.blocks(self._embeddings(anchors), sequences)
+        hidden = self.layers.blocks(self._embeddings(anchors), sequences)
         first, depths = self.config.first_row, min(self.max_depth, budget)
-        return self._heads.drafts(hidden[:, first : first + depths], anchors, budget)
+        return self.heads.drafts(hidden[:, first : first + depths], anchors, budget)
 
     def _embeddings(self, anchors: Many[Anchor]) -> Tensor:
         """[S, B, H] float32."""
         tokens = torch.full((len(anchors), self.config.block_size), self.config.mask_token_id)
         tokens[:, 0] = torch.tensor([anchor.token for anchor in anchors])
-        return self._embedding[tokens.to(self._device)].float()
+        return self.embedding[tokens.to(self._device)].float()

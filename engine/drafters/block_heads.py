@@ -24,8 +24,8 @@ from engine.request import SamplingParams
 from kernels.linear import LinearWeight, linear, pack
 from kernels.top_k import top_k
 
-_CANDIDATES = 8  # under a node
-_PAIRED = 24  # candidates of a depth that a Markov head sees
+CANDIDATES = 8  # under a node
+PAIRED = 24  # candidates of a depth that a Markov head sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class BlockHeads:
     def __init__(self, block: BlockModel, model: Model) -> None:
         self.config = block.config
         self._model = model
-        self._lm_head = _own_head(block, model)
+        self.own_head = _own_head(block, model)
         reduced = block.config.draft_vocab_size < block.config.vocab_size
-        self._vocab = block.draft_vocab.to(model.device) if reduced else None
-        self._markov = deepcopy(block.markov_head)
-        self._confidence = deepcopy(block.confidence_head)
-        for head in (self._markov, self._confidence):
+        self.vocab = block.draft_vocab.to(model.device) if reduced else None
+        self.markov = deepcopy(block.markov_head)
+        self.confidence = deepcopy(block.confidence_head)
+        for head in (self.markov, self.confidence):
             if head is not None:
                 head.to(model.device, model.dtype)
 
@@ -56,8 +56,8 @@ class BlockHeads:
         """hidden: [S, depths, H] in the model's dtype, the rows that guess."""
         S, depths, H = hidden.shape
         rows = hidden.reshape(S * depths, H)
-        logits = self._model.logits(rows) if self._lm_head is None else linear(rows, self._lm_head)  # [S * depths, Vd]
-        if self._markov is None:
+        logits = self._model.logits(rows) if self.own_head is None else linear(rows, self.own_head)  # [S * depths, Vd]
+        if self.markov is None:
             return self._independent(logits, hidden, anchors, budget)
         return self._conditional(logits, hidden, anchors, budget)
 
@@ -65,52 +65,52 @@ class BlockHeads:
         S, depths, _ = hidden.shape
         sampling = [anchor.sampling for anchor in anchors for _ in range(depths)]
         positions = [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1)]
-        found = choose(logits, sampling, positions, count=_CANDIDATES, vocab=self._vocab)
+        found = choose(logits, sampling, positions, count=CANDIDATES, vocab=self.vocab)
         survival = found.survival
-        if self._confidence is not None:
-            survival = confident(survival, self._confidence(hidden).float().sigmoid().view(-1, 1))
+        if self.confidence is not None:
+            survival = confident(survival, self.confidence(hidden).float().sigmoid().view(-1, 1))
         shape = (S, depths, -1)
         tokens, chances = found.tokens.view(shape).tolist(), survival.view(shape).tolist()
         return [grow_tree(t, p, budget) for t, p in zip(tokens, chances, strict=True)]
 
     def _conditional(self, logits: Tensor, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
         S, depths, _ = hidden.shape
-        values, columns, masses = top_k(logits, min(_PAIRED, logits.shape[-1]))  # [S * depths, P]
+        values, columns, masses = top_k(logits, min(PAIRED, logits.shape[-1]))  # [S * depths, P]
         columns = columns.view(S, depths, -1)
-        tokens = columns if self._vocab is None else self._vocab[columns]
+        tokens = columns if self.vocab is None else self.vocab[columns]
         first = torch.tensor([anchor.token for anchor in anchors], device=tokens.device)
         parents = torch.cat([first.view(S, 1, 1).expand(-1, -1, tokens.shape[-1]), tokens[:, :-1]], dim=1)
-        scores = values.view(S, depths, 1, -1) + self._corrections(hidden, parents, columns)  # [S, depths, P, P]
-        share = _share(masses, values, scores.flatten(0, 1))
+        scores = values.view(S, depths, 1, -1) + self.corrections(hidden, parents, columns)  # [S, depths, P, P]
+        share = mass_share(masses, values, scores.flatten(0, 1))
         P = tokens.shape[-1]
         found = choose(
             scores.view(-1, P),
             [anchor.sampling for anchor in anchors for _ in range(depths * P)],
             [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1) for _ in range(P)],
-            count=_CANDIDATES,
+            count=CANDIDATES,
             vocab=tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P),
         )
         survival = found.survival * share.view(-1, 1)
-        if self._confidence is not None:
-            survival = confident(survival, self._chances(self._confidence, hidden, parents).view(-1, 1))
+        if self.confidence is not None:
+            survival = confident(survival, self.chances(self.confidence, hidden, parents).view(-1, 1))
         shape = (S, depths, P, -1)
         children, chances = found.tokens.view(shape).cpu().numpy(), survival.view(shape).cpu().numpy()
         tables = (PairTable(tokens[s].tolist(), children[s], chances[s]) for s in range(S))
         return [grow_conditional_tree(table, budget) for table in tables]
 
-    def _corrections(self, hidden: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
+    def corrections(self, hidden: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
         """hidden [S, depths, H], parents [S, depths, P] tokens, columns [S, depths, P] -> [S, depths, P, P] float32."""
-        assert self._markov is not None
+        assert self.markov is not None
         wide = hidden.unsqueeze(2).expand(-1, -1, parents.shape[-1], -1)
-        latent = self._markov.latent(wide, parents).float()
-        return latent @ self._markov.markov_w2.weight[columns].float().transpose(-1, -2)
+        latent = self.markov.latent(wide, parents).float()
+        return latent @ self.markov.markov_w2.weight[columns].float().transpose(-1, -2)
 
-    def _chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
+    def chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
         """Confidence under each parent, [S, depths, P] float32: hidden states are read once, not once a parent."""
         weight, bias = head.proj.weight[0].float(), head.proj.bias.float()
         logits = (hidden.float() @ weight[: hidden.shape[-1]] + bias).unsqueeze(-1).expand(parents.shape)
-        if self._markov is not None and self.config.confidence_with_markov:
-            logits = logits + self._markov.markov_w1(parents).float() @ weight[hidden.shape[-1] :]
+        if self.markov is not None and self.config.confidence_with_markov:
+            logits = logits + self.markov.markov_w1(parents).float() @ weight[hidden.shape[-1] :]
         return logits.sigmoid()
 
 
@@ -120,7 +120,7 @@ def confident(survival: Tensor, confidence: Tensor) -> Tensor:
     return torch.cat([confidence, torch.minimum(confidence, 1.0 - confidence) * others.clamp(max=1.0)], dim=-1)
 
 
-def _share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
+def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
     """What part of the vocabulary's mass the paired candidates hold under each parent, [R, P].
 
     total [R]: log of the mass of all uncorrected logits. values [R, P]: those of the paired. scores [R, P, P].

@@ -1,5 +1,6 @@
 """A block drafter's layers as they are served: packed for the kernels, with keys and values in the target's slots."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import groupby
 
@@ -35,7 +36,7 @@ class BlockLayers:
         """Keys and values for every slot of the cache, and beyond them for a block of every sequence."""
         config = self.config
         self._slot_tables = cache.slot_tables
-        self._scratch = cache.num_slots
+        self.scratch = cache.num_slots
         slots = cache.num_slots + cache.slot_tables.shape[0] * config.block_size
         shape = (slots, config.num_kv_heads, config.head_dim)
         # zeros: a position may be read that was never written
@@ -60,15 +61,19 @@ class BlockLayers:
 
         Returns: [S, B, H] after the final norm.
         """
-        S, B, H = embeddings.shape
         anchors = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences]).to(self._device)
+        return self.run(embeddings, anchors, lambda attention: self._rows(attention, sequences))
+
+    def run(self, embeddings: Tensor, anchors: Tensor, rows_of: Callable[[LayerAttention], AttentionRows]) -> Tensor:
+        """As `blocks`; anchors [S] int64, positions of the last tokens, and what each layer's rows attend to."""
+        S, B, H = embeddings.shape
         positions = (anchors.unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
-        slots = torch.arange(self._scratch, self._scratch + S * B, device=self._device)
+        slots = torch.arange(self.scratch, self.scratch + S * B, device=self._device)
         residual = embeddings.view(S * B, H)
         hidden = residual
         first = 0
         for attention, layers in self._groups:
-            rows = DecoderRows(positions, slots, self._rows(attention, sequences))
+            rows = DecoderRows(positions, slots, rows_of(attention))
             own = slice(first, first + len(layers.layers))
             hidden, _ = decoder(layers, residual, rows, self._keys[own], self._values[own])
             first = own.stop
@@ -84,7 +89,7 @@ class BlockLayers:
         paths: list[list[int]] = []
         path_lens: list[int] = []
         for index, sequence in enumerate(sequences):
-            anchor, first = len(sequence.tokens) - 1, self._scratch + index * B
+            anchor, first = len(sequence.tokens) - 1, self.scratch + index * B
             prefix = min(sequence.num_tabled, anchor)
             if attention.window is not None and anchor > attention.window:
                 prefix, listed = 0, sequence.slots[anchor - attention.window : anchor]

@@ -36,7 +36,7 @@ _WORTH = 0.15  # tokens a level must promise per sequence that it is run for; on
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchor:
+class Anchor:
     """The layer's output where a sequence's last token was chosen."""
 
     num_tokens: int  # of the sequence then
@@ -73,11 +73,11 @@ class Eagle3Drafter(Drafter):
             raise SpeculatorNotLoadable(f"taps must be in 0..{target.num_layers}, got {list(self.tap_layers)}")
         self.slot_bytes = 2 * config.num_kv_heads * config.head_dim * model.dtype.itemsize
         self._device = model.device
-        self._layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
-        self._vocab = module.draft_vocab.to(model.device)
-        self._max_position = config.max_positions - 1
-        self._anchors: dict[str, _Anchor] = {}
-        self._cache: tuple[Tensor, Tensor] | None = None
+        self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
+        self.vocab = module.draft_vocab.to(model.device)
+        self.max_position = config.max_positions - 1
+        self._anchors: dict[str, Anchor] = {}
+        self.keys_values: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def load(cls, folder: Path, model: Model) -> "Eagle3Drafter":
@@ -86,16 +86,21 @@ class Eagle3Drafter(Drafter):
 
     def prepare(self, cache: KVCache) -> None:
         self._tables = cache.slot_tables
-        self._scratch = cache.num_slots
+        self.scratch = cache.num_slots
         num_scratch = cache.slot_tables.shape[0] * _WIDTH * (MAX_DEPTH - 1)
-        self._cache = self._layer.make_cache(cache.num_slots + num_scratch, self._device)
+        self.keys_values = self.layer.make_cache(cache.num_slots + num_scratch, self._device)
 
     def forget(self, request_id: str) -> None:
         self._anchors.pop(request_id, None)
 
+    def anchor(self, sequence: Sequence) -> Anchor | None:
+        """Where the sequence's next draft starts, if its last token was observed."""
+        anchor = self._anchors.get(sequence.request.request_id)
+        return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
+
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
-        if self._cache is None or done.taps is None:
+        if self.keys_values is None or done.taps is None:
             raise DrafterError("eagle3 needs a prepared cache and the target's taps")
         if not done.kept:
             return
@@ -108,36 +113,32 @@ class Eagle3Drafter(Drafter):
             sequence, end = kept.sequence, kept.position + len(kept.rows)
             rows += kept.rows
             tokens += sequence.tokens[kept.position + 1 : end + 1]
-            positions += (min(position, self._max_position) for position in range(kept.position, end))
+            positions += (min(position, self.max_position) for position in range(kept.position, end))
             slots += sequence.slots[kept.position : end]
             if end == len(sequence.tokens) - 1:
                 last.append((len(rows) - 1, sequence))
         place, token, position, slot = self._integers(rows, tokens, positions, slots)
-        g = self._layer.fuse(done.taps[place])
+        g = self.layer.fuse(done.taps[place])
         places = [index for index, _ in last]
         if len(rows) <= _FEW:
             keys = [(kept.sequence, kept.position + 1 + row, ()) for kept in done.kept for row in range(len(kept.rows))]
-            every = self._layer.run(g, token, position, slot, self._attended(keys), self._cache)
+            every = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
             found = Features(every.read[places], every.fed_back[places])
         else:
-            residual, x = self._layer.read(g, token)
-            query = self._layer.write(x, position, slot, self._cache)
+            residual, x = self.layer.read(g, token)
+            query = self.layer.write(x, position, slot, self.keys_values)
             if not last:
                 return
             keys = [(sequence, len(sequence.tokens) - 1, ()) for _, sequence in last]
-            found = self._layer.finish(residual[places], query[places], self._attended(keys), self._cache)
+            found = self.layer.finish(residual[places], query[places], self._attended(keys), self.keys_values)
         for index, (_, sequence) in enumerate(last):
-            anchor = _Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
+            anchor = Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
             self._anchors[sequence.request.request_id] = anchor
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        anchors = [self._anchors.get(sequence.request.request_id) for sequence in sequences]
-        ready = {
-            index: anchor
-            for index, (sequence, anchor) in enumerate(zip(sequences, anchors, strict=True))
-            if anchor is not None and anchor.num_tokens == len(sequence.tokens)
-        }
+        anchors = map(self.anchor, sequences)
+        ready = {index: anchor for index, anchor in enumerate(anchors) if anchor is not None}
         drafts = [EMPTY_DRAFT] * len(sequences)
         if not ready or budget < 1:
             return drafts
@@ -156,7 +157,7 @@ class Eagle3Drafter(Drafter):
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
     ) -> None:
         """Level after level under `nodes`, whose outputs are `features`."""
-        free = self._scratch
+        free = self.scratch
         for depth in range(1, MAX_DEPTH + 1):
             self._offer(sequences, trees, nodes, features.read)
             if depth == MAX_DEPTH:
@@ -181,11 +182,11 @@ class Eagle3Drafter(Drafter):
     ) -> None:
         """Candidates of every node into its tree."""
         found = choose(
-            self._layer.logits(read),
+            self.layer.logits(read),
             [sequences[node.tree].request.sampling for node in nodes],
             [len(sequences[node.tree].tokens) + node.depth for node in nodes],
             count=_CANDIDATES,
-            vocab=self._vocab,
+            vocab=self.vocab,
         )
         for tree in trees.values():
             tree.start_level()
@@ -194,18 +195,18 @@ class Eagle3Drafter(Drafter):
 
     def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
         """The layer on drafted nodes; g [M, H]: their parents' output."""
-        assert self._cache is not None
+        assert self.keys_values is not None
         owners = [sequences[node.tree] for node in nodes]
         token, position, slot = self._integers(
             [trees[node.tree].token(node.node) for node in nodes],
             [
-                min(len(owner.tokens) + node.depth - 2, self._max_position)
+                min(len(owner.tokens) + node.depth - 2, self.max_position)
                 for owner, node in zip(owners, nodes, strict=True)
             ],
             [node.path[-1] for node in nodes],
         )
         keys = [(owner, len(owner.tokens) - 1, node.path) for owner, node in zip(owners, nodes, strict=True)]
-        return self._layer.run(g, token, position, slot, self._attended(keys), self._cache)
+        return self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
 
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
         """keys: per row its sequence, how many of its positions it reads, and scratch slots.

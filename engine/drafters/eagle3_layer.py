@@ -9,7 +9,7 @@ from engine.drafters.eagle3_module import Eagle3
 from engine.rotary import tables_of
 from kernels.attention import AttentionRows, attention
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
-from kernels.linear import linear, pack
+from kernels.linear import LinearWeight, linear, pack
 from kernels.norm import rms_norm
 from kernels.rope import rope_write
 from kernels.swiglu import swiglu
@@ -31,7 +31,7 @@ class ServedEagle3:
     def __init__(self, module: Eagle3, *, embedding: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """embedding: the target's [V, H], read where the module has none of its own."""
         self.config = module.config
-        self._dtype = dtype
+        self.dtype = dtype
         layer, attn, mlp = module.layer, module.layer.self_attn, module.layer.mlp
         self._embedding = embedding
         if module.embed_tokens is not None:
@@ -61,10 +61,15 @@ class ServedEagle3:
         self._cosines, self._sines = (table.to(device) for table in tables)
         self._layers = None if self.config.norm_before_residual else self._whole_layer()
 
+    @property
+    def lm_head(self) -> LinearWeight:
+        """[Vd, H]"""
+        return self._weights["lm_head"]
+
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, Hkv, D]; zeros, because a slot may be read before it was ever written."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
-        keys, values = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
+        keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values
 
     def fuse(self, taps: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ class ServedEagle3:
         attended = attention(query, *cache, rows)
         linear(attended.flatten(1), self._weights["output"], add_to=residual)
         inner = linear(self._normed(residual, self._norms["post"]), self._weights["gate_up"])
-        linear(swiglu(inner, self._dtype), self._weights["down"], add_to=residual)
+        linear(swiglu(inner, self.dtype), self._weights["down"], add_to=residual)
         normed = self._normed(residual, self._norms["final"])
         return Features(normed, normed.float() if self.config.norm_output else residual)
 
@@ -135,7 +140,7 @@ class ServedEagle3:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=config.norm_eps,
-            dtype=self._dtype,
+            dtype=self.dtype,
         )
         layer = LayerWeights(
             input_norm=norms["hidden"],
@@ -149,7 +154,7 @@ class ServedEagle3:
         return DecoderLayers(shape, (layer,), norms["final"], self._cosines, self._sines)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.norm_eps, self._dtype)
+        return rms_norm(x, weight, self.config.norm_eps, self.dtype)
 
 
 def _weight(norm: nn.Module, device: torch.device) -> Tensor:

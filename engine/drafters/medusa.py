@@ -16,6 +16,7 @@ from engine.models.base import Model
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 from kernels.linear import LinearWeight, linear, pack
+from kernels.medusa import medusa_heads
 
 CANDIDATES = 8  # per depth
 
@@ -36,13 +37,13 @@ class MedusaDrafter(Drafter):
             )
         self.max_depth = config.num_heads
         self._taps: dict[str, Tensor] = {}  # request -> [H]: the hidden state that chose its last token
-        self._dtype = model.dtype
-        self._vocab = heads.draft_vocab.to(model.device)
+        self.hidden_size, self.dtype = config.hidden_size, model.dtype
+        self.vocab = heads.draft_vocab.to(model.device)
         self._embedding = model.weights.embedding if config.token_input else None
         self._first, *self._rest = self._pack_layers(heads, model)
-        shared = model.lm_head[self._vocab] if heads.head is None else None  # [Vd, H]
+        shared = model.lm_head[self.vocab] if heads.head is None else None  # [Vd, H]
         untied: list[Tensor] = [] if heads.head is None else list(heads.head.detach())
-        self._heads = [pack(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])]
+        self.heads = [pack(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])]
 
     @classmethod
     def load(cls, folder: Path, model: Model) -> "MedusaDrafter":
@@ -79,29 +80,31 @@ class MedusaDrafter(Drafter):
         self, taps: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
     ) -> Candidates:
         """[B, K, k]. `positions`: of each sequence's next token."""
-        x = self._features(taps, last_tokens).to(self._dtype)  # [B, K, H]
+        x = self.features(taps, last_tokens)  # [B, K, H]
         B, K, _ = x.shape
-        if len(self._heads) == 1:
-            logits = linear(x.flatten(0, 1), self._heads[0])  # [B K, Vd]
+        if len(self.heads) == 1:
+            logits = linear(x.flatten(0, 1), self.heads[0])  # [B K, Vd]
         else:
-            each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self._heads)]
+            each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self.heads)]
             logits = torch.stack(each, dim=1).flatten(0, 1)
         rows = [(params, first + k) for params, first in zip(sampling, positions, strict=True) for k in range(K)]
-        chosen = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self._vocab)
+        chosen = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
         return Candidates(chosen.tokens.view(B, K, -1), chosen.survival.view(B, K, -1))
 
-    def _features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
-        """[B, K, H] float32, as MedusaHeads.features."""
+    def features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
+        """[B, K, H] in `dtype`, as MedusaHeads.features; of several layers float32 from one to the next."""
         read = taps.float()
         if self._embedding is not None:
             read = torch.cat([read, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
-        update = linear(read.to(self._dtype), self._first[0]).view(taps.shape[0], self.max_depth, -1)
+        if not self._rest:
+            return medusa_heads(read.to(self.dtype), self._first[0], self.max_depth)
+        update = linear(read.to(self.dtype), self._first[0]).view(taps.shape[0], self.max_depth, -1)
         x = taps.float().unsqueeze(1) + functional.silu(update)
         for layer in self._rest:
-            read = x.to(self._dtype)
+            read = x.to(self.dtype)
             updates = [linear(read[:, k].contiguous(), weight) for k, weight in enumerate(layer)]
             x = x + functional.silu(torch.stack(updates, dim=1))
-        return x
+        return x.to(self.dtype)
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         drafts = dict.fromkeys(sequences, EMPTY_DRAFT)
@@ -118,6 +121,10 @@ class MedusaDrafter(Drafter):
     def observe(self, done: Pass) -> None:
         for kept in done.kept:
             self._taps[kept.sequence.request.request_id] = done.hidden[kept.rows[-1]]
+
+    def tap(self, request_id: str) -> Tensor | None:
+        """[H]: the hidden state that chose the request's last token, if it was observed."""
+        return self._taps.get(request_id)
 
     def forget(self, request_id: str) -> None:
         self._taps.pop(request_id, None)

@@ -38,7 +38,7 @@ _WORTH = 0.15  # tokens a level must promise per sequence that it is run for
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchor:
+class Anchor:
     """The module's output where a sequence's last token was chosen."""
 
     num_tokens: int  # of the sequence then
@@ -72,10 +72,10 @@ class MtpDrafter(Drafter):
     def __init__(self, module: PredictionModule, model: Model, *, max_depth: int) -> None:
         self.max_depth = max_depth
         self.slot_bytes = module.slot_bytes
-        self._module = module
+        self.module = module
         self._device = model.device
-        self._last_position = model.max_positions - 1
-        self._anchors: dict[str, _Anchor] = {}
+        self.last_position = model.max_positions - 1
+        self._anchors: dict[str, Anchor] = {}
 
     @classmethod
     def load(cls, folder: Path | None, model: Model) -> "MtpDrafter":
@@ -92,12 +92,17 @@ class MtpDrafter(Drafter):
 
     def prepare(self, cache: KVCache) -> None:
         self._tables = cache.slot_tables
-        self._scratch = cache.num_slots
+        self.scratch = cache.num_slots
         num_scratch = cache.slot_tables.shape[0] * _WIDTH * self.max_depth
-        self._keys = self._module.make_keys(cache.num_slots + num_scratch)
+        self.keys = self.module.make_keys(cache.num_slots + num_scratch)
 
     def forget(self, request_id: str) -> None:
         self._anchors.pop(request_id, None)
+
+    def anchor(self, sequence: Sequence) -> Anchor | None:
+        """Where the sequence's next draft starts, if its last token was observed."""
+        anchor = self._anchors.get(sequence.request.request_id)
+        return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
@@ -116,7 +121,7 @@ class MtpDrafter(Drafter):
         output = self._run(rows, done.hidden[torch.tensor(places).to(self._device)])
         for row in last:
             sequence = rows[row].sequence
-            self._anchors[sequence.request.request_id] = _Anchor(len(sequence.tokens), output[row])
+            self._anchors[sequence.request.request_id] = Anchor(len(sequence.tokens), output[row])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
@@ -124,8 +129,7 @@ class MtpDrafter(Drafter):
         trees: dict[int, GrowingTree] = {}
         outputs: list[Tensor] = []
         for index, sequence in enumerate(sequences):
-            anchor = self._anchors.get(sequence.request.request_id)
-            if anchor is not None and anchor.num_tokens == len(sequence.tokens):
+            if (anchor := self.anchor(sequence)) is not None:
                 trees[index] = GrowingTree(budget)
                 outputs.append(anchor.output)
         if not trees or budget < 1:
@@ -138,7 +142,7 @@ class MtpDrafter(Drafter):
     def _grow(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], output: Tensor) -> None:
         """Level after level; output [M, H]: of the anchors, in the order of `trees`."""
         level = [_anchor_row(sequences[index], index) for index in trees]
-        free = self._scratch
+        free = self.scratch
         for depth in range(1, self.max_depth + 1):
             self._offer(trees, level, output)
             if depth == self.max_depth:
@@ -158,11 +162,11 @@ class MtpDrafter(Drafter):
     def _offer(self, trees: dict[int, GrowingTree], level: list[_Row], output: Tensor) -> None:
         """Candidates of every row into its tree."""
         found = choose(
-            self._module.logits(output),
+            self.module.logits(output),
             [row.sequence.request.sampling for row in level],
             [row.position + 2 for row in level],
             count=_CANDIDATES,
-            vocab=self._module.vocab,
+            vocab=self.module.vocab,
         )
         for tree in trees.values():
             tree.start_level()
@@ -173,7 +177,7 @@ class MtpDrafter(Drafter):
         """hidden [M, H], of the target or of the rows' parents -> [M, H]."""
         integers = torch.tensor(
             (
-                [min(row.position, self._last_position) for row in rows],
+                [min(row.position, self.last_position) for row in rows],
                 [row.slot for row in rows],
                 [row.next_token for row in rows],
                 [row.sequence.table_row for row in rows],
@@ -185,7 +189,7 @@ class MtpDrafter(Drafter):
         width = max(1, *(len(row.path) for row in rows))
         paths = torch.tensor([row.path + (0,) * (width - len(row.path)) for row in rows], dtype=torch.int32)
         attention = AttentionRows(self._tables, seqs, prefix_lens, paths.to(self._device), path_lens)
-        return self._module.forward(hidden, tokens, DecoderRows(positions, slots, attention), self._keys)
+        return self.module.forward(hidden, tokens, DecoderRows(positions, slots, attention), self.keys)
 
 
 def _kept_rows(kept: Kept) -> list[_Row]:

@@ -34,6 +34,8 @@ class PredictionModule(Protocol):
 
 
 class DensePrediction:
+    """own_head: [Vd, H] of a reduced vocabulary; None: it guesses with the target's lm_head."""
+
     def __init__(self, module: Mtp, model: Model) -> None:
         """Raises: SpeculatorNotLoadable: the module belongs to a model of another size."""
         config, target = module.config.layer, model.config
@@ -45,7 +47,8 @@ class DensePrediction:
         self.vocab = None if module.draft_vocab is None else module.draft_vocab.to(model.device)
         if self.vocab is not None and not 0 <= int(self.vocab.min()) <= int(self.vocab.max()) < target.vocab_size:
             raise SpeculatorNotLoadable(f"the MTP module proposes tokens that are not in 0..{target.vocab_size - 1}")
-        self._head = None if self.vocab is None else pack(model.lm_head[self.vocab])
+        self.own_head = None if self.vocab is None else pack(model.lm_head[self.vocab])
+        self.hidden_size, self.dtype = target.hidden_size, model.dtype
         self._model = model
         self._attention = module.layer.self_attn
         layer = module.layer
@@ -93,7 +96,7 @@ class DensePrediction:
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden) if self._head is None else linear(hidden.contiguous(), self._head)
+        return self._model.logits(hidden) if self.own_head is None else linear(hidden.contiguous(), self.own_head)
 
     def _head_norms(self) -> HeadNorms | None:
         query, key = self._attention.q_norm, self._attention.k_norm

@@ -14,16 +14,17 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.kv_cache import KVCache
 from kernels.decoder import DecoderRows
-from kernels.lora import LoraRun
+from kernels.lora import LoraRun, StackedRows
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """M rows of one pass; token_ids [M] int64."""
+    """M rows of one pass; token_ids [M] int64. Low-rank updates are in `stacked` on CUDA, in `lora_runs` elsewhere."""
 
     token_ids: Tensor
     rows: DecoderRows
     lora_runs: tuple[LoraRun, ...] = ()
+    stacked: StackedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _CHUNK = 4096  # candidates a program picks the best of
 
 
 @triton.jit
-def _gumbel(seeds, positions, tokens):
+def gumbel(seeds, positions, tokens):
     """int64, broadcast together -> float64, as kernels/philox.py."""
     none = (tokens + positions * 0).to(tl.uint32) * 0
     block = (tokens >> 2).to(tl.uint32) + none
@@ -80,7 +80,7 @@ def _sample_kernel(
         if tl.max(temperature, 0) > 0.0:
             seed = tl.load(seeds_ptr + m, mask=m < M, other=0)
             position = tl.load(positions_ptr + m, mask=m < M, other=0)
-            noise = _gumbel(seed[None, :], position[None, :], tokens[:, None])
+            noise = gumbel(seed[None, :], position[None, :], tokens[:, None])
             warm = (temperature > 0.0)[None, :]
             scores = tl.where(warm, scores / tl.where(warm, temperature[None, :], 1.0) + noise, scores)
         best, column = _best_of(scores, columns)

@@ -82,12 +82,12 @@ def _up_kernel(
     tl.store(out_ptr + places, tl.load(out_ptr + places, mask=mask) + update, mask=mask)
 
 
-def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
+def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int) -> None:
     """As `kernels.lora.stacked_lora`, which has checked the arguments."""
-    (M, K), N, (A, R, _) = x.shape, out.shape[1], stack.down.shape
+    (M, K), N, R = x.shape, out.shape[1], stack.down.shape[1]
     splits = -(-K // _SPLIT)
     sums = torch.empty(splits, M, R, dtype=torch.float32, device=x.device)
-    tiles = row_tiles(adapters, ROW_TILE, A + 1)
+    tiles = row_tiles(adapters, ROW_TILE, num_runs)
     if not M:
         return
     _down_kernel[(tiles.shape[0], -(-R // _BLOCK_R), splits)](

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.losses import Loss
+from kernels.losses import Blend, BlendSums, Loss
 
 _BLOCK = 4096
 _CROSS_ENTROPY, _KL = tl.constexpr(Loss.CROSS_ENTROPY.value), tl.constexpr(Loss.KL.value)
@@ -79,3 +79,73 @@ def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Ten
         block = min(_BLOCK, triton.next_power_of_2(V))
         _loss_kernel[(C,)](logits, against, scale, rows, V, KIND=kind.value, BLOCK=block, num_warps=8)
     return rows
+
+
+@triton.jit
+def _blend_kernel(
+    logits_ptr,
+    labels_ptr,
+    probabilities_ptr,
+    chosen_ptr,
+    losses_ptr,
+    nats_ptr,
+    correct_ptr,
+    hard_weight,
+    soft_weight,
+    V,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_ptr + row * V
+    log_total = _log_total(logits, V, BLOCK)
+    label = tl.load(labels_ptr + row)
+    own = log_total - tl.load(logits + label)
+    loss = hard_weight * own
+    wanted_ptr = logits
+    if probabilities_ptr is not None:
+        wanted_ptr = probabilities_ptr + tl.load(chosen_ptr + row) * V
+    best = tl.full((), float("-inf"), tl.float32)
+    winner = tl.full((), 0, tl.int64)
+    for start in range(0, V, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < V
+        x = tl.load(logits + column, mask=inside, other=float("-inf"))
+        here = tl.max(x, 0)
+        first = tl.min(tl.where(x == here, column, V), 0).to(tl.int64)
+        winner = tl.where(here > best, first, winner)
+        best = tl.maximum(best, here)
+        wanted = tl.where(column == label, hard_weight, 0.0)
+        if probabilities_ptr is not None:
+            soft = soft_weight * tl.load(wanted_ptr + column, mask=inside, other=0.0)
+            loss += tl.sum(tl.where(inside, soft * (log_total - x), 0.0), 0)
+            wanted += soft
+        if GRADIENT:
+            tl.store(logits + column, tl.exp(x - log_total) - wanted, mask=inside)
+    tl.store(losses_ptr + row, loss)
+    tl.store(nats_ptr + row, own)
+    tl.store(correct_ptr + row, (winner == label).to(tl.int64))
+
+
+def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
+    """As `kernels.losses.blend_rows`, which has checked the arguments."""
+    C, V = logits.shape
+    losses, nats = torch.empty(2, C, dtype=torch.float32, device=logits.device)
+    correct = torch.empty(C, dtype=torch.int64, device=logits.device)
+    if C:
+        _blend_kernel[(C,)](
+            logits,
+            blend.labels,
+            blend.probabilities,
+            blend.chosen,
+            losses,
+            nats,
+            correct,
+            blend.hard_weight,
+            blend.soft_weight,
+            V,
+            GRADIENT=gradient,
+            BLOCK=min(_BLOCK, triton.next_power_of_2(V)),
+            num_warps=8,
+        )
+    return BlendSums(losses.sum(), nats.sum(), correct.sum())

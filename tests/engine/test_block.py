@@ -256,7 +256,7 @@ def test_a_markov_head_that_knows_the_target_is_always_right(
     make_memoryless(model)
     plain = answers(model, NoDrafter(), sampling, budget=12)
     vocab = torch.tensor(sorted({token for c in plain for token in c.token_ids}))
-    monkeypatch.setattr("engine.drafters.block_heads._PAIRED", len(vocab))
+    monkeypatch.setattr("engine.drafters.block_heads.PAIRED", len(vocab))
     sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}
     block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=anchor_guesses)
     block.draft_vocab.copy_(vocab)
@@ -278,7 +278,7 @@ def test_a_markov_head_that_knows_the_target_is_always_right(
 def test_a_node_survives_as_the_heads_say(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, trusted: bool
 ) -> None:
-    monkeypatch.setattr("engine.drafters.block_heads._PAIRED", 259)
+    monkeypatch.setattr("engine.drafters.block_heads.PAIRED", 259)
     block = make_block(**DSPARK, markov_head_type=markov_type, enable_confidence_head=trusted)
     hidden = 4.0 * torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(2))
 
@@ -337,7 +337,7 @@ class Watched(BlockDrafter):
     @torch.no_grad()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         embeddings = self._embeddings([Anchor(s.tokens[-1], 0, GREEDY) for s in sequences])
-        served = self._layers.blocks(embeddings.clone(), sequences)
+        served = self.layers.blocks(embeddings.clone(), sequences)
         for sequence, embedded, found in zip(sequences, embeddings, served, strict=True):
             text = torch.tensor(sequence.tokens[:-1])
             taps = self.model.hidden_states(text, self.block.config.tap_layers).taps

@@ -18,21 +18,26 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from kernels.attention import AttentionRows
+from kernels.candidates import RowSampling
 from kernels.cuda.attention import attention
+from kernels.cuda.candidates import candidates
+from kernels.cuda.filtered import sample_filtered_rows
 from kernels.cuda.linear import linear, linear_parts
 from kernels.cuda.lm_head import best_tokens, sample_rows
 from kernels.cuda.lora import stacked_lora
-from kernels.cuda.losses import loss_rows
+from kernels.cuda.losses import blend_rows, loss_rows
 from kernels.cuda.medusa import medusa_heads
 from kernels.cuda.norm import add_rms_norm
 from kernels.cuda.rope import rope_write
 from kernels.cuda.swiglu import swiglu
 from kernels.cuda.tree import accept_trees, grow_trees
-from kernels.lm_head import Head, SampledRows
+from kernels.cuda.tree_rows import tree_rows
+from kernels.lm_head import BestTokens, Head, SampledRows
 from kernels.lora import LoraStack
-from kernels.losses import Loss
+from kernels.losses import Blend, Loss
 from kernels.rope import HeadNorms
 from kernels.tree import Commit
+from kernels.tree_rows import Roots
 
 H100_SHARED_BYTES = 232_448
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -136,6 +141,30 @@ def everything() -> None:
         node_slots=integers(8, 64, dtype=torch.int32),
     )
     accept_trees(integers(8, 65), trees, tables)
+    tree_rows(
+        trees,
+        Roots(
+            slot_tables=tables.slot_tables,
+            table_rows=integers(8),
+            lengths=integers(8),
+            tokens=integers(8),
+            slots=integers(8, 65, dtype=torch.int32),
+        ),
+        depth=16,
+        last_position=40_000,
+    )
+    sampling = RowSampling(
+        temperatures=empty(16, dtype=torch.float64),
+        seeds=integers(16),
+        positions=integers(16),
+        top_ks=integers(16),
+        top_ps=empty(16, dtype=torch.float64),
+        min_ps=empty(16, dtype=torch.float64),
+    )
+    candidates(BestTokens(empty(16, 8), integers(16, 8), empty(16)), sampling)
+    sample_filtered_rows(torch.zeros(16, 4096), sampling)
+    blend = Blend(integers(64), empty(2, 128_256), integers(64), 0.5)
+    blend_rows(empty(64, 128_256), blend, gradient=True)
     for kind in Loss:
         against = integers(64) if kind is Loss.CROSS_ENTROPY else empty(64, 128_256)
         loss_rows(kind, empty(64, 128_256), against, empty(64))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.lm_head import _gumbel, best_tokens, sample_rows
+from kernels.cuda.lm_head import best_tokens, gumbel, sample_rows
 from kernels.lm_head import Head, SampledRows, best_tokens_reference, sample_rows_reference
 from kernels.lm_head import best_tokens as checked_best_tokens
 from kernels.philox import gumbel_rows_reference
@@ -30,7 +30,7 @@ def spread(x: Tensor) -> Tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def _noise_kernel(seeds_ptr, positions_ptr, tokens_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
-    noise = _gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(tokens_ptr + column))
+    noise = gumbel(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(tokens_ptr + column))
     tl.store(out_ptr + row * BLOCK + column, noise)
 
 

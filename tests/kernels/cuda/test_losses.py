@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import losses
-from kernels.cuda.losses import loss_rows
-from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
+from kernels.cuda.losses import blend_rows, loss_rows
+from kernels.losses import Blend, Loss, Teacher, blend_rows_reference, linear_loss, loss_rows_reference
 from tests.kernels.cuda.device import BFLOAT16, DEVICE, make
 
 KINDS = list(Loss)
@@ -92,3 +92,29 @@ def test_refuses_a_target_of_the_wrong_kind() -> None:
     hidden, weight, labels, scale = problem(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
     with pytest.raises(ValueError, match="KL does not go with Tensor"):
         linear_loss(Loss.KL, hidden, weight, labels, scale)
+
+
+@pytest.mark.parametrize("soft_weight", [0.0, 0.3])
+@pytest.mark.parametrize("V", [1, 63, 4096, 4097])
+def test_a_blend_of_labels_and_probabilities_is_the_references(V: int, soft_weight: float) -> None:
+    generator = torch.Generator().manual_seed(V)
+    probabilities = torch.rand(4, V, generator=generator).softmax(-1).to(DEVICE) if soft_weight else None
+    blend = Blend(
+        labels=torch.randint(0, V, (6,), generator=generator).to(DEVICE),
+        probabilities=probabilities,
+        chosen=torch.randint(0, 4, (6,), generator=generator).to(DEVICE),
+        soft_weight=soft_weight,
+    )
+    logits = make(6, V, seed=V)
+    logits[0, blend.labels[0]] = 9.0  # right
+    for gradient in (True, False):
+        ours, theirs = logits.clone(), logits.clone()
+        sums, expected = (
+            blend_rows(ours, blend, gradient=gradient),
+            blend_rows_reference(theirs, blend, gradient=gradient),
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sums.loss, expected.loss, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sums.nats, expected.nats, rtol=1e-5, atol=1e-5)
+        assert int(sums.correct) == int(expected.correct) >= 1
+    assert torch.equal(ours, logits)

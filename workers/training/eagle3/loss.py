@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.losses import Blend, blend_rows
 from workers.training.data import IGNORED
 from workers.training.figures import Sums
 
@@ -62,16 +63,13 @@ class _CrossEntropy(torch.autograd.Function):
         correct = labels.new_zeros(())
         for start in range(0, features.shape[0], size):
             rows = slice(start, start + size)
-            log_p = (features[rows] @ lm_head.T).float().log_softmax(-1)  # [C, Vd]
-            own = log_p.gather(-1, labels[rows].unsqueeze(-1))
-            wanted = torch.zeros_like(log_p) if target is None else soft_weight * target[chosen[rows]]
-            hard = 1.0 if target is None else 1.0 - soft_weight
-            wanted.scatter_add_(-1, labels[rows].unsqueeze(-1), torch.full_like(own, hard))
-            total = total - (wanted * log_p).sum()
-            nats, correct = nats - own.sum(), correct + (log_p.argmax(-1) == labels[rows]).sum()
+            logits = (features[rows] @ lm_head.T).float()  # [C, Vd]
+            blend = Blend(labels[rows], target, chosen[rows], soft_weight)
+            sums = blend_rows(logits, blend, gradient=to_features is not None)
+            total, nats, correct = total + sums.loss, nats + sums.nats, correct + sums.correct
             if to_features is None:
                 continue
-            error = (log_p.exp() - wanted).to(features.dtype)
+            error = logits.to(features.dtype)
             to_features[rows] = error @ lm_head
             if to_head is not None:
                 to_head += error.T @ features[rows]

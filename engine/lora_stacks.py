@@ -1,0 +1,58 @@
+"""The LoRA adapters in use, on top of each other, as `kernels.lora.stacked_lora` reads them on CUDA.
+
+An adapter joins when a row first needs it: then the stacks are made anew, without those that are of no use any more.
+What was captured with the old ones is of no use either; `version` tells.
+"""
+
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Many
+from itertools import groupby
+
+import torch
+
+from engine.adapters import Adapters, LoraAdapter
+from kernels.lora import LoraStack, StackedRows
+from kernels.memory import to_device
+
+_PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+
+class LoraStacks:
+    def __init__(self, adapters: Adapters, device: torch.device) -> None:
+        self._loaded = adapters
+        self._device = device
+        self._stacked: list[LoraAdapter] = []
+        self.layers: tuple[dict[str, LoraStack], ...] = ()
+        self.version = 0
+
+    def rows(self, roots: Many[Hashable]) -> StackedRows | None:
+        """`roots`: of each row's sequence, an adapter or None. None where nobody has one."""
+        if not any(isinstance(root, LoraAdapter) for root in roots):
+            return None
+        if not self.has(roots):
+            self.join(roots)
+        adapters = [self.place(root) for root in roots]
+        num_runs = sum(1 for _ in groupby(adapters))
+        return StackedRows(to_device(torch.tensor(adapters), self._device), num_runs, self.layers)
+
+    def place(self, root: Hashable) -> int:
+        """Of a sequence's adapter in the stacks, -1 of none."""
+        return self._stacked.index(root) if isinstance(root, LoraAdapter) else -1
+
+    def has(self, roots: Iterable[Hashable]) -> bool:
+        return all(root in self._stacked for root in roots if isinstance(root, LoraAdapter))
+
+    def join(self, roots: Iterable[Hashable]) -> None:
+        """Makes the stacks anew, with the adapters among `roots`; the others' places may change."""
+        still_named = [adapter for adapter in self._stacked if self._loaded.is_current(adapter)]
+        wanted = [root for root in roots if isinstance(root, LoraAdapter)]
+        self._stacked = list(dict.fromkeys((*still_named, *wanted)))
+        self.layers = tuple(
+            {
+                product: stack
+                for product in _PRODUCTS
+                if (stack := LoraStack.of([getattr(layer, product) for layer in layers])) is not None
+            }
+            for layers in zip(*(adapter.layers for adapter in self._stacked), strict=True)
+        )
+        self.version += 1

@@ -1,0 +1,1 @@
+"""Drafters whose whole loop runs on the device."""

@@ -1,0 +1,93 @@
+"""Sampling with filters on CUDA: rows are sorted, then one program a row goes down from the best as far as any is kept.
+
+Masses are added up in float64, block by block from the best on, so a row's set depends on its own logits alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.candidates import RowSampling
+from kernels.cuda.lm_head import gumbel
+
+_BLOCK = 1024
+_NOBODY = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def _scaled(values_ptr, place, limit, temperature):
+    return tl.load(values_ptr + place, mask=place < limit, other=float("-inf")).to(tl.float64) / temperature
+
+
+@triton.jit
+def _filtered_kernel(
+    values_ptr,
+    order_ptr,
+    temperatures_ptr,
+    seeds_ptr,
+    positions_ptr,
+    top_ks_ptr,
+    top_ps_ptr,
+    min_ps_ptr,
+    out_ptr,
+    V,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    values, order = values_ptr + row * V, order_ptr + row * V
+    temperature = tl.load(temperatures_ptr + row)
+    temperature = tl.where(temperature > 0.0, temperature, 1.0)
+    top_k, top_p, min_p = tl.load(top_ks_ptr + row), tl.load(top_ps_ptr + row), tl.load(min_ps_ptr + row)
+    limit = tl.where(top_k > 0, tl.minimum(top_k, V), V)
+    top = tl.load(values).to(tl.float64) / temperature
+    least = tl.where(min_p > 0.0, top + tl.log(tl.where(min_p > 0.0, min_p, 1.0)), float("-inf"))
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+
+    total = tl.full((), 0.0, tl.float64)
+    if top_p < 1.0:
+        for start in range(0, limit, BLOCK):
+            total += tl.sum(tl.exp(_scaled(values, start + tl.arange(0, BLOCK), limit, temperature) - top), 0)
+
+    best = tl.full((), float("-inf"), tl.float64)
+    winner = tl.full((), 0, tl.int64)
+    before = tl.full((), 0.0, tl.float64)
+    start = limit * 0
+    while start < limit:
+        place = start + tl.arange(0, BLOCK)
+        scaled = _scaled(values, place, limit, temperature)
+        weights = tl.exp(scaled - top)
+        above = before + tl.cumsum(weights, 0) - weights
+        kept = (place < limit) & ((place == 0) | (top_p >= 1.0) | (above < top_p * total)) & (scaled >= least)
+        tokens = tl.load(order + place, mask=place < limit, other=0)
+        noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens)
+        scores = tl.where(kept, scaled + noise, float("-inf"))
+        here = tl.max(scores, 0)
+        token = tl.min(tl.where(kept & (scores == here), tokens, _NOBODY), 0)
+        winner = tl.where((here > best) | ((here == best) & (token < winner)), token, winner)
+        best = tl.maximum(best, here)
+        before += tl.sum(weights, 0)
+        start = tl.where(tl.sum(kept.to(tl.int32), 0) == BLOCK, start + BLOCK, limit)
+    tl.store(out_ptr + row, winner)
+
+
+def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
+    """As `kernels.filtered.sample_filtered_rows`, which has checked the arguments."""
+    M, V = logits.shape
+    out = torch.empty(M, dtype=torch.int64, device=logits.device)
+    if M:
+        values, order = logits.sort(dim=-1, descending=True, stable=True)
+        _filtered_kernel[(M,)](
+            values,
+            order,
+            rows.temperatures,
+            rows.seeds,
+            rows.positions,
+            rows.top_ks,
+            rows.top_ps,
+            rows.min_ps,
+            out,
+            V,
+            BLOCK=_BLOCK,
+        )
+    return out

@@ -1,0 +1,48 @@
+"""Position-keyed sampling of rows with filters, from their logits, without the host.
+
+    token = argmax_{v kept} logits[v] / T + gumbel(seed, position, v)
+
+Kept are, as in kernels/sampling.py, the `top_k` best, of these the smallest set that holds `top_p` of their mass, and
+of these the ones at least `min_p` times as probable as the best. All of them stand first when tokens are sorted.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.candidates import RowSampling
+from kernels.checks import check_tensor
+from kernels.sampling import sample_token_reference
+
+
+def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
+    """As `sample_filtered_rows`, row by row."""
+    names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
+    tokens = [
+        sample_token_reference(
+            row,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed % 2**64,
+            position=position,
+        )
+        for row, temperature, top_k, top_p, min_p, seed, position in zip(
+            logits, *(getattr(rows, name).tolist() for name in names), strict=True
+        )
+    ]
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
+    """logits [M, V] float32 -> tokens [M] int64; of rows at temperature 0 any token of the vocabulary.
+
+    Raises: ValueError: shapes or dtypes do not fit.
+    """
+    check_tensor(logits, "logits", (None, None), torch.float32)
+    rows.check(logits.shape[0])
+    if logits.is_cuda:
+        from kernels.cuda.filtered import sample_filtered_rows as launch  # not above: triton is only where CUDA is
+
+        return launch(logits, rows)
+    return sample_filtered_rows_reference(logits, rows)

@@ -1,0 +1,55 @@
+"""Rounds as a GPU goes through them: CUDA's kernels, captured once and run again, a round ahead of the host.
+
+In Triton's interpreter and with a stand-in for CUDA graphs (tests/engine/rounds/captured.py); `gpu` tests run the
+real ones.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.none import NoDrafter
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Request, SamplingParams
+from tests.engine.rounds.captured import CapturingDevice, through_cuda_kernels
+from tests.engine.rounds.late_device import install
+from tests.engine.rounds.test_drafts import DRAFTERS
+from tests.tiny_model import make_tiny_model
+
+KINDS: dict[str, Callable[[Model], Drafter]] = {"none": lambda _: NoDrafter(), **DRAFTERS}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CapturingDevice:
+    device = CapturingDevice()
+    install(monkeypatch, device)
+    through_cuda_kernels(monkeypatch)
+    return device
+
+
+def make_requests() -> list[Request]:
+    """A greedy and a filtered one, so that there are rounds of both kinds, and of one sequence and of two."""
+    params = (
+        SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=7, temperature=0.8, top_p=0.9, seed=2**63 + 5, ignore_eos=True),
+    )
+    return [Request(f"r{index}", tuple(range(9 * index, 9 * index + 5)), one) for index, one in enumerate(params)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_captured_brings_the_tokens_of_the_synchronous_step(
+    tmp_path: Path, device: CapturingDevice, kind: str
+) -> None:
+    model = load_model(make_tiny_model(tmp_path, num_layers=4 if "eagle" in kind else 2))
+    plain = generate(Engine(model, NoDrafter(), EngineConfig(rounds="off")), make_requests())
+    engine = Engine(model, KINDS[kind](model), EngineConfig(rounds="on", draft_budget=3, max_batch_size=2))
+    ours = generate(engine, make_requests())
+    assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
+    assert device.num_replays > 1
+    assert engine.scheduler.pool.num_available == engine.cache.num_slots

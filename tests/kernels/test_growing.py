@@ -1,0 +1,46 @@
+"""Trees grown level by level without the host: those that the host's own way would grow."""
+
+import torch
+
+from engine.drafters.growing_tree import GrowingTree
+from kernels.growing import Pool
+
+B, W, K, DEPTHS = 3, 3, 4, 4
+
+
+def test_the_trees_are_the_hosts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 99, (DEPTHS, B, W, K), generator=generator)
+    chances = (0.4 + 0.6 * torch.rand(DEPTHS, B, W, K, generator=generator)).sort(-1, descending=True).values
+    pool = Pool.empty(B, K + (DEPTHS - 1) * W * K, torch.device("cpu"))
+    hosts = [GrowingTree(10**6) for _ in range(B)]  # no budget: its frontier is then the device's
+    nodes, first = None, 0
+    for depth in range(DEPTHS):
+        width = W if depth else 1
+        pool.offer(first, nodes, tokens[depth, :, :width], chances[depth, :, :width])
+        for b, host in enumerate(hosts):
+            above = [-1] if nodes is None else nodes[b].tolist()
+            host.start_level()
+            for place, node in enumerate(above):
+                host.offer(node, tokens[depth, b, place].tolist(), chances[depth, b, place].tolist())
+        nodes = pool.frontier(first, width * K, W)
+        first += width * K
+        assert all(host.frontier(W) == nodes[b].tolist() for b, host in enumerate(hosts))
+
+    for b, host in enumerate(hosts):
+        expected = host.draft().likeliest(12)
+        trees = pool.trees(12)
+        assert trees.counts[b] == 12
+        assert tuple(trees.tokens[b].tolist()) == expected.tokens
+        assert tuple(trees.parents[b].tolist()) == expected.parents
+        torch.testing.assert_close(trees.survival[b], torch.tensor(expected.survival))
+
+
+def test_what_is_too_unlikely_is_in_no_tree_nor_what_stands_under_it() -> None:
+    pool = Pool.empty(1, 6, torch.device("cpu"))
+    pool.offer(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))
+    pool.offer(2, torch.tensor([[1, 0]]), torch.tensor([[[7, 8], [9, 10]]]), torch.tensor([[[1.0, 1.0], [0.5, 0.5]]]))
+    trees = pool.trees(8)
+    assert trees.counts.tolist() == [3]
+    assert trees.tokens.tolist() == [[5, 9, 10, 0, 0, 0, 0, 0]]
+    assert trees.parents.tolist() == [[-1, 0, 0, -2, -2, -2, -2, -2]]

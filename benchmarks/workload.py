@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.load import DRAFTERS
-from engine.protocol import InvalidRequest, parse_chat, parse_completion
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import ChatTemplateError, Tokenizer
 from examples.prompts import messages, prompt_sets
 
 PROBLEMS_SEED = 20260119  # another than the demo's, which draws what speculators learn from
@@ -76,13 +75,26 @@ def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, l
 
 def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
     if "question" in row:
-        row = {"custom_id": name, "body": {"messages": messages(row["question"])}}
+        return _question(row["question"], name, tokenizer, max_seq_len)
+    from engine.protocol import InvalidRequest, parse_chat, parse_completion  # not above: it needs xgrammar
+
     parse = parse_completion if row.get("url") == "/v1/completions" else parse_chat
     try:
         request = parse(row["body"], tokenizer=tokenizer, max_seq_len=max_seq_len)
     except InvalidRequest as error:
         raise WorkloadError(error.message) from error
     return Prompt(str(row["custom_id"]), request.prompt_token_ids)
+
+
+def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
+    """As the demo asks it."""
+    try:
+        token_ids = tokenizer.encode_chat(messages(question))
+    except ChatTemplateError as error:
+        raise WorkloadError(str(error)) from error
+    if len(token_ids) >= max_seq_len:
+        raise WorkloadError(f"a prompt may have at most {max_seq_len - 1} tokens, got {len(token_ids)}")
+    return Prompt(name, tuple(token_ids))
 
 
 def speculator_kind(folder: Path) -> str:

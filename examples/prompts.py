@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import reasoning_gym
-
 SEED = 20250219
 SYSTEM = "You are a helpful assistant. You first think about the reasoning process and then provide the answer."
 
@@ -37,6 +35,8 @@ def prompt_sets(num_distill: int, num_held_out: int, *, seed: int = SEED) -> Pro
 
 
 def _distinct_questions(seed: int) -> Iterator[str]:
+    import reasoning_gym  # not above: most who import this module ask for no problems
+
     dataset = reasoning_gym.create_dataset("gsm_symbolic", size=100_000, seed=seed)
     seen = set()
     for index in range(len(dataset)):

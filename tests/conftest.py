@@ -21,6 +21,34 @@ if not Path("/dev/nvidiactl").exists():
 
 collect_ignore: list[str] = []
 
+
+if not importlib.util.find_spec("pytest_timeout"):
+
+    def pytest_addoption(parser: pytest.Parser) -> None:
+        """pyproject.toml names what the plugin reads; without it nothing does."""
+        parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
+
+
+_left_out: dict[str, frozenset[str]] = {}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A file whose imports need a package that this machine lacks; the summary names them."""
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        from tests.missing import missing
+
+        if lacking := missing(collection_path):
+            _left_out[str(collection_path)] = lacking
+            return True
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        packages = ", ".join(sorted(frozenset().union(*_left_out.values())))
+        terminalreporter.write_line(f"{len(_left_out)} files left out for want of {packages}")
+
+
 _test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]  # a developer's own installation is none of the tests' business

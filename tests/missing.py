@@ -1,0 +1,63 @@
+"""Which of our files can't be imported because a package is not installed, read off the syntax trees.
+
+What a file needs is what it imports at its top, and what our files that it imports need. An import inside a function
+asks for nothing until it runs.
+"""
+
+import ast
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+from tests.source_tree import ROOT, SOURCE_FOLDERS
+
+_ROOTS = (ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS))
+
+
+def missing(path: Path) -> frozenset[str]:
+    """Packages without which a file of ours can't be imported, and which are not there."""
+    found: set[str] = set()
+    seen: set[Path] = set()
+    open_files = [path]
+    while open_files:
+        file = open_files.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in _imported(file):
+            ours = list(_our_files(name))
+            open_files += ours
+            if not ours and not _is_there(name.split(".")[0]):
+                found.add(name.split(".")[0])
+    return frozenset(found)
+
+
+@cache
+def _imported(file: Path) -> tuple[str, ...]:
+    """Dotted names; `from a import b` counts as `a.b`, since b may be a module."""
+    names: list[str] = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(names)
+
+
+@cache
+def _our_files(name: str) -> tuple[Path, ...]:
+    """Of a module of ours, or of one that a name is imported from; nothing for others."""
+    parts = name.split(".")
+    for root in _ROOTS:
+        for count in (len(parts), len(parts) - 1):
+            path = root.joinpath(*parts[:count])
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if count and file.is_file():
+                    return (file,)
+    return ()
+
+
+@cache
+def _is_there(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None

@@ -109,7 +109,7 @@ class _Follower:
     def _follow(self, run: TrackedRun, open_tracker: Open) -> None:
         try:
             with closing(open_tracker(run)) as tracker:
-                while (event := self._queue.get()) is not None:
+                while not self._is_lost and (event := self._queue.get()) is not None:
                     tracker.log(event.step, event.data)
         except Exception:  # the boundary of foreign code: whatever it was, the run must not learn of it
             self._is_lost = True

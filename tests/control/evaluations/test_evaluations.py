@@ -20,6 +20,7 @@ from control.pipelines.held_out import held_out_key
 from control.settings.config import Config
 from control.storage import get_storage
 from slipstream.certificates import verify
+from tests.control.console.support import change_path, operator_client, page
 from tests.control.evaluations.evidence import make_evidence
 from tests.control.evaluations.helpers import make_speculator
 from tests.control.factories import chat_row, make_file, make_job
@@ -200,6 +201,18 @@ def test_the_curves_of_its_training_are_downloaded_by_name(
     assert b"".join(response) == b"<svg/>"
     assert response.headers["Content-Type"] == "image/svg+xml"
     assert client.get(f"{path}?name=../config.json").json()["error"]["param"] == "name"
+
+
+def test_operators_see_its_evaluations_and_curves_on_a_speculators_page(
+    client: Client, organization: Organization
+) -> None:
+    evaluation = finished(client, organization, equal=19, different=1)
+
+    text = page(operator_client(), change_path("catalog_speculator", evaluation.speculator_id))
+
+    assert evaluation.pk in text
+    assert "different" in text
+    assert f'src="/admin/speculators/{evaluation.speculator_id}/plot?name=loss"' in text
 
 
 @pytest.mark.usefixtures("db")

@@ -70,12 +70,21 @@ class Supervisor:
     Args:
         lifeline: a pipe's read end. Given, endpoints end with the pipe's owner and are drained by `stop`; else they go
             on serving without a supervisor.
+        drains: `stop` drains them all the same: where this process ends, as in a container, everything does.
     """
 
-    def __init__(self, config: Config, *, patience: Patience | None = None, lifeline: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        patience: Patience | None = None,
+        lifeline: int | None = None,
+        drains: bool = False,
+    ) -> None:
         self.config = config
         self.patience = patience or Patience()
         self.lifeline = lifeline
+        self.drains = drains or lifeline is not None
         self._watched: dict[str, _Watched] = {}
         self._staging: dict[tuple[str, int], Future[Path | None]] = {}
         self._unreaped: list[subprocess.Popen[bytes]] = []
@@ -113,8 +122,8 @@ class Supervisor:
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
 
     def stop(self) -> None:
-        """Ends the supervisor; the endpoints too if they hang on the lifeline. They come back with the next one."""
-        if self.lifeline is not None:
+        """Ends the supervisor; the endpoints too if it drains. They come back with the next one."""
+        if self.drains:
             self._drain_all()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -3,6 +3,7 @@
 So of several web processes' answers take the maximum, never the sum.
 """
 
+import datetime as dt
 from collections.abc import Iterable, Iterator
 
 import structlog
@@ -13,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from control.deployments.models import Deployment
+from control.jobs.fair import PRIORITIES
 from control.jobs.models import Job, Worker
 from control.jobs.selectors import is_abandoned, is_running, is_waiting
 from control.tenancy.scope import Across, across_tenants
@@ -39,31 +41,36 @@ class Census(Collector):
 
 def _queue() -> Iterable[GaugeMetricFamily]:
     waiting = Job.objects.filter(is_waiting())
-    by_priority = waiting.order_by().values("kind", "priority").annotate(number=Count("pk"), oldest=Min("created_at"))
+    found = {
+        (row["kind"], row["priority"]): (row["number"], row["oldest"])
+        for row in waiting.order_by().values("kind", "priority").annotate(number=Count("pk"), oldest=Min("created_at"))
+    }
     number = GaugeMetricFamily("slipstream_jobs_waiting", "Due, and nobody's.", labels=["kind", "priority"])
     age = GaugeMetricFamily(
         "slipstream_job_oldest_waiting_seconds", "Since the oldest of them was made.", labels=["kind", "priority"]
     )
     now = timezone.now()
-    for row in by_priority:
-        labels = [row["kind"], str(row["priority"])]
-        number.add_metric(labels, row["number"])
-        age.add_metric(labels, max(0.0, (now - row["oldest"]).total_seconds()))
+    for kind, priority in sorted({*found, *((str(kind), priority) for kind, priority in PRIORITIES.items())}):
+        num_jobs, oldest = found.get((kind, priority), (0, now))
+        number.add_metric([kind, str(priority)], num_jobs)
+        age.add_metric([kind, str(priority)], max(0.0, (now - oldest).total_seconds()))
     paused = Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting())
     running, abandoned = Job.objects.filter(is_running()), Job.objects.filter(is_abandoned())
+    kinds = Job.Kind.values
     return (
         number,
         age,
-        _by("slipstream_jobs_paused", "Queued until a later time.", paused, "kind"),
-        _by("slipstream_jobs_running", "Held under a lease.", running, "kind"),
-        _by("slipstream_jobs_abandoned", "Running under a lease that ran out.", abandoned, "kind"),
+        _by("slipstream_jobs_paused", "Queued until a later time.", paused, "kind", also=kinds),
+        _by("slipstream_jobs_running", "Held under a lease.", running, "kind", also=kinds),
+        _by("slipstream_jobs_abandoned", "Running under a lease that ran out.", abandoned, "kind", also=kinds),
     )
 
 
 def _workers() -> Iterable[GaugeMetricFamily]:
-    since = timezone.now() - timezone.timedelta(seconds=ALIVE_SECONDS)
+    since = timezone.now() - dt.timedelta(seconds=ALIVE_SECONDS)
     alive = Worker.objects.filter(heartbeat_at__gte=since)
-    return (_by("slipstream_workers", f"Heard of within {ALIVE_SECONDS:.0f} s.", alive, "role"),)
+    text = f"Heard of within {ALIVE_SECONDS:.0f} s."
+    return (_by("slipstream_workers", text, alive, "role", also=("jobs", "deployments")),)
 
 
 def _outbox() -> Iterable[GaugeMetricFamily]:
@@ -84,10 +91,14 @@ def _deployments() -> Iterable[GaugeMetricFamily]:
 
 
 def _by(
-    name: str, text: str, rows: "QuerySet[Job] | QuerySet[Worker] | QuerySet[Deployment]", column: str,
-    also: Iterable[str] = (),
-) -> GaugeMetricFamily:  # fmt: skip
-    """`also`: values to be shown though no row has them, so that an alert sees 0 and not nothing."""
+    name: str,
+    text: str,
+    rows: "QuerySet[Job] | QuerySet[Worker] | QuerySet[Deployment]",
+    column: str,
+    *,
+    also: Iterable[str],
+) -> GaugeMetricFamily:
+    """`also`: values to be shown though no row has them, so that alerts and autoscalers see 0 and not nothing."""
     counted = dict(rows.order_by().values_list(column).annotate(Count("pk")))
     family = GaugeMetricFamily(name, text, labels=[column])
     for value in sorted({*counted, *also}):

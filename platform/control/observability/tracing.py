@@ -113,3 +113,11 @@ def traceparent() -> str:
     from control.observability import otel
 
     return otel.traceparent()
+
+
+def fail_current(error_type: str) -> None:
+    """The current span is about something that failed, though no exception leaves it."""
+    if get_config().tracing:
+        from opentelemetry.trace import get_current_span
+
+        Span(get_current_span()).fail(error_type)

@@ -81,6 +81,7 @@ def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_its_oldest(orga
     assert found["slipstream_jobs_paused", "training"] == 1
     assert found["slipstream_jobs_running", "evaluation"] == 1
     assert found["slipstream_jobs_abandoned", "batch"] == 1
+    assert found["slipstream_jobs_waiting", "training", "1"] == found["slipstream_jobs_abandoned", "training"] == 0
     assert found["slipstream_database_up",] == 1
 
 

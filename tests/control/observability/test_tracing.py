@@ -91,6 +91,8 @@ def test_a_request_its_job_and_the_attempt_at_it_are_one_trace(
     assert request.attributes["slipstream.organization.id"] == organization.pk
     assert attempt.attributes is not None
     assert attempt.attributes["slipstream.job.id"] == job.pk
+    assert attempt.attributes["error.type"] == "model_not_loadable"
+    assert attempt.status.status_code is StatusCode.ERROR
 
 
 @pytest.mark.usefixtures("deployment")

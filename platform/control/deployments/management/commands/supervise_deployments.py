@@ -34,6 +34,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--lifeline", type=int, default=None, help="Descriptor of a pipe: endpoints end when its writer does."
         )
+        parser.add_argument(
+            "--drain", action="store_true", help="SIGTERM ends the endpoints too, once their requests are answered."
+        )
 
     def handle(self, **options: Any) -> None:
         stop = threading.Event()
@@ -45,7 +48,8 @@ class Command(BaseCommand):
             return
         with lock, across_tenants(Across.SUPERVISION):
             patience = Patience(drain_seconds=options["drain_seconds"])
-            _supervise(Supervisor(config, patience=patience, lifeline=options["lifeline"]), stop)
+            supervisor = Supervisor(config, patience=patience, lifeline=options["lifeline"], drains=options["drain"])
+            _supervise(supervisor, stop)
 
 
 def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:

@@ -1,0 +1,81 @@
+"""Every variable, command and file that images, compose file, chart and runbook name exists in the code."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import axes
+import pytest
+from django.core.management import find_commands, get_commands
+
+from control.jobs.config import JobConfig
+from control.observability import census, metrics
+from control.settings.config import Config
+from tests.deploy.chart import ROOT
+
+DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in (*DEPLOY, ROOT / "docs" / "runbook.md")}
+# Of the compose file and of the chart's secret alone: they become others before a process sees them.
+OWN_NAMES = {"SLIPSTREAM_VERSION", "SLIPSTREAM_OWNER_DATABASE_URL"}
+ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # PostgreSQL's
+IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
+
+
+def settings() -> set[str]:
+    return {f"SLIPSTREAM_{name.upper()}" for config in (Config, JobConfig) for name in config.model_fields}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_variable_is_a_setting(name: str) -> None:
+    named = set(re.findall(r"SLIPSTREAM_[A-Z0-9_]*[A-Z0-9]", TEXTS[name]))
+    assert named - settings() - OWN_NAMES == set()
+
+
+def test_every_command_of_manage_py_exists() -> None:
+    started = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
+    named = {command for text in TEXTS.values() for command in re.findall(started, text)}
+    assert len(named) > 5
+    assert named - {*get_commands(), *find_commands(str(Path(axes.__file__).with_name("management")))} == set()
+
+
+def test_every_program_that_is_started_is_found() -> None:
+    modules = {
+        module.split(":")[0]
+        for text in TEXTS.values()
+        for module in re.findall(r"(?:uvicorn[\", ]+|-A[\", ]+|python -m )([a-z_]+(?:\.[a-z_]+)+)", text)
+    }
+    assert {"control.asgi", "workers.celery_app"} <= modules
+    assert [module for module in modules if find_spec(module) is None] == []
+
+
+@pytest.mark.parametrize("name", ["docs/metrics.md", "docs/runbook.md", *(name for name in TEXTS if "/helm/" in name)])
+def test_every_metric_that_is_spoken_of_is_exported(name: str) -> None:
+    counted = {
+        f"{name}{suffix}"
+        for collector in metrics._registry._collector_to_names.values()
+        for name in collector
+        for suffix in ("", "_total")
+    }
+    shown = set(re.findall(r'"(slipstream_[a-z_]+)"', Path(census.__file__).read_text()))
+    assert len(shown) > 8
+    spoken_of = set(re.findall(r"\bslipstream_[a-z_]+[a-z]", (ROOT / name).read_text())) - ROLES
+    assert spoken_of - counted - shown == set()
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
+def test_an_image_is_pinned_copies_what_exists_and_runs_as_nobody_in_particular(image: Path) -> None:
+    text = image.read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"python:3.11.14-slim-bookworm"}
+    copied = [word for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for word in line.split()[:-1]]
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001"]
+    assert "/livez" in text[text.index("HEALTHCHECK") :]
+    ignore = image.with_name(f"{image.name}.dockerignore").read_text().splitlines()
+    tops = {name.split("/")[0] for name in copied if not name.startswith("requirements")}
+    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == tops | {"requirements*.txt"}
+
+
+def test_the_web_image_has_neither_torch_nor_what_needs_it() -> None:
+    copied = (ROOT / "deploy" / "docker" / "web.Dockerfile").read_text()
+    assert not re.search(r"COPY.*\b(engine|kernels|requirements\.txt|workers/(jobs|training|tasks))\b", copied)

@@ -17,7 +17,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     kinds, rows = figure.subplots(1, 2)
-    compared = max({p[1] for p in points}, key=[p[1] for p in points].count)  # what most kinds were trained on
+    compared = max(sorted({p[1] for p in points}), key=[p[1] for p in points].count)  # what most kinds were trained on
     _draw_kinds(kinds, sorted((p for p in points if p[1] == compared), key=lambda p: -p[3]), compared)
     _draw_rows(rows, points)
     figure.savefig(path, dpi=110)

@@ -37,8 +37,8 @@ class Line:
     kind: str
     rows: int  # asked for
     found: dict[str, Any]  # what benchmarks.train printed
-    commit: str
-    date: str
+    commit: str  # at the start
+    date: str  # of the end
     machine: str
     versions: dict[str, str]
 
@@ -89,6 +89,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
     for name in ("model", "prompts"):
         if (path := getattr(args, name)) is not None:
             command += [f"--{name}", str(path)]
+    commit = _commit()
     done = subprocess.run([sys.executable, *command], cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     del found["speculator"]  # a path of this machine
@@ -98,7 +99,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
             kind=kind,
             rows=rows,
             found=found,
-            commit=_commit(),
+            commit=commit,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=f"{machine.num_cores} cores {machine.processor}",
             versions={"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers")},
@@ -109,7 +110,9 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=_ROOT, capture_output=True, text=True)
+    """With "-dirty" behind it where files differ from it."""
+    describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    done = subprocess.run(describe, cwd=_ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 

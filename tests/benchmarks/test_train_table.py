@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     run = subprocess.run
     failed: list[str] = []
 
-    def fake(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def fake(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "benchmarks.train" not in command:
             return run(command, **options)  # git
         kind, rows = command[command.index("--kind") + 1], int(command[command.index("--rows") + 1])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.draft import grow_tree
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaHeads, token_features
 from engine.models.base import Model
@@ -15,11 +14,12 @@ from workers.training.data import IGNORED, Conversation
 from workers.training.figures import Sums, validation_of
 from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
 from workers.training.loop import BatchLoss, Validation
+from workers.training.medusa.acceptance import simulate_heads
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.simulate import Acceptance, replay
+from workers.training.simulate import Acceptance
 
 _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
 
@@ -99,21 +99,10 @@ class MedusaMethod:
     def validate(self) -> Validation:
         return validation_of(self.simulate(self._validation), self._validation_sums())
 
-    @torch.no_grad()
     def simulate(self, rows: HiddenRows) -> Acceptance:
         """What serving these conversations at temperature 0 would accept, with `draft_budget` nodes a pass."""
         drafter = MedusaDrafter(as_stored(self.heads), self._decoder)
-        acceptance = Acceptance()
-        for start, end in zip(rows.starts, rows.starts[1:], strict=False):
-            tokens, probabilities = (
-                t.tolist() for t in drafter.candidates(rows.hidden[start:end], rows.completions[start:end])
-            )
-            replay(
-                rows.completions[start:end].tolist(),
-                lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], self._parameters.loop.draft_budget),  # type: ignore[misc]
-                into=acceptance,
-            )
-        return acceptance
+        return simulate_heads(drafter, rows, budget=self._parameters.loop.draft_budget)
 
     def _labelled(self, rows: HiddenRows) -> MedusaRows:
         return medusa_rows(

@@ -3,7 +3,7 @@
     loss = -log p(c[j]) + heads_weight * Medusa's, of the adapted model's hidden states
 
 What is accepted depends on what the adapted model says, and the answers at hand are not that. So acceptance is not
-simulated on them: the validation prompts are answered anew, as they will be when served.
+simulated on them but on new ones, made by the engine with the adapter; and as drafts change no answer, without drafts.
 """
 
 import tempfile
@@ -13,25 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.config import EngineConfig
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaHeads, token_features
-from engine.generate import generate
-from engine.load import apply_adapter
-from engine.loop import Engine
-from engine.request import Request, SamplingParams
-from engine.responses import merged_stats
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
 from workers.training.eagle3.loss import step_loss
 from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import HiddenRows, TapRows
 from workers.training.loop import BatchLoss, Validation
+from workers.training.medusa.acceptance import simulate_heads
 from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import first_heads
-from workers.training.preparation import Preparation, in_bfloat16
+from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulate import Acceptance
+from workers.training.turbo_lora.answers import answer_anew
 from workers.training.turbo_lora.data import make_batch
 from workers.training.turbo_lora.model import AdaptedLayers
 
@@ -97,26 +93,18 @@ class TurboLoraMethod:
     @torch.no_grad()
     def validate(self) -> Validation:
         count, size = len(self._prompts), self._parameters.loop.batch_rows
-        return validation_of(self.serve(), [self._loss(self._validation, rows)[1] for rows in batches_of(count, size)])
+        return validation_of(
+            self.simulate(), [self._loss(self._validation, rows)[1] for rows in batches_of(count, size)]
+        )
 
     @torch.no_grad()
-    def serve(self) -> Acceptance:
-        """Answers the validation prompts at temperature 0, as long as the answers at hand."""
+    def simulate(self) -> Acceptance:
+        """What serving the validation prompts at temperature 0 would accept, with answers as long as those at hand."""
         with tempfile.TemporaryDirectory() as folder:
-            self.save(Path(folder), base_model="")
-            drafter = MedusaDrafter.load(Path(folder), self._target)
-            engine = Engine(self._target, drafter, EngineConfig(draft_budget=self._parameters.loop.draft_budget))
-            apply_adapter(engine, "turbo_lora", Path(folder))
-        requests = [
-            Request(
-                str(number),
-                c.prompt_token_ids,
-                SamplingParams(max_tokens=len(c.completion_token_ids), temperature=0.0),
-            )
-            for number, c in enumerate(self._prompts)
-        ]
-        stats = merged_stats(completion.speculation for completion in generate(engine, requests))
-        return Acceptance(stats.num_spec_steps, stats.num_accepted_draft_tokens, stats.acceptance_histogram)
+            self.adapted.save(Path(folder), base_model="")
+            answers = answer_anew(self._target, Path(folder), self._prompts)
+        drafter = MedusaDrafter(as_stored(self.heads), self._target)
+        return simulate_heads(drafter, answers, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
         """Of both, and the heads' sums by depth."""
@@ -124,10 +112,12 @@ class TurboLoraMethod:
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = self.adapted(batch.entering).flatten(0, 1)[batch.places].float()  # [A, H]
-            everywhere = torch.arange(len(hidden), device=hidden.device)
-            own, _ = step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)
             heads, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))
-        return own + parameters.heads_weight * heads, sums
+            loss = parameters.heads_weight * heads
+            if torch.is_grad_enabled():  # over the whole vocabulary, and no figure needs it
+                everywhere = torch.arange(len(hidden), device=hidden.device)
+                loss = loss + step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)[0]
+        return loss, sums
 
     def _heads_loss(self, rows: HiddenRows) -> tuple[Tensor, list[Sums]]:
         parameters, config = self._parameters, self.heads.config
@@ -142,7 +132,7 @@ class TurboLoraMethod:
         if config.token_input:
             tokens = token_features(self._target.weights.embedding[rows.completions[index]])
         target, shifted = None, shifted_index(index, num_heads=config.num_heads, num_rows=rows.hidden.shape[0])
-        if parameters.soft_target_weight > 0.0:
+        if parameters.soft_target_weight > 0.0 and torch.is_grad_enabled():
             target = functional.linear(rows.hidden.detach(), self._draft_head).float().softmax(-1)
         return medusa_loss(
             self.heads.features(rows.hidden[index], tokens).float(),
@@ -150,6 +140,6 @@ class TurboLoraMethod:
             labelled.labels,
             target,
             shifted,
-            soft_target_weight=parameters.soft_target_weight,
+            soft_target_weight=0.0 if target is None else parameters.soft_target_weight,
             depth_decay=parameters.depth_decay,
         )

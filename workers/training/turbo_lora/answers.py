@@ -1,0 +1,59 @@
+"""Answers of the target with an adapter, and the hidden states that chose their tokens, as serving has them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.drafters.base import Pass
+from engine.drafters.none import NoDrafter
+from engine.generate import generate
+from engine.load import apply_adapter
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Request, SamplingParams
+from workers.training.data import Conversation
+from workers.training.hidden_states import HiddenRows
+
+
+class _Listener(NoDrafter):
+    """Drafts nothing, but is told of every pass.
+
+    hidden: of each request, by the number of tokens that were read: what chose the next.
+    """
+
+    name = "listener"
+    max_depth = 1  # of 0 the engine would tell it nothing
+
+    def __init__(self) -> None:
+        self.hidden: dict[str, dict[int, Tensor]] = {}
+
+    def observe(self, done: Pass) -> None:
+        for kept in done.kept:
+            known = self.hidden.setdefault(kept.sequence.request.request_id, {})
+            known[kept.position + len(kept.rows)] = done.hidden[kept.rows[-1]].clone()
+
+
+def answer_anew(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
+    """Answers each prompt at temperature 0, as long as the answer at hand.
+
+    Returns: what chose an answer's last token is unknown and 0; no draft follows that token.
+    """
+    listener = _Listener()
+    engine = Engine(target, listener, EngineConfig(draft_budget=1))
+    apply_adapter(engine, "turbo_lora", adapter)
+    requests = [
+        Request(str(n), c.prompt_token_ids, SamplingParams(max_tokens=len(c.completion_token_ids), temperature=0.0))
+        for n, c in enumerate(conversations)
+    ]
+    answers = [completion.token_ids for completion in generate(engine, requests)]
+    nothing = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
+    hidden, starts = [], [0]
+    for request, answer in zip(requests, answers, strict=True):
+        known, first = listener.hidden.get(request.request_id, {}), len(request.prompt_token_ids)
+        hidden += [*(known[first + row] for row in range(len(answer) - 1)), nothing]
+        starts.append(starts[-1] + len(answer))
+    completions = torch.tensor([token for answer in answers for token in answer], device=target.device)
+    return HiddenRows(hidden=torch.stack(hidden), completions=completions, starts=tuple(starts))

@@ -26,14 +26,14 @@ from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import RequestTooLong
 from engine.kv_cache import KVCache
-from engine.lora_stacks import LoraStacks
+from engine.lora_stacks import stacks_for
 from engine.model import Decoder
 from engine.models.base import Model
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.rounds.assembly import SPARE_POSITIONS, RoundParts, serves_rounds
 from engine.rounds.rounds import Rounds, fits_rounds, node_counts
 from engine.rounds.runner import Runner
-from engine.rounds.timing import RoundTimes, time_round
+from engine.rounds.timing import RoundTimes, time_round, verify_seconds
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -59,7 +59,7 @@ class Engine:
         self.model = model
         self.config = config
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
-        self._stacks = LoraStacks(self.adapters, model.device) if model.device.type == "cuda" else None
+        self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
         self.uses_rounds = serves_rounds(model, config)
         self._node_counts = node_counts(config.draft_budget)
@@ -141,7 +141,7 @@ class Engine:
         runner, on_device = self._round_parts.runner(drafter) if self._round_parts is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
         if adaptive and self._cost is None:
-            self._cost = CostModel.measure(self._time_pass) if runner is None else self._measure_rounds(runner)
+            self._cost = self._measure(runner)
         budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
         vocab_size = self.model.config.vocab_size
         self._drafting = Drafting(drafter, budget, max_nodes=self._max_nodes, vocab_size=vocab_size)
@@ -173,7 +173,15 @@ class Engine:
         if num_sequences * (context + 1 + num_nodes) > self.cache.num_slots:
             needed = num_sequences * (context + 1 + num_nodes)
             raise ValueError(f"the cache has {self.cache.num_slots} slots, such a round needs {needed}")
-        return self._time(self._rounds.runner, num_sequences, num_nodes, context=context, repeats=repeats)
+        self.scheduler.pool.forget_idle()  # their slots are written to
+        return time_round(
+            self._rounds.runner,
+            self._rounds.lanes,
+            num_sequences=num_sequences,
+            num_nodes=num_nodes,
+            context=context,
+            repeats=repeats,
+        )
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
@@ -243,18 +251,14 @@ class Engine:
         self.scheduler.pool.free(slots)
         return time.perf_counter() - started
 
-    def _measure_rounds(self, runner: Runner) -> CostModel:
-        def seconds(num_rows: int) -> float:
-            return self._time(runner, 1, num_rows - 1, context=1, repeats=1).verify_seconds
-
-        return CostModel.measure(seconds, [1 + count for count in self._node_counts])
-
     @torch.inference_mode()
-    def _time(self, runner: Runner, num_sequences: int, num_nodes: int, *, context: int, repeats: int) -> RoundTimes:
-        assert self._round_parts is not None  # there is a runner only where there are rounds
+    def _measure(self, runner: Runner | None) -> CostModel:
+        """What a pass costs, in rounds the one of a `runner`."""
+        if runner is None or self._round_parts is None:
+            return CostModel.measure(self._time_pass)
         lanes = self._round_parts.lanes
-        sizes = {"num_sequences": num_sequences, "num_nodes": num_nodes, "context": context}
-        return time_round(runner, lanes, repeats=repeats, **sizes)
+        row_counts = [1 + count for count in self._node_counts]
+        return CostModel.measure(lambda rows: verify_seconds(runner, lanes, rows - 1), row_counts)
 
     def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
         parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]

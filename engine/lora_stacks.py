@@ -17,6 +17,11 @@ from kernels.memory import to_device
 _PRODUCTS = ("qkv", "output", "gate_up", "down")
 
 
+def stacks_for(adapters: Adapters, device: torch.device) -> "LoraStacks | None":
+    """None where rows are updated run by run: off CUDA."""
+    return LoraStacks(adapters, device) if device.type == "cuda" else None
+
+
 class LoraStacks:
     def __init__(self, adapters: Adapters, device: torch.device) -> None:
         self._loaded = adapters

@@ -127,6 +127,6 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     if x.is_cuda:
         from kernels.cuda.lora import stacked_lora as launch  # not above: triton is only where CUDA is
 
-        launch(x, out, adapters, stack, A + 1 if num_runs is None else num_runs)
+        launch(x, out, adapters, stack, num_runs)
         return
     stacked_lora_reference(x, out, adapters, stack)

@@ -91,7 +91,7 @@ class Rounds:
             phase_seconds: added to.
         """
         self.runner = runner
-        self._lanes = lanes
+        self.lanes = lanes
         self._cache = cache
         self._scheduler = scheduler
         self._drafting = drafting
@@ -218,7 +218,7 @@ class Rounds:
             places[2].extend(sequence.slots[sequence.num_tabled :])
             sequence.num_tabled = len(sequence.slots)
             if sequence not in self._entered:
-                self._lanes.enter(sequence, -1 if self._stacks is None else self._stacks.place(sequence.root))
+                self.lanes.enter(sequence, -1 if self._stacks is None else self._stacks.place(sequence.root))
                 if self.drafter is not None:
                     self.drafter.enter(sequence)
                 self._entered.add(sequence)

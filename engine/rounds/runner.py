@@ -78,9 +78,9 @@ class _Size:
         B, N = num_sequences, num_nodes
         self.rows = torch.zeros(B, dtype=torch.int64, device=device)
         self.slots = torch.zeros(B, 1 + N, dtype=torch.int32, device=device)
-        integers = torch.zeros(2, B, N, dtype=torch.int64, device=device)
-        survival = torch.zeros(B, N, device=device)
-        self.trees = Trees(*integers, survival, torch.zeros(B, dtype=torch.int64, device=device))
+        tokens, parents = torch.zeros(2, B, N, dtype=torch.int64, device=device)
+        counts = torch.zeros(B, dtype=torch.int64, device=device)
+        self.trees = Trees(tokens, parents, torch.zeros(B, N, device=device), counts)
         self.result = torch.zeros(B, 3 + 5 * N, dtype=torch.int64, device=device)
         self.hidden: Hidden | None = None
         self.draft: Program | None = None
@@ -159,8 +159,17 @@ class Runner:
     def _size(self, num_sequences: int, num_nodes: int) -> _Size:
         key = (num_sequences, num_nodes)
         if key not in self._sizes:
-            self._sizes[key] = _Size(*key, self._model.device)
+            self._sizes[key] = size = _Size(*key, self._model.device)
+            if self._keeps_hidden:
+                size.hidden = self._kept(num_sequences * (1 + num_nodes))
         return self._sizes[key]
+
+    def _kept(self, num_rows: int) -> Hidden:
+        """Where what a pass computes is kept, as a drafter on the host reads it."""
+        width, dtype, device = self._model.config.hidden_size, self._model.dtype, self._model.device
+        final = torch.zeros(num_rows, width, dtype=dtype, device=device)
+        taps = torch.zeros(num_rows, len(self._taps), width, dtype=dtype, device=device) if self._taps else None
+        return Hidden(final, taps)
 
     def _put_drafts(self, size: _Size, drafts: Many[Draft]) -> None:
         B, N = size.trees.tokens.shape
@@ -231,16 +240,10 @@ class Runner:
         if self._drafter is not None:
             self._drafter.observe(Verified(hidden, state, accepted, size.slots, depth))
         size.result.copy_(_packed(accepted, trees))
-        if self._keeps_hidden:
-            self._keep(size, hidden)
-
-    def _keep(self, size: _Size, hidden: Hidden) -> None:
-        if size.hidden is None:  # made outside of what is captured: the first run is not
-            taps = None if hidden.taps is None else torch.empty_like(hidden.taps)
-            size.hidden = Hidden(torch.empty_like(hidden.final), taps)
-        size.hidden.final.copy_(hidden.final)
-        if hidden.taps is not None and size.hidden.taps is not None:
-            size.hidden.taps.copy_(hidden.taps)
+        if size.hidden is not None:
+            size.hidden.final.copy_(hidden.final)
+            if hidden.taps is not None and size.hidden.taps is not None:
+                size.hidden.taps.copy_(hidden.taps)
 
     def max_path(self, num_nodes: int) -> int:
         """How long a path may be in a tree of so many nodes."""

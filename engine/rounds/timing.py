@@ -25,7 +25,7 @@ def time_round(
 ) -> RoundTimes:
     """Rounds of sequences that have `context` tokens each, in slots of their own as far as the cache has them.
 
-    Where the device does not draft, trees are chains, beyond 64 nodes binary. Lanes and cache must be nobody's.
+    Where the device does not draft, trees are chains, beyond 64 nodes binary. Lanes and slots must be nobody's.
     """
     rows = range(num_sequences)
     for row in rows:
@@ -46,6 +46,15 @@ def time_round(
         draft_seconds=statistics.median(one.drafted.seconds_since(one.began) for one in launched),
         host_seconds=statistics.median(host),
     )
+
+
+def verify_seconds(runner: Runner, lanes: Lanes, num_nodes: int) -> float:
+    """Of a round of the lane that is nobody's, which may be taken while sequences decode but none is in flight."""
+    slots = [[lanes.padding_slot] * (1 + num_nodes)]
+    drafts = None if runner.drafts else [_tree(num_nodes)]
+    launched = runner.launch([lanes.padding_row], slots, num_nodes, drafts=drafts)
+    launched.result.wait()
+    return launched.ended.seconds_since(launched.drafted)
 
 
 def _tree(num_nodes: int) -> Draft:

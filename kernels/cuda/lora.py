@@ -82,12 +82,12 @@ def _up_kernel(
     tl.store(out_ptr + places, tl.load(out_ptr + places, mask=mask) + update, mask=mask)
 
 
-def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int) -> None:
+def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int | None = None) -> None:
     """As `kernels.lora.stacked_lora`, which has checked the arguments."""
     (M, K), N, R = x.shape, out.shape[1], stack.down.shape[1]
     splits = -(-K // _SPLIT)
     sums = torch.empty(splits, M, R, dtype=torch.float32, device=x.device)
-    tiles = row_tiles(adapters, ROW_TILE, num_runs)
+    tiles = row_tiles(adapters, ROW_TILE, stack.down.shape[0] + 1 if num_runs is None else num_runs)
     if not M:
         return
     _down_kernel[(tiles.shape[0], -(-R // _BLOCK_R), splits)](

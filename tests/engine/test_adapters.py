@@ -17,8 +17,10 @@ from engine.errors import AdapterNotLoadable
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
+from engine.lora_stacks import LoraStacks
 from engine.request import Completion, Request, SamplingParams
 from tests.engine.drafters import OracleDrafter
+from tests.engine.rounds.late_device import LateDevice, install
 from tests.tiny_model import make_tiny_model
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -176,3 +178,43 @@ def test_what_is_not_plain_lora_is_refused(base: Path, adapters: dict[str, Path]
     with pytest.raises(AdapterNotLoadable, match="no readable LoRA adapter"):
         engine.adapters.load("x", tmp_path / "nowhere")
     assert engine.adapters.names == ()
+
+
+def test_stacked_adapters_give_the_same_answers_in_steps_and_in_rounds(
+    base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, where stacks are made when an adapter is first needed, also while rounds are in flight."""
+    for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
+        monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    names = (None, "all", None, "few", "all")
+    requests = [Request(f"r{index}", (5, 6, index), sampling, adapter=name) for index, name in enumerate(names)]
+    expected = [c.token_ids for c in generate(make_engine(base, adapters, max_batch_size=2), requests)]
+    monkeypatch.setattr("engine.loop.stacks_for", LoraStacks)
+    device = LateDevice()
+    install(monkeypatch, device)
+    for rounds in ("off", "on"):
+        engine = make_engine(base, adapters, max_batch_size=2, rounds=rounds)  # type: ignore[arg-type]
+        assert [c.token_ids for c in generate(engine, requests)] == expected
+    assert device.most_in_line == 2
+
+
+def test_stacks_are_without_adapters_that_nobody_can_name_any_more(
+    base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.linear.library", lambda: None)
+    loaded = make_engine(base, adapters).adapters
+    first, second = loaded.get("all"), loaded.get("few")
+    stacks = LoraStacks(loaded, torch.device("cpu"))
+    rows = stacks.rows([None, first, first, None, second])
+    assert rows is not None
+    assert rows.adapters.tolist() == [-1, 0, 0, -1, 1]
+    assert rows.num_runs == 4
+    assert stacks.rows([None, None]) is None
+    loaded.unload("all")
+    loaded.load("third", adapters["all"])
+    third = loaded.get("third")
+    assert stacks.has([first, second])
+    stacks.join([third])
+    assert [stacks.place(adapter) for adapter in (None, second, third)] == [-1, 0, 1]
+    assert not stacks.has([first])

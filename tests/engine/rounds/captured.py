@@ -6,7 +6,8 @@ that changes) stays as it was, and answers go wrong. While it is written down, n
 tensor may be made of the host's numbers: on a GPU a capture would fail there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
+from engine.rounds.choosing import DeviceChooser
 from engine.rounds.device import Program
+from engine.rounds.drafters.guesses import GuessHead
+from kernels.cuda import attention, candidates, decoder, filtered, linear, lm_head, medusa, norm, tree, tree_rows
+from kernels.decoder import DecoderLayers, DecoderRows
+from kernels.linear import LinearWeight
+from kernels.lm_head import BestTokens, Head
 from tests.engine.rounds.late_device import LateDevice
 
 _WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
@@ -25,7 +32,7 @@ _launch = GridExecutor.__call__
 
 class _Writer(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Program] = []
 
     def __torch_dispatch__(
@@ -95,61 +102,50 @@ class CapturingDevice(LateDevice):
 
 def through_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the CPU go the way of a GPU's, through Triton's interpreter."""
-    for target, replacement in _replacements():
-        monkeypatch.setattr(target, replacement)
-
-
-def _replacements() -> Iterator[tuple[str, Callable[..., Any]]]:
-    from engine.rounds.choosing import DeviceChooser
-    from engine.rounds.drafters.guesses import GuessHead
-    from kernels.cuda import attention, filtered, lm_head, norm, tree, tree_rows
-    from kernels.cuda import candidates as cuda_candidates
-    from kernels.cuda.decoder import decoder
-    from kernels.cuda.linear import linear as cuda_linear
-    from kernels.cuda.linear import linear_parts
-    from kernels.cuda.medusa import medusa_heads
-    from kernels.linear import LinearWeight
-    from kernels.lm_head import BestTokens, Head
-
-    def whole(
-        layers: Any, residual: Tensor, rows: Any, keys: Any, values: Any, taps: Any = (), *_: Any, **more: Any
-    ) -> Any:
-        return decoder(layers, residual, rows, keys, values, taps, more.get("beside"))
-
-    def product(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:
-        return cuda_linear(x, weight.data, weight.scales, weight.bias, add_to)
-
-    def best(head: GuessHead, x: Tensor, count: int) -> BestTokens:
-        own = Head(data=head.weight.data, scales=head.weight.scales, vocab=head.vocab)
-        return lm_head.best_tokens(x, own, min(count, head.weight.out_features), None)
-
-    def heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
-        return medusa_heads(x, linear_parts(x, weight.data, weight.scales, weight.bias), num_heads)
-
-    def sample(x: Tensor, head: Head, rows: Any) -> Tensor:
-        return lm_head.sample_rows(x, head, rows, None)
-
     for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
-        yield f"kernels.{module}.library", lambda: None
-    yield "kernels.cuda.decoder.attention", attention.attention
-    for module in (
-        "engine.model",
-        "engine.drafters.eagle3_layer",
-        "engine.drafters.mtp_layer",
-        "engine.drafters.block_layers",
-    ):
-        yield f"{module}.decoder", whole
-        yield f"{module}.linear", product
-    for module in ("engine.drafters.eagle3_layer", "engine.drafters.mtp_layer", "engine.drafters.block_layers"):
-        yield f"{module}.rms_norm", norm.rms_norm
-    yield "engine.drafters.medusa.medusa_heads", heads
-    yield "engine.rounds.runner.chooser_of", DeviceChooser
-    yield "engine.rounds.runner.tree_rows", tree_rows.tree_rows
-    yield "engine.rounds.runner.accept_trees", tree.accept_trees
-    yield "engine.rounds.choosing.sample_rows", sample
-    yield "engine.rounds.choosing.sample_filtered_rows", filtered.sample_filtered_rows
-    yield "engine.rounds.drafters.guesses.GuessHead.best", best
+        monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
+    monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
+    for module in ("model", "drafters.eagle3_layer", "drafters.mtp_layer", "drafters.block_layers"):
+        monkeypatch.setattr(f"engine.{module}.decoder", _decoder)
+        monkeypatch.setattr(f"engine.{module}.linear", _linear)
+    for module in ("eagle3_layer", "mtp_layer", "block_layers"):
+        monkeypatch.setattr(f"engine.drafters.{module}.rms_norm", norm.rms_norm)
+    monkeypatch.setattr("engine.drafters.medusa.medusa_heads", _medusa_heads)
+    monkeypatch.setattr("engine.rounds.runner.chooser_of", DeviceChooser)
+    monkeypatch.setattr("engine.rounds.runner.tree_rows", tree_rows.tree_rows)
+    monkeypatch.setattr("engine.rounds.runner.accept_trees", tree.accept_trees)
+    monkeypatch.setattr("engine.rounds.choosing.sample_rows", partial(lm_head.sample_rows, base=None))
+    monkeypatch.setattr("engine.rounds.choosing.sample_filtered_rows", filtered.sample_filtered_rows)
+    monkeypatch.setattr(GuessHead, "best", _best)
     for module in ("guesses", "medusa", "block"):
-        yield f"engine.rounds.drafters.{module}.candidates", cuda_candidates.candidates
+        monkeypatch.setattr(f"engine.rounds.drafters.{module}.candidates", candidates.candidates)
     for module in ("medusa", "block"):
-        yield f"engine.rounds.drafters.{module}.grow_trees", tree.grow_trees
+        monkeypatch.setattr(f"engine.rounds.drafters.{module}.grow_trees", tree.grow_trees)
+
+
+def _decoder(
+    layers: DecoderLayers,
+    residual: Tensor,
+    rows: DecoderRows,
+    keys: Many[Tensor],
+    values: Many[Tensor],
+    taps: Many[int] = (),
+    *_: object,
+    beside: Tensor | None = None,
+    **__: object,
+) -> tuple[Tensor, Tensor | None]:
+    return decoder.decoder(layers, residual, rows, keys, values, taps, beside)
+
+
+def _linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:
+    return linear.linear(x, weight.data, weight.scales, weight.bias, add_to)
+
+
+def _medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
+    parts = linear.linear_parts(x, weight.data, weight.scales, weight.bias)
+    return medusa.medusa_heads(x, parts, num_heads)
+
+
+def _best(head: GuessHead, x: Tensor, count: int) -> BestTokens:
+    own = Head(data=head.weight.data, scales=head.weight.scales, vocab=head.vocab)
+    return lm_head.best_tokens(x, own, min(count, head.weight.out_features), None)

@@ -20,7 +20,10 @@ from engine.request import Request, SamplingParams
 from tests.engine.rounds.captured import CapturingDevice, through_cuda_kernels
 from tests.engine.rounds.late_device import install
 from tests.engine.rounds.test_drafts import DRAFTERS
+from tests.kernels.cuda.device import HAS_GPU
 from tests.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.skipif(HAS_GPU, reason="a GPU captures its own")
 
 KINDS: dict[str, Callable[[Model], Drafter]] = {"none": lambda _: NoDrafter(), **DRAFTERS}
 
@@ -46,7 +49,7 @@ def make_requests() -> list[Request]:
 def test_what_was_captured_brings_the_tokens_of_the_synchronous_step(
     tmp_path: Path, device: CapturingDevice, kind: str
 ) -> None:
-    model = load_model(make_tiny_model(tmp_path, num_layers=4 if "eagle" in kind else 2))
+    model = load_model(make_tiny_model(tmp_path, num_layers=4 if "eagle" in kind else 2), device="cpu")
     plain = generate(Engine(model, NoDrafter(), EngineConfig(rounds="off")), make_requests())
     engine = Engine(model, KINDS[kind](model), EngineConfig(rounds="on", draft_budget=3, max_batch_size=2))
     ours = generate(engine, make_requests())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def mtp(model: Model) -> Drafter:
     return MtpDrafter(DensePrediction(module, model), model, max_depth=4)
 
 
-def block(model: Model, **changes: object) -> Drafter:
+def block(model: Model, **changes: Any) -> Drafter:
     module = make_block(**changes)
     module.norm.weight.data.mul_(6.0)
     return BlockDrafter(module, model)
@@ -61,7 +62,7 @@ SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "to
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    model = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4))
+    model = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), device="cpu")
     assert isinstance(model, Decoder)
     model.weights.final_norm.mul_(4.0)
     return model
@@ -113,7 +114,7 @@ def test_the_device_drafts_what_the_host_would(model: Model, kind: str, sampling
         trees = engine._rounds.drafter.draft(state, BUDGET)
     count = int(trees.counts[0])
     columns = (trees.tokens[0, :count], trees.parents[0, :count], trees.survival[0, :count])
-    ours = paths(Draft(*(tuple(column.tolist()) for column in columns)))  # type: ignore[arg-type]
+    ours = paths(Draft(*(tuple(column.tolist()) for column in columns)))
     expected = paths(host_draft(model, DRAFTERS[kind](model), list(sequence.tokens), params))
 
     likeliest = sorted((path for path in expected if expected[path] >= 0.02), key=lambda path: -expected[path])[:5]

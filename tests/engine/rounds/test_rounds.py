@@ -46,7 +46,7 @@ LATE = ["none", *ON_DEVICE]  # read a round late
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4))
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), device="cpu")
 
 
 @pytest.fixture
@@ -172,7 +172,8 @@ def test_equal_answers_side_by_side_share_blocks_while_rounds_are_in_flight(mode
 def test_who_is_cancelled_or_comes_while_a_round_is_in_flight_disturbs_nobody(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=12, max_tokens=30)
     plain = {str(name): tokens for name, tokens, _, _ in plain_answers(model, requests)}
-    engine = in_rounds(model, random_medusa(model), max_batch_size=4, draft_budget=7)
+    engine = in_rounds(model, NoDrafter(), max_batch_size=4)
+    known = {name: list(tokens) for name, tokens in plain.items()}  # type: ignore[call-overload]
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     reasons: dict[str, FinishReason] = {}
     waiting = list(requests)
@@ -182,9 +183,9 @@ def test_who_is_cancelled_or_comes_while_a_round_is_in_flight_disturbs_nobody(mo
         if step in (4, 11):
             engine.cancel(f"r{step // 4}")
         if step == 20:
-            engine.swap_drafter(NoDrafter())
+            engine.swap_drafter(OracleDrafter(known, max_depth=5, error=0.1, tree=True, vocab_size=250))
         if step == 30:
-            engine.swap_drafter(random_medusa(model))
+            engine.swap_drafter(random_medusa(model))  # measured while others decode, where the budget adapts
         for output in engine.step():
             answers[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -201,7 +202,7 @@ def test_who_is_cancelled_or_comes_while_a_round_is_in_flight_disturbs_nobody(mo
 
 
 def test_an_answer_that_ends_at_the_models_last_position_ends_there(tmp_path: Path, device: LateDevice) -> None:
-    model = load_model(make_tiny_model(tmp_path, "llama"))
+    model = load_model(make_tiny_model(tmp_path, "llama"), device="cpu")
     length = model.max_positions
     sampling = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
     request = Request("a", tuple(index % 250 for index in range(length - 14)), sampling)
@@ -218,7 +219,9 @@ def test_rounds_are_timed_by_the_programs_that_serve(model: Model) -> None:
     assert times.verify_seconds > 0.0
     assert times.draft_seconds > 0.0
     requests = requests_of(model, SAMPLINGS["greedy"])
-    assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
+    for _ in range(2):  # the second time prefixes come from the cache, which measuring has to leave whole
+        assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
+        engine.time_round(2, 3, context=100, repeats=1)
     with pytest.raises(ValueError, match=r"there may be 1\.\.4 sequences of 1\.\.\d+ tokens, got 5 of 40"):
         engine.time_round(5, 7, context=40)
     with pytest.raises(ValueError, match="decodes in rounds"):

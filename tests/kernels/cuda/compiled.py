@@ -115,24 +115,8 @@ def heads(M: int, V: int, K: int) -> None:
     best_tokens(x, head, 8, None)
 
 
-def everything() -> None:
-    layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
-    layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
-    layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
-    attend(16, 28, 4, 128)  # seven heads a group
-    attend(16, 16, 8, 256)
-    for dtype in (torch.int8, torch.float8_e4m3fn):
-        linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
-    for M in (1, 128):
-        heads(M, 128_256, 4096)
-    stacked_lora(
-        empty(16, 4096, dtype=_BF16),
-        empty(16, 6144),
-        integers(16),
-        LoraStack(empty(4, 64, 4096, dtype=_BF16), empty(4, 6144, 64, dtype=_BF16)),
-    )
-    x = empty(16, 4096, dtype=_BF16)
-    medusa_heads(x, linear_parts(x, empty(4 * 4096, 4096, dtype=_BF16)), 4)
+def rounds() -> None:
+    """Trees from candidates to acceptance, and what rows choose."""
     trees = grow_trees(integers(8, 16, 8), empty(8, 16, 8), 64)
     tables = Commit(
         slot_tables=integers(8, 32_768, dtype=torch.int32),
@@ -163,6 +147,27 @@ def everything() -> None:
     )
     candidates(BestTokens(empty(16, 8), integers(16, 8), empty(16)), sampling)
     sample_filtered_rows(torch.zeros(16, 4096), sampling)
+
+
+def everything() -> None:
+    layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
+    layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
+    layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
+    attend(16, 28, 4, 128)  # seven heads a group
+    attend(16, 16, 8, 256)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
+    for M in (1, 128):
+        heads(M, 128_256, 4096)
+    stacked_lora(
+        empty(16, 4096, dtype=_BF16),
+        empty(16, 6144),
+        integers(16),
+        LoraStack(empty(4, 64, 4096, dtype=_BF16), empty(4, 6144, 64, dtype=_BF16)),
+    )
+    x = empty(16, 4096, dtype=_BF16)
+    medusa_heads(x, linear_parts(x, empty(4 * 4096, 4096, dtype=_BF16)), 4)
+    rounds()
     blend = Blend(integers(64), empty(2, 128_256), integers(64), 0.5)
     blend_rows(empty(64, 128_256), blend, gradient=True)
     for kind in Loss:

@@ -47,6 +47,7 @@ CRASH_LOOP = Failure(
     code="worker_crash_loop",
     message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
 )
+CRASHES = ("worker_crashed", "no_progress")  # whose cause nobody knows; a full disk stays `disk_full`
 
 
 def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:
@@ -61,7 +62,9 @@ def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> F
         return failure
     if stalled_attempts >= MAX_STALLED_ATTEMPTS:
         cause = f"{CRASH_LOOP.message}; the last: {failure.code}: {failure.message}"
-        return Failure(failure_class=FailureClass.INFRA, code=CRASH_LOOP.code, message=cause[:2000])
+        is_known = failure.failure_class is FailureClass.INFRA and failure.code not in CRASHES
+        code = failure.code if is_known else CRASH_LOOP.code
+        return Failure(failure_class=FailureClass.INFRA, code=code, message=cause[:2000])
     return None
 
 

@@ -27,12 +27,19 @@ def test_a_class_has_its_number_of_tries(failure_class: FailureClass, tries: int
 
 
 def test_infra_is_retried_for_ever_with_progress_and_three_times_without() -> None:
-    asked = failure(FailureClass.INFRA)
+    asked = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="message")
     assert final_failure(asked, earlier=1000, stalled_attempts=2) is None
     given_up = final_failure(asked, earlier=0, stalled_attempts=3)
     assert given_up is not None
     assert given_up.code == "worker_crash_loop"
-    assert "code: message" in given_up.message, "the operator wants to know the last cause"
+    assert "worker_crashed: message" in given_up.message, "the operator wants to know the last cause"
+
+
+def test_what_is_known_to_be_the_cause_keeps_its_code() -> None:
+    full = Failure(failure_class=FailureClass.INFRA, code="disk_full", message="message")
+    given_up = final_failure(full, earlier=0, stalled_attempts=3)
+    assert given_up is not None
+    assert (given_up.failure_class, given_up.code) == (FailureClass.INFRA, "disk_full")
 
 
 def test_pauses_double_up_to_a_cap() -> None:

@@ -152,7 +152,6 @@ def test_a_full_disk_fails_the_job_that_needs_it_and_not_the_worker(stack: LiveS
     done = stack.wait_for_job(small.job_id)
 
     assert failed.error is not None
-    assert (failed.status, failed.error["class"], failed.error["code"]) == ("failed", "infra", "worker_crash_loop")
-    assert "disk_full" in failed.error["message"]
+    assert (failed.status, failed.error["class"], failed.error["code"]) == ("failed", "infra", "disk_full")
     assert done.status == Job.Status.SUCCEEDED
     assert stack.workers[0].poll() is None

@@ -11,6 +11,11 @@ prints one line of JSON:
     phase_seconds               wall time of the median run by phase of the engine's step
 
 The model is loaded and warmed up first. Compare two drafters on one quiet machine, by turns: A B A B.
+
+Without a drafter it measures everything that is to know on a GPU, see benchmarks/gpu/suite.py:
+
+    python -m benchmarks.decode --device cuda             shapes of published models, weights made on the device
+    python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl        speculation on a real model
 """
 
 import argparse
@@ -107,6 +112,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not any(argument.startswith(("--drafter", "-h", "--help")) for argument in argv):
+        from benchmarks.gpu.suite import main as measure_all  # not above: it needs triton
+
+        return measure_all(argv)
     parser = arguments("Measures tokens per second, acceptance length and the time of each phase.")
     drafters = f"one of {', '.join(DRAFTERS)}, or several joined by +"
     parser.add_argument("--drafter", required=True, metavar="NAME", help=drafters)

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Everything that needs an NVIDIA GPU, in under 9 minutes: tests, kernels, decoding by shape, speculation on a real model.
+#
+#   benchmarks/gpu.sh [FOLDER]        results go to FOLDER/<GPU>, by default benchmarks/results
+#
+#   PYTHON      interpreter with torch, triton, transformers and pytest (python3)
+#   MODEL       folder of a real model, with PROMPTS, a file of its prompts, and SPECULATORS, folders of what was trained
+#               for it; without a model speculation is left out
+#   SLIPSTREAM_COMMIT   what results name where the tree has no history
+#   LOGS        folder for what the parts print (build/gpu)
+#
+# Each part has its own time; one that fails or runs out of it leaves the others alone, and its log's end is shown. The
+# short table comes last. The exit code is 1 if a part failed.
+set -u
+cd "$(dirname "$0")/.."
+
+folder=${1:-benchmarks/results}
+python=${PYTHON:-python3}
+logs=${LOGS:-build/gpu}
+failed=()
+mkdir -p "$folder" "$logs"
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+
+# part NAME SECONDS COMMAND...
+part() {
+    local name=$1 seconds=$2 started=$SECONDS code=0
+    shift 2
+    timeout --kill-after=10 "$seconds" "$@" >"$logs/$name.log" 2>&1 || code=$?
+    echo "$name: exit code $code, $((SECONDS - started)) of $seconds s"
+    if [ "$code" -ne 0 ]; then
+        failed+=("$name")
+        tail -n 15 "$logs/$name.log"
+    fi
+}
+
+# Kernels take longer to compile than to run. What compiles in these processes beside the tests, the timed ones find
+# in the compiler's cache. They print and count nothing: the timed run checks the same again.
+warmers=()
+for share in 0 1 2 3; do
+    timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &
+    warmers+=($!)
+done
+workers=()
+if "$python" -c 'import xdist' 2>/dev/null; then workers=(-n 8); fi
+part tests 95 "$python" -m pytest -p no:cacheprovider -m gpu "${workers[@]}" \
+    --junitxml="$logs/tests.xml" tests/kernels tests/engine/rounds tests/gpu
+wait "${warmers[@]}"
+
+part kernels 100 "$python" -m benchmarks.kernels --device cuda --results "$folder" --minutes 1.3
+part decode-8b 165 "$python" -m benchmarks.decode --device cuda --shape llama-3.1-8b --results "$folder" --minutes 2.2
+part decode-1b 80 "$python" -m benchmarks.decode --device cuda --shape llama-3.2-1b --results "$folder" --minutes 1.0
+part decode-qwen 50 "$python" -m benchmarks.decode --device cuda --shape qwen3-8b --results "$folder" --minutes 0.4
+if [ -n "${MODEL:-}" ]; then
+    options=(--model "$MODEL")
+    if [ -n "${PROMPTS:-}" ]; then options+=(--prompts "$PROMPTS"); fi
+    for speculator in ${SPECULATORS:-}; do options+=(--speculator "$speculator"); done
+    part speculation 45 "$python" -m benchmarks.decode --device cuda "${options[@]}" --results "$folder" --minutes 0.6
+else
+    echo "speculation: left out, as MODEL names no folder"
+fi
+
+echo "failed: ${failed[*]:-none}; ${SECONDS} s in all"
+"$python" -m benchmarks.gpu.table --short "$folder"/*/
+[ ${#failed[@]} -eq 0 ]

@@ -1,0 +1,1 @@
+"""What the measurements on a GPU share: the clock, ceilings, poisoned memory, shapes of models, records and tables."""

@@ -1,0 +1,98 @@
+"""One kernel at one shape: what runs, what is right, and the least it has to move and to multiply."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.ceilings import Work
+from benchmarks.gpu.poison import Poisoned
+
+Outputs = Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    operation: str
+    shape: str  # for people
+    run: Callable[[], Outputs]
+    error: Callable[[Outputs], float]  # against the reference; NaN never passes
+    tolerance: float
+    work: Work
+    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # a library's way to do the same
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation} {self.shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    error: float
+    tolerance: float
+    damage: list[str]  # canaries that changed
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance and not self.damage  # NaN is at most nothing
+
+
+def check(case: Case) -> Check:
+    """Runs the case once in poisoned memory."""
+    poisoned = Poisoned()
+    with poisoned:
+        outputs = case.run()
+    return Check(case.error(outputs), case.tolerance, poisoned.damage())
+
+
+def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
+    """The largest of ||out - exact|| / ||exact|| over all outputs; `exact` gives float64."""
+
+    def error(outputs: Outputs) -> float:
+        errors = [
+            (out.double() - right).norm() / right.norm().clamp(min=1e-300)
+            for out, right in zip(outputs, exact(), strict=True)
+        ]
+        return float(torch.stack(errors).max())  # of torch: NaN wins
+
+    return error
+
+
+def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
+    """Of whole numbers that are not the reference's."""
+
+    def error(outputs: Outputs) -> float:
+        return float(sum(int((out != right).sum()) for out, right in zip(outputs, exact(), strict=True)))
+
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Claim: a row's bits do not depend on the rows beside it.
+
+    of: runs the operation on these rows alone, and gives each output's rows.
+    """
+
+    operation: str
+    num_rows: int
+    of: Callable[[slice], Outputs]
+
+
+def different_windows(rows: Rows, windows: Sequence[slice]) -> list[str]:
+    """Windows in which any bit differs from the same rows of the pass over all."""
+    everything = [output.clone() for output in rows.of(slice(0, rows.num_rows))]
+    found = []
+    for window in windows:
+        alone = rows.of(window)
+        if not all(torch.equal(a, b[window]) for a, b in zip(alone, everything, strict=True)):
+            found.append(f"{window.start}:{window.stop}")
+    return found
+
+
+def windows(num_rows: int) -> list[slice]:
+    """The first 1, 2, ... rows, the last 1, 2, ..., and each row alone."""
+    first = [slice(0, stop) for stop in range(1, num_rows)]
+    last = [slice(start, num_rows) for start in range(1, num_rows)]
+    return first + last + [slice(row, row + 1) for row in range(num_rows)]

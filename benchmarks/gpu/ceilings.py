@@ -1,0 +1,69 @@
+"""What the device can do at best, measured in the run that is compared with it, and how near a time comes to it.
+
+    copy     device to device, counting every byte read and every byte written
+    product  a large square matrix product through the library at hand, on random numbers
+
+The floor of a piece of work is the larger of bytes / copy and operations / product.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.clock import Clock, interleaved
+from benchmarks.gpu.device import Place
+
+_COPIED_BYTES = 2 << 30
+_SIDE = 8192
+_TINY_BYTES, _TINY_SIDE = 1 << 20, 64
+_REPEATS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    copy_bytes_per_second: float
+    flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The least a function has to do: each input read once, each output written once; a product's multiply and add."""
+
+    num_bytes: int
+    flops: int = 0
+
+    def floor_seconds(self, ceilings: Ceilings) -> float:
+        return max(self.num_bytes / ceilings.copy_bytes_per_second, self.flops / ceilings.flops_per_second)
+
+    def bound(self, ceilings: Ceilings) -> str:
+        by_bytes = self.num_bytes / ceilings.copy_bytes_per_second >= self.flops / ceilings.flops_per_second
+        return "bandwidth" if by_bytes else "arithmetic"
+
+    def share(self, seconds: float, ceilings: Ceilings) -> float:
+        """Of the ceiling that bounds it; 1.0 is as fast as can be."""
+        return self.floor_seconds(ceilings) / seconds
+
+
+def product_flops(m: int, n: int, k: int) -> int:
+    return 2 * m * n * k
+
+
+def copy_bandwidth(num_bytes: int, seconds: float) -> float:
+    """Of a copy of so many bytes: they are read, and they are written."""
+    return 2 * num_bytes / seconds
+
+
+def measure(clock: Clock, place: Place) -> Ceilings:
+    num_bytes, side = (_TINY_BYTES, _TINY_SIDE) if place.is_rehearsal else (_COPIED_BYTES, _SIDE)
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=place.device)
+    target = torch.empty_like(source)
+    left, right = (torch.randn(side, side, device=place.device, dtype=place.dtype) for _ in range(2))
+    arms = {
+        "copy": clock.prepared(lambda: target.copy_(source)),
+        "product": clock.prepared(lambda: left @ right),
+    }
+    seconds = interleaved(arms, _REPEATS)
+    return Ceilings(
+        copy_bytes_per_second=copy_bandwidth(num_bytes, seconds["copy"].median),
+        flops_per_second=product_flops(side, side, side) / seconds["product"].median,
+    )

@@ -1,0 +1,86 @@
+"""What is to be reached on a GPU, and whether results files say that it was."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Results = Mapping[str, Mapping[str, Any]]  # by the file's name: "kernels", "decode-llama-3.1-8b", ...
+_BIG, _SMALL = "decode-llama-3.1-8b", "decode-llama-3.2-1b"
+_SHORT = 512
+_MIDDLE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    text: str
+    at_least: bool  # else at most
+    bound: float
+    value: Callable[[Results], float]  # KeyError, StopIteration: not measured
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    goal: Goal
+    value: float | None
+
+    @property
+    def status(self) -> str:
+        if self.value is None:
+            return "NOT MEASURED"
+        goal = self.goal
+        reached = self.value >= goal.bound if goal.at_least else self.value <= goal.bound
+        return "PASS" if reached else "FAIL"
+
+
+def _step(results: Results, name: str, context: int, nodes: int) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(
+        step for step in results[name]["steps"] if (step["context"], step["nodes"]) == (context, nodes)
+    )
+    return found
+
+
+def _worst_numerics(results: Results) -> float:
+    return max(float(row["exact_over_off"]) for row in results[_BIG]["numerics"])
+
+
+def _long_attention(results: Results) -> float:
+    """The bytes of 16 rows at 32K over the bandwidth of a copy, whatever bounds them."""
+    case = next(
+        case for case in results["kernels"]["cases"] if case["shape"] == "llama-3.1-8b heads, 32768 keys, 16 rows"
+    )
+    bandwidth = case["work"]["num_bytes"] / case["seconds"]["ours"]["median"]
+    return float(bandwidth / results["kernels"]["ceilings"]["copy_bytes_per_second"])
+
+
+def _wrong(results: Results) -> float:
+    checked = [*results["kernels"]["cases"], *results["kernels"]["rows"]]
+    return float(sum(found["passed"] is not True for found in checked))
+
+
+GOALS = (
+    Goal("8B shape, batch 1: share of copy bandwidth", True, 0.85, lambda r: _share(r, _BIG)),
+    Goal("1B shape, batch 1: share of copy bandwidth", True, 0.60, lambda r: _share(r, _SMALL)),
+    Goal("8B, 2K: T_verify(16) / T_plain", False, 1.08, lambda r: _over_plain(r, 16)),
+    Goal("8B, 2K: T_verify(128) / T_plain", False, 1.35, lambda r: _over_plain(r, 128)),
+    Goal("8B, 2K: exact numerics / the same engine without", False, 1.05, _worst_numerics),
+    Goal("tree attention, 16 rows, 32K: share of copy bandwidth", True, 0.70, _long_attention),
+    Goal("kernels and claims about rows that are not right", False, 0.0, _wrong),
+)
+
+
+def _share(results: Results, name: str) -> float:
+    return float(_step(results, name, _SHORT, 0)["share_of_bandwidth"])
+
+
+def _over_plain(results: Results, nodes: int) -> float:
+    return float(_step(results, _BIG, _MIDDLE, nodes)["over_plain"])
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    found = []
+    for goal in GOALS:
+        try:
+            found.append(Verdict(goal, goal.value(results)))
+        except (KeyError, StopIteration):
+            found.append(Verdict(goal, None))
+    return found

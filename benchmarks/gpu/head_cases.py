@@ -1,0 +1,281 @@
+"""Cases around a layer: the head and its sampling, trees, adapters, Medusa heads, losses of training."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.gpu.case import Case, Outputs, Rows, number_different, relative_error
+from benchmarks.gpu.ceilings import Work, product_flops
+from benchmarks.gpu.inputs import Inputs, Sizes
+from benchmarks.gpu.layer_cases import tolerance
+from kernels.cuda.linear import linear_parts
+from kernels.cuda.lm_head import best_tokens, sample_rows
+from kernels.cuda.lora import stacked_lora
+from kernels.cuda.losses import loss_rows
+from kernels.cuda.medusa import medusa_heads
+from kernels.cuda.tree import accept_trees, grow_trees
+from kernels.lm_head import Head, SampledRows
+from kernels.lora import LoraStack
+from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
+from kernels.philox import gumbel_rows_reference
+from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
+
+_NATS = 1e-3  # that a chosen token's score may lie below the best: float32 sums of logits of size 10
+_LOGITS = 1e-4
+
+
+def _choosing(M: int, device: torch.device) -> SampledRows:
+    """Greedy rows beside warm ones."""
+    temperatures = [(0.0, 0.7, 1.0)[row % 3] for row in range(M)]
+    return SampledRows.of(temperatures, [2**63 + row for row in range(M)], [977 * row for row in range(M)], device)
+
+
+def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
+    """Nats by which the worst choice misses the best score; infinite where a token is none."""
+    M, V = logits.shape
+    if tokens.shape != (M,) or not bool(((tokens >= 0) & (tokens < V)).all()):
+        return float("inf")
+    cold = rows.temperatures == 0.0
+    scores = logits / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
+    seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
+    for row in range(M):  # noise of one row at a time: that of all would be gigabytes
+        if not bool(cold[row]):
+            ids = torch.arange(V, device=logits.device).unsqueeze(0)
+            scores[row] += gumbel_rows_reference([seeds[row]], [int(rows.positions[row])], ids)[0]
+    return float((scores.amax(1) - scores.gather(1, tokens.unsqueeze(1))[:, 0]).max())
+
+
+def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    V, K = sizes.vocab_size, sizes.hidden_size
+    x, weight, rows = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5), _choosing(M, inputs.device)
+    return Case(
+        operation="sample",
+        shape=f"{model} head {V}x{K}, {M} rows",
+        run=lambda: [sample_rows(x, Head(data=weight), rows, None)],
+        error=lambda outputs: _gap(outputs[0], x.double() @ weight.double().T, rows),
+        tolerance=_NATS,
+        work=Work(num_bytes=weight.nbytes + x.nbytes, flops=product_flops(M, V, K)),
+        rivals={"library, greedy": lambda: functional.linear(x, weight).argmax(-1)},
+    )
+
+
+def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
+    V = sizes.vocab_size
+    x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _choosing(M, inputs.device)
+    base = inputs.normal(M, V).float() * 3
+    return Case(
+        operation="markov step",
+        shape=f"{model} vocabulary, rank {rank}, {M} rows",
+        run=lambda: [sample_rows(x, Head(data=weight), rows, base)],
+        error=lambda outputs: _gap(outputs[0], x.double() @ weight.double().T + base.double(), rows),
+        tolerance=_NATS,
+        work=Work(num_bytes=weight.nbytes + x.nbytes + base.nbytes, flops=product_flops(M, V, rank)),
+    )
+
+
+def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> Case:
+    V, K = sizes.vocab_size, sizes.hidden_size
+    x, weight = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5)
+
+    def run() -> Outputs:
+        best = best_tokens(x, Head(data=weight), count, None)
+        return [best.values, best.totals, best.tokens]
+
+    def error(outputs: Outputs) -> float:
+        values, totals, tokens = outputs
+        if not bool(((tokens >= 0) & (tokens < V)).all()):
+            return float("inf")
+        logits = x.double() @ weight.double().T
+        right = logits.topk(count).values
+        numbers = [values, totals, logits.gather(1, tokens)]
+        return relative_error(lambda: [right, logits.logsumexp(-1), right])(numbers)
+
+    return Case(
+        operation="best tokens",
+        shape=f"{model} head {V}x{K}, {count} of {M} rows",
+        run=run,
+        error=error,
+        tolerance=_LOGITS,
+        work=Work(num_bytes=weight.nbytes + x.nbytes, flops=product_flops(M, V, K)),
+        rivals={"library": lambda: functional.linear(x, weight).float().topk(count)},
+    )
+
+
+def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
+    tokens = inputs.integers(1000, B, depths, k)
+    chances = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
+
+    def comparable(trees: Trees) -> Outputs:
+        beyond = torch.arange(budget) >= trees.counts.cpu().unsqueeze(1)
+        return [
+            trees.tokens.cpu().masked_fill(beyond, -1),
+            trees.parents.cpu(),
+            trees.survival.cpu(),
+            trees.counts.cpu(),
+        ]
+
+    return Case(
+        operation="grow trees",
+        shape=f"{B} of {budget} nodes",
+        run=lambda: _tensors(grow_trees(tokens, chances, budget)),
+        error=lambda outputs: number_different(
+            lambda: comparable(grow_trees_reference(tokens.cpu(), chances.cpu(), budget))
+        )(comparable(Trees(*outputs))),
+        tolerance=0.0,
+        work=Work(num_bytes=tokens.nbytes + chances.nbytes + B * budget * 20),
+    )
+
+
+def _tensors(trees: Trees) -> Outputs:
+    return [trees.tokens, trees.parents, trees.survival, trees.counts]
+
+
+def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
+    parents = torch.minimum(inputs.integers(nodes, B, nodes) - 1, torch.arange(nodes, device=inputs.device) - 1)
+    trees = Trees(inputs.integers(3, B, nodes), parents, inputs.uniform(B, nodes), inputs.integers(nodes + 1, B))
+    chosen = inputs.integers(3, B, nodes + 1)
+
+    def accepted(accept: Callable[..., object]) -> Outputs:
+        commit = Commit(
+            slot_tables=torch.full((B, 2 * nodes + 2), -7, dtype=torch.int32, device=inputs.device),
+            table_rows=torch.arange(B, device=inputs.device).flip(0).contiguous(),
+            positions=torch.arange(B, device=inputs.device) % nodes,
+            node_slots=torch.arange(B * nodes, dtype=torch.int32, device=inputs.device).view(B, nodes),
+        )
+        done = accept(chosen, trees, commit)
+        return [done.nodes, done.tokens, done.counts, commit.slot_tables]  # type: ignore[attr-defined]
+
+    return Case(
+        operation="accept trees",
+        shape=f"{B} of {nodes} nodes",
+        run=lambda: accepted(accept_trees),
+        error=number_different(lambda: accepted(accept_trees_reference)),
+        tolerance=0.0,
+        work=Work(num_bytes=B * nodes * 40),
+    )
+
+
+def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
+    """Four adapters, and rows without one."""
+    K, N = sizes.hidden_size, sizes.hidden_size
+    stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
+    x = inputs.normal(M, K)
+    ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()
+
+    def run() -> Outputs:
+        out = torch.zeros(M, N, device=inputs.device)
+        stacked_lora(x, out, ids, stack, 5)
+        return [out]
+
+    def exact() -> Outputs:
+        out = torch.zeros(M, N, dtype=torch.float64, device=inputs.device)
+        for row, adapter in enumerate(ids.tolist()):
+            if adapter >= 0:
+                out[row] = stack.up[adapter].double() @ (stack.down[adapter].double() @ x[row].double())
+        return [out]
+
+    return Case(
+        operation="lora",
+        shape=f"{model}, 4 of rank {rank}, {M} rows",
+        run=run,
+        error=relative_error(exact),
+        tolerance=tolerance(inputs.dtype),
+        work=Work(num_bytes=stack.down.nbytes + stack.up.nbytes + x.nbytes + 2 * M * N * 4),
+    )
+
+
+def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case:
+    H = sizes.hidden_size
+    x, weight = inputs.normal(M, H), inputs.normal(heads * H, H) / H**0.5
+
+    def exact() -> Outputs:
+        inner = (x.double() @ weight.double().T).view(M, heads, H)
+        return [x.double().unsqueeze(1) + functional.silu(inner)]
+
+    return Case(
+        operation="medusa heads",
+        shape=f"{model}, {heads} heads, {M} rows",
+        run=lambda: [medusa_heads(x, linear_parts(x, weight), heads)],
+        error=relative_error(exact),
+        tolerance=tolerance(inputs.dtype),
+        work=Work(num_bytes=weight.nbytes + x.nbytes * (1 + heads), flops=product_flops(M, heads * H, H)),
+    )
+
+
+def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
+    """Of rows of float32 logits, in place."""
+    logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
+    against = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
+    before = logits.clone()
+
+    def exact() -> Outputs:
+        gradient = before.double()
+        goal = against if kind is Loss.CROSS_ENTROPY else against.double()
+        return [loss_rows_reference(kind, gradient, goal, scale.double()), gradient]
+
+    return Case(
+        operation=f"loss {kind.name.lower().replace('_', ' ')}",
+        shape=f"{M} rows of {V}",
+        run=lambda: [loss_rows(kind, logits, against, scale), logits],
+        error=relative_error(exact),
+        tolerance=_LOGITS,
+        work=Work(num_bytes=2 * logits.nbytes + against.nbytes),
+    )
+
+
+def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
+    """A head with its loss, forward and backward, beside autograd on whole logits."""
+    V, H = sizes.vocab_size, sizes.hidden_size
+    hidden, weight = inputs.normal(M, H).requires_grad_(), (inputs.normal(V, H) / H**0.5).requires_grad_()
+    scale = torch.ones(M, device=inputs.device)
+    labels = inputs.integers(V, M)
+    teacher = Teacher(inputs.normal(M, H), inputs.normal(V, H) / H**0.5)
+    against: Tensor | Teacher = labels if kind is Loss.CROSS_ENTROPY else teacher
+
+    def run() -> Outputs:
+        total, rows = linear_loss(kind, hidden, weight, against, scale)
+        return [*torch.autograd.grad(total, (hidden, weight)), rows]
+
+    def whole(hidden: Tensor, weight: Tensor, teacher: Teacher) -> Sequence[Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        log_p = (hidden @ weight.T).to(wide).log_softmax(-1)
+        if kind is Loss.CROSS_ENTROPY:
+            rows = functional.nll_loss(log_p, labels, reduction="none")
+        else:
+            log_q = (teacher.hidden @ teacher.weight.T).to(wide).log_softmax(-1)
+            rows = functional.kl_div(log_p, log_q, log_target=True, reduction="none").sum(-1)
+        return [*torch.autograd.grad(rows.sum(), (hidden, weight)), rows.detach()]
+
+    def exact() -> Outputs:
+        wide_hidden, wide_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+        return whole(wide_hidden, wide_weight, Teacher(teacher.hidden.double(), teacher.weight.double()))
+
+    products = 3 if kind is Loss.CROSS_ENTROPY else 4
+    return Case(
+        operation=f"head and {kind.name.lower().replace('_', ' ')}",
+        shape=f"{M} rows of {V}x{H}, forward and backward",
+        run=run,
+        error=relative_error(exact),
+        tolerance=_LOGITS if inputs.dtype == torch.float32 else 2e-2,  # logits rounded to bfloat16, and gradients
+        work=Work(num_bytes=2 * weight.nbytes, flops=products * product_flops(M, V, H)),
+        rivals={"library, whole logits": lambda: whole(hidden, weight, teacher)},
+    )
+
+
+def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[Rows]:
+    """The head's choices and the best tokens' values, with greedy and warm rows beside each other."""
+    V, K = sizes.vocab_size, sizes.hidden_size
+    x, head = inputs.normal(num_rows, K), Head(data=inputs.normal(V, K) * (3 / K**0.5))
+    rows = _choosing(num_rows, inputs.device)
+
+    def sampled(some: slice) -> Outputs:
+        part = SampledRows(*(column[some].contiguous() for column in (rows.temperatures, rows.seeds, rows.positions)))
+        return [sample_rows(x[some].contiguous(), head, part, None)]
+
+    def best(some: slice) -> Outputs:
+        found = best_tokens(x[some].contiguous(), head, 4, None)
+        return [found.values, found.tokens, found.totals]
+
+    return [Rows("sample", num_rows, sampled), Rows("best tokens", num_rows, best)]

@@ -1,0 +1,53 @@
+"""Fresh random inputs, and the sizes of a model that kernels see."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.device import Place
+from benchmarks.gpu.shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, model: str) -> "Sizes":
+        values = SHAPES[model]
+        return cls(
+            hidden_size=values["hidden_size"],
+            intermediate_size=values["intermediate_size"],
+            num_heads=values["num_attention_heads"],
+            num_kv_heads=values["num_key_value_heads"],
+            head_dim=values["head_dim"],
+            vocab_size=values["vocab_size"],
+        )
+
+
+class Inputs:
+    """Another seed, other inputs; the seed of a run is kept with its results."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.dtype, self.device = place.dtype, place.device
+        self._generator = torch.Generator(place.device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator, device=self.device, dtype=self.dtype)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """float32 in 0..1."""
+        return torch.rand(shape, generator=self._generator, device=self.device)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """int64 in 0..high - 1."""
+        return torch.randint(0, high, shape, generator=self._generator, device=self.device)
+
+    def permutation(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self._generator, device=self.device)

@@ -1,0 +1,59 @@
+"""The same engine without what makes a row's bits its own: what exact numerics cost is measured against this.
+
+Programs captured within `numerics_off` multiply through the library, which picks an algorithm by the number of rows,
+and attend through its fused attention over keys that lie one after the other. Times are those of such an engine; what
+it computes is not looked at: pages are not followed, and a tree's nodes see each other.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.attention import AttentionRows
+from kernels.cuda.parts import Parts
+from kernels.lm_head import Head, SampledRows
+
+
+def library_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
+    """As kernels.cuda.linear.linear_parts, in one split; on CUDA written as float32 at once."""
+    sums = torch.mm(x, data.T, out_dtype=torch.float32) if x.is_cuda else functional.linear(x, data).float()
+    return Parts(sums=sums.unsqueeze(0), scales=scales, bias=bias)
+
+
+def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) -> Tensor:
+    """As kernels.attention.attention for rows of one sequence, over the cache's first `length` slots."""
+    keys, values = (cache[:length].transpose(0, 1).unsqueeze(0) for cache in (k_cache, v_cache))
+    queries = q.to(k_cache.dtype).transpose(0, 1).unsqueeze(0)
+    shared = q.shape[1] != k_cache.shape[1]
+    out = functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=shared)
+    return out[0].transpose(0, 1).contiguous()
+
+
+@contextmanager
+def numerics_off(length: int) -> Iterator[Counter[str]]:
+    """`length`: keys of the one sequence. Counts what was called instead of ours."""
+    called: Counter[str] = Counter()
+
+    def parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
+        called["products"] += 1
+        return library_parts(x, data, scales, bias)
+
+    def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+        called["attention"] += 1
+        return library_attention(q, k_cache, v_cache, length)
+
+    def choice(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
+        called["head"] += 1
+        return functional.linear(x, head.data).argmax(-1)
+
+    with (
+        mock.patch("kernels.cuda.decoder.linear_parts", parts),
+        mock.patch("kernels.cuda.decoder.attention", attention),
+        mock.patch("engine.rounds.choosing.sample_rows", choice),
+    ):
+        yield called

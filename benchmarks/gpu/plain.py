@@ -1,0 +1,94 @@
+"""Plain decoding beside its peers, over the same weights: tokens a second at a batch, by turns.
+
+    tokens per second = batch (long - short) / (seconds of long answers - seconds of short ones)
+
+so that what comes before the first token, which the peers do in other ways, is left out.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from benchmarks.gpu.steps import make_engine
+from benchmarks.peers.compiled_loop import CompiledLoop
+from benchmarks.peers.static_transformers import StaticTransformers, model_over
+from benchmarks.samples import Spread
+from engine.generate import generate
+from engine.model import Decoder
+from engine.request import Request, SamplingParams
+from engine.rotary import tables_of
+
+Answer = Callable[[int], Any]  # so many tokens for each prompt
+_ROUNDS = 3
+
+
+def ours(model: Decoder, prompts: Tensor, longest: int) -> Answer:
+    engine = make_engine(model, prompts.shape[1] + longest, batch_size=prompts.shape[0])
+    rows = [tuple(row) for row in prompts.tolist()]
+
+    def answer(num_tokens: int) -> list[tuple[int, ...]]:
+        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        work = [Request(str(number), row, sampling) for number, row in enumerate(rows)]
+        return [completion.token_ids for completion in generate(engine, work)]
+
+    return answer
+
+
+def compiled_loop(
+    model: Decoder, published: PretrainedConfig, prompts: Tensor, longest: int, *, compiled: bool
+) -> Answer:
+    B, T = prompts.shape
+    tables = tables_of(published, model.config.head_dim, T + longest)
+    loop = CompiledLoop(model.config, model.weights, tables, batch_size=B, max_seq_len=T + longest, compiled=compiled)
+
+    def answer(num_tokens: int) -> list[tuple[int, ...]]:
+        loop.start(prompts)
+        found = [loop.tokens.clone()]
+        for _ in range(num_tokens - 1):
+            loop.step()
+            found.append(loop.tokens.clone())
+        return [tuple(row) for row in torch.cat(found, dim=1).tolist()]
+
+    return answer
+
+
+def hugging_face(model: Decoder, published: PretrainedConfig, prompts: Tensor, *, compiled: bool) -> Answer:
+    if compiled:
+        torch._dynamo.reset()  # else another batch is compiled for shapes that change
+    peer = StaticTransformers(model_over(model.weights, model.config, published), compiled=compiled)
+    return lambda num_tokens: [tuple(row) for row in peer.answers(prompts, num_tokens).tolist()]
+
+
+def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict[str, Spread]:
+    """Tokens a second of each; every arm has answered once before."""
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(_ROUNDS):
+        for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
+            seconds = [_seconds(arms[name], count) for count in (short, long)]
+            taken[name].append(rate(batch, short, long, *seconds))
+    spreads = {name: Spread.of(values) for name, values in taken.items()}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def rate(batch: int, short: int, long: int, short_seconds: float, long_seconds: float) -> float:
+    """0 where the longer answers took no longer: the machine was disturbed."""
+    return batch * (long - short) / (long_seconds - short_seconds) if long_seconds > short_seconds else 0.0
+
+
+def _seconds(answer: Answer, num_tokens: int) -> float:
+    started = time.perf_counter()
+    answer(num_tokens)  # comes back with token ids on the host, so the device is done
+    return time.perf_counter() - started
+
+
+def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
+    """Share of the tokens before the first difference; other numerics may part from ours at any near-tie."""
+    kept = 0
+    for one, other in zip(left, right, strict=True):
+        pairs = zip(one, other, strict=True)
+        kept += next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))
+    return kept / sum(map(len, left))

@@ -1,0 +1,51 @@
+"""Memory that shows what a kernel did not write, or wrote where it must not.
+
+Inside `Poisoned()` every new tensor is filled with NaN (whole numbers: with one that nothing means) and lies between
+two canaries. What is left of the poison shows in the comparison with a reference; `damage()` names allocations whose
+canaries changed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_GUARD = 4096  # bytes, a multiple of any alignment a kernel counts on
+_CANARY = 0xA5
+_NOTHING = -7777
+_ALLOCATIONS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+
+
+class Poisoned(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._guarded: list[tuple[Tensor, int]] = []  # memory with its guards, bytes between them
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return self._poisoned(made) if func in _ALLOCATIONS else made
+
+    def damage(self) -> list[str]:
+        """Of each allocation whose surroundings were written to: where, in bytes from its start."""
+        found = []
+        for memory, size in self._guarded:
+            before, behind = memory[:_GUARD] != _CANARY, memory[_GUARD + size :] != _CANARY
+            places = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
+            if places.numel():
+                found.append(f"{places.numel()} bytes around {size}, the first at {int(places[0])}")
+        return found
+
+    def _poisoned(self, like: Tensor) -> Tensor:
+        size = like.numel() * like.itemsize
+        memory = torch.full((size + 2 * _GUARD,), _CANARY, dtype=torch.uint8, device=like.device)
+        self._guarded.append((memory, size))
+        body = memory[_GUARD : _GUARD + size].view(like.dtype).view(like.shape)
+        return body.fill_(float("nan") if like.dtype.is_floating_point else _fitting(like.dtype))
+
+
+def _fitting(dtype: torch.dtype) -> int:
+    return max(_NOTHING, int(torch.iinfo(dtype).min))

@@ -1,0 +1,79 @@
+"""Under what a figure was measured, and where figures are kept: `<folder>/<GPU>/<name>.json`."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_FOLDER = ROOT / "benchmarks" / "results"
+_PACKAGES = ("torch", "triton", "transformers", "numpy")
+_CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    device: str  # as it names itself
+    commit: str
+    started_at: str
+    command: str
+    versions: dict[str, str]
+    gpu: dict[str, str]  # as found before the run, from nvidia-smi; nothing is set
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Machine":
+        on_gpu = device.type == "cuda"
+        return cls(
+            device=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+            commit=commit(),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=" ".join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
+            versions={"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
+            gpu=_gpu_state() if on_gpu else {},
+        )
+
+
+def commit() -> str:
+    """$SLIPSTREAM_COMMIT, for copies of the tree without its history; else the checkout's; else "unknown"."""
+    if named := os.environ.get("SLIPSTREAM_COMMIT"):
+        return named
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return result.stdout.strip()
+
+
+def _gpu_state() -> dict[str, str]:
+    command = ["nvidia-smi", f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    first = result.stdout.splitlines()[0]
+    return dict(zip(_CLOCKS, (value.strip() for value in first.split(",")), strict=True))
+
+
+def folder_name(device_name: str) -> str:
+    """ "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") or "unknown"
+
+
+def write(folder: Path, machine: Machine, name: str, values: dict[str, Any]) -> Path:
+    """Returns: the file, whole or not at all."""
+    path = folder / folder_name(machine.device) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"machine": asdict(machine)} | values, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path

@@ -1,0 +1,143 @@
+"""Shapes of published models, with weights made on the device: what a pass costs does not depend on what they are.
+
+Numbers are normal and small enough that no layer overflows. What such a model says means nothing, so how much of a
+draft it accepts means nothing either.
+"""
+
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from engine.config import ModelConfig
+from engine.model import Decoder
+from engine.rotary import tables_of
+from engine.weights import build_weights
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# As published in each model's config.json.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
+    },
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
+    },
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+    "tiny": {  # for rehearsals
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 96,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+
+
+def published(name: str) -> PretrainedConfig:
+    """As transformers knows it; it ends no answer by itself."""
+    return AutoConfig.for_model(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+class _Random:
+    """A source of tensors of whatever shape the configuration asks for, made where they are wanted."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def tensor(self, name: str) -> Tensor:
+        shape = self._shape(name)
+        made = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)
+        if len(shape) == 1:
+            made = 1.0 + 0.1 * made  # norms
+        else:
+            made *= 0.7 / float(shape[1]) ** 0.5
+        return made.to(self._dtype)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        config = self._config
+        H, D, inner = config.hidden_size, config.head_dim, config.intermediate_size
+        heads, kv_heads = config.num_heads * D, config.num_kv_heads * D
+        shapes: dict[str, tuple[int, ...]] = {
+            "q_proj": (heads, H),
+            "k_proj": (kv_heads, H),
+            "v_proj": (kv_heads, H),
+            "o_proj": (H, heads),
+            "gate_proj": (inner, H),
+            "up_proj": (inner, H),
+            "down_proj": (H, inner),
+            "embed_tokens": (config.vocab_size, H),
+            "lm_head": (config.vocab_size, H),
+            "q_norm": (D,),
+            "k_norm": (D,),
+        }
+        return shapes.get(name.split(".")[-2], (H,))
+
+
+def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_positions: int) -> Decoder:
+    """A model of this shape. `max_positions`: of its rotary tables."""
+    config = ModelConfig.from_values(SHAPES[name])
+    with mock.patch("kernels.linear.library", return_value=None):  # on a CPU too they lie as on a GPU
+        weights = build_weights(_Random(config, dtype, device), config, dtype, device)
+    return Decoder(config, weights, tables_of(published(name), config.head_dim, max_positions), dtype)
+
+
+def pass_bytes(config: ModelConfig, itemsize: int, *, context: int, batch: int) -> int:
+    """The least a decoding pass reads: all weights but the embedding's table, and the contexts' keys and values."""
+    H, D, inner = config.hidden_size, config.head_dim, config.intermediate_size
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * D * H
+    layer = qkv + config.num_heads * D * H + 3 * inner * H
+    weights = config.num_layers * layer + config.vocab_size * H
+    cache = 2 * config.num_layers * config.num_kv_heads * D * context * batch
+    return (weights + cache) * itemsize

@@ -1,0 +1,105 @@
+"""Speculation on a real model: what was accepted, what it gained, whether answers stayed equal, and what was foreseen.
+
+foreseen = acceptance length * T_plain / (T_verify(nodes) + T_draft)
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decode import acceptance
+from benchmarks.samples import Spread
+from benchmarks.workload import WITHOUT_WEIGHTS, Prompt, speculator_kind
+from engine.config import EngineConfig
+from engine.generate import generate
+from engine.load import load_drafter
+from engine.loop import Engine
+from engine.model import Decoder
+from engine.request import Completion, Request, SamplingParams
+
+_ROUNDS = 3
+_BUDGET = 16
+_CONTEXT = 256  # at which a round is timed; prompts and answers are about that long
+
+
+def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
+    """(drafter, folder), plain decoding first. Raises: WorkloadError."""
+    trained = [(speculator_kind(folder), folder) for folder in speculators]
+    return [("none", None), *((name, None) for name in WITHOUT_WEIGHTS), *trained]
+
+
+def measured(
+    model: Decoder,
+    model_dir: Path,
+    prompts: Sequence[Prompt],
+    speculators: Sequence[Path],
+    *,
+    batch: int,
+    max_tokens: int,
+    rounds: str = "auto",
+) -> list[dict[str, Any]]:
+    """A row for each drafter; arms take turns. Raises: WorkloadError, SpeculatorNotLoadable."""
+    longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
+    longest = max(longest, 2 * _CONTEXT)
+    config = EngineConfig(max_batch_size=batch, max_seq_len=longest, draft_budget=_BUDGET, rounds=rounds)
+    engines = {
+        name: Engine(model, load_drafter(name, model, folder, model_dir=model_dir), config)
+        for name, folder in arms_of(speculators)
+    }
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    work = [Request(prompt.custom_id, prompt.token_ids, sampling) for prompt in prompts]
+    taken: dict[str, list[float]] = {name: [] for name in engines}
+    answers: dict[str, list[Completion]] = {}
+    drafting: dict[str, float] = {}
+    for turn in range(1 + _ROUNDS):
+        for name in list(engines)[:: 1 if turn % 2 == 0 else -1]:
+            before = engines[name].phase_seconds["draft"]
+            started = time.perf_counter()
+            answers[name] = generate(engines[name], work)
+            seconds = time.perf_counter() - started
+            drafting[name] = engines[name].phase_seconds["draft"] - before
+            if turn:  # the first compiles and captures
+                taken[name].append(sum(len(answer.token_ids) for answer in answers[name]) / seconds)
+    return [
+        _row(name, engine, answers[name], answers["none"], Spread.of(taken[name]), taken["none"], drafting[name])
+        for name, engine in engines.items()
+    ]
+
+
+def _row(
+    name: str,
+    engine: Engine,
+    answers: Sequence[Completion],
+    plain: Sequence[Completion],
+    speed: Spread | None,
+    plain_speeds: Sequence[float],
+    draft_seconds: float,
+) -> dict[str, Any]:
+    length, rates = acceptance(answers)
+    plain_speed = Spread.of(plain_speeds)
+    assert speed is not None  # there are rounds
+    assert plain_speed is not None
+    row = {
+        "drafter": name,
+        "tokens_per_second": asdict(speed),
+        "speedup": speed.median / plain_speed.median,
+        "acceptance_length": length,
+        "acceptance_rate_per_position": rates,
+        "equal": sum(ours.token_ids == theirs.token_ids for ours, theirs in zip(answers, plain, strict=True)),
+        "answers": len(answers),
+    }
+    if name != "none" and engine.uses_rounds and engine.config.max_batch_size == 1:
+        num_passes = sum(answer.speculation.num_spec_steps for answer in answers)
+        row["speedup_foreseen"] = foreseen(
+            length,
+            plain=engine.time_round(1, 0, context=_CONTEXT).verify_seconds,
+            verify=engine.time_round(1, _BUDGET, context=_CONTEXT).verify_seconds,
+            draft=draft_seconds / max(1, num_passes),
+        )
+    return row
+
+
+def foreseen(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
+    return acceptance_length * plain / (verify + draft)

@@ -1,0 +1,129 @@
+"""What a decoding step takes, by the nodes it verifies and by the context: T_plain, T_verify(n), T_draft, T_host.
+
+Times are those of the very graphs that serve (`Engine.time_round`), over sequences whose keys and values lie where
+they would. A plain step's floor is the weights and the context's keys and values over the bandwidth of a copy.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.ceilings import Ceilings, Work
+from benchmarks.gpu.numerics_off import numerics_off
+from benchmarks.gpu.shapes import pass_bytes
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.drafters.none import NoDrafter
+from engine.loop import Engine
+from engine.model import Decoder
+from engine.rounds.timing import RoundTimes
+
+_TURNS = 3  # by turns; the median counts
+_REPEATS = 20  # rounds in a turn
+_LONGEST_PATH = 64
+_DRAFT_VOCAB = 32_000
+_MEDUSA_HEADS = 4
+_DRAFTED_NODES = 16
+_BUDGET = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    context: int
+    nodes: int
+    verify_seconds: float
+    host_seconds: float  # to launch it; hidden while the device takes longer
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    contexts: tuple[int, ...]
+    nodes: tuple[int, ...]  # 0, which is plain decoding, first
+
+    @property
+    def longest(self) -> int:
+        """A sequence's most tokens: every round may keep a whole path."""
+        return max(self.contexts) + (_REPEATS + 2) * (1 + min(max(self.nodes), _LONGEST_PATH))
+
+
+def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
+    """With room for that many sequences of that length; in rounds, on a CPU too."""
+    config = EngineConfig(
+        max_batch_size=batch_size, max_seq_len=max_seq_len, kv_cache_bytes=1 << 60, draft_budget=_BUDGET, rounds="on"
+    )
+    return Engine(model, drafter or NoDrafter(), config)
+
+
+def step_table(engine: Engine, plan: Plan) -> list[Step]:
+    """All sizes by turns."""
+    sizes = [(context, nodes) for context in plan.contexts for nodes in plan.nodes]
+    taken: dict[tuple[int, int], list[RoundTimes]] = {size: [] for size in sizes}
+    for _ in range(1 + _TURNS):  # the first compiles and captures
+        for size in sizes:
+            taken[size].append(_round(engine, *size))
+    return [
+        Step(
+            context=context,
+            nodes=nodes,
+            verify_seconds=statistics.median(times.verify_seconds for times in taken[context, nodes][1:]),
+            host_seconds=statistics.median(times.host_seconds for times in taken[context, nodes][1:]),
+        )
+        for context, nodes in sizes
+    ]
+
+
+def _round(engine: Engine, context: int, nodes: int) -> RoundTimes:
+    return engine.time_round(1, nodes, context=context, repeats=_REPEATS)
+
+
+def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Beside each step how much longer it is than the plain one, and of plain ones the share of the bandwidth."""
+    plain = {step.context: step.verify_seconds for step in steps if step.nodes == 0}
+    table = []
+    for step in steps:
+        row = asdict(step) | {"over_plain": step.verify_seconds / plain[step.context]}
+        if step.nodes == 0:
+            least = Work(num_bytes=pass_bytes(model.config, model.dtype.itemsize, context=step.context, batch=1))
+            row["share_of_bandwidth"] = least.share(step.verify_seconds, ceilings)
+        table.append(row)
+    return table
+
+
+def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
+    """T_draft of Medusa heads over a reduced vocabulary, on the device."""
+    vocab_size = min(_DRAFT_VOCAB, model.config.vocab_size)
+    config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=_MEDUSA_HEADS, draft_vocab_size=vocab_size)
+    heads = MedusaHeads(config, torch.arange(vocab_size))
+    drafter = MedusaDrafter(heads, model)
+    engine = make_engine(model, Plan((context,), (_DRAFTED_NODES,)).longest, drafter=drafter)
+    times = [_round(engine, context, _DRAFTED_NODES) for _ in range(_TURNS + 1)][1:]
+    return {"medusa": statistics.median(one.draft_seconds for one in times)}
+
+
+def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
+    """T with exact numerics over T with them off, by turns.
+
+    Raises: RuntimeError: the arm without them still goes through our kernels.
+    """
+    length = Plan((context,), tuple(nodes)).longest
+    engines = {"exact": make_engine(model, length), "off": make_engine(model, length)}
+    with numerics_off(context) as called:
+        for count in nodes:
+            _round(engines["off"], context, count)  # captured here, replayed below
+    if model.device.type == "cuda" and not {"products", "attention", "head"} <= called.keys():
+        raise RuntimeError(f"only {sorted(called)} were replaced")
+    seconds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in engines for count in nodes}
+    for turn in range(_TURNS + 1):
+        for name in sorted(engines, reverse=turn % 2 == 0):
+            for count in nodes:
+                seconds[name, count].append(_round(engines[name], context, count).verify_seconds)
+    rows = []
+    for count in nodes:
+        exact, off = (statistics.median(seconds[name, count][1:]) for name in ("exact", "off"))
+        rows.append({"nodes": count, "exact_seconds": exact, "off_seconds": off, "exact_over_off": exact / off})
+    return rows

@@ -1,0 +1,194 @@
+"""All that is to know of decoding on a GPU, one section after the other, the most important first.
+
+A section that fails or that time leaves out is named in the results, and the others stand. Results are written after
+each, so that whoever stops the run keeps what there is.
+"""
+
+import argparse
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import ceilings, plain, record, speculation, steps, table
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.device import NoGpuError, Place
+from benchmarks.gpu.shapes import SHAPES, make_model, published
+from benchmarks.workload import WorkloadError, add_engine, arguments, read_prompts
+from engine.errors import EngineError
+from engine.load import load_model
+from engine.model import Decoder
+from engine.tokenizer import Tokenizer
+
+Section = tuple[str, Callable[[], Any]]
+_PLAN = steps.Plan(contexts=(2048, 512, 8192, 32_768), nodes=(0, 4, 16, 64, 128))
+_TINY_PLAN = steps.Plan(contexts=(40, 90), nodes=(0, 4))
+_BATCHES, _PROMPT, _SHORT, _LONG = (1, 8, 32), 512, 16, 80
+
+
+class Shape:
+    """One shape's sections. `rehearsal`: tiny, and nothing is compiled."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        self._rehearsal = place.is_rehearsal
+        self._plan = _TINY_PLAN if self._rehearsal else _PLAN
+        self._published = published(name)
+        self._place, self._clock = place, clock_of(place.device)
+        self.model = make_model(name, place.dtype, place.device, max_positions=self._plan.longest)
+        self._best = ceilings.measure(self._clock, place)
+
+    def sections(self) -> list[Section]:
+        batches = (1, 2) if self._rehearsal else _BATCHES
+        return [
+            ("ceilings", lambda: asdict(self._best)),
+            ("steps", self._steps),
+            ("numerics", self._numerics),
+            *self._plain_sections(batches[:1]),
+            ("draft", lambda: steps.draft_seconds(self.model, self._plan.contexts[0])),
+            *self._plain_sections(batches[1:]),
+        ]
+
+    def _plain_sections(self, batches: Sequence[int]) -> list[Section]:
+        loops = [(f"plain {batch}", partial(self._plain, batch)) for batch in batches]
+        return [*loops, *((f"hugging face {batch}", partial(self._hugging_face, batch)) for batch in batches)]
+
+    def _steps(self) -> list[dict[str, Any]]:
+        engine = steps.make_engine(self.model, self._plan.longest)
+        return steps.with_shares(steps.step_table(engine, self._plan), self.model, self._best)
+
+    def _numerics(self) -> list[dict[str, float]]:
+        nodes = (0, 4) if self._rehearsal else (0, 16)
+        return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
+
+    def _sizes(self, batch: int) -> tuple[Tensor, int, int]:
+        """Prompts, short and long answers."""
+        length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT, _SHORT, _LONG)
+        generator = torch.Generator().manual_seed(batch)
+        prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
+        return prompts.to(self._place.device), short, long
+
+    def _plain(self, batch: int) -> dict[str, Any]:
+        prompts, short, long = self._sizes(batch)
+        arms = {
+            "ours": plain.ours(self.model, prompts, long),
+            "compiled loop": plain.compiled_loop(
+                self.model, self._published, prompts, long, compiled=not self._rehearsal
+            ),
+        }
+        return _rates(arms, batch, short, long)
+
+    def _hugging_face(self, batch: int) -> dict[str, Any]:
+        prompts, short, long = self._sizes(batch)
+        arms = {
+            "ours": plain.ours(self.model, prompts, long),
+            "hugging face": plain.hugging_face(self.model, self._published, prompts, compiled=not self._rehearsal),
+        }
+        return _rates(arms, batch, short, long)
+
+
+def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> dict[str, Any]:
+    first = {name: answer(long) for name, answer in arms.items()}  # compiles and captures
+    spreads = plain.rates(arms, batch, short, long)
+    return {
+        "batch": batch,
+        "tokens_per_second": {name: asdict(spread) for name, spread in spreads.items()},
+        "tokens_like_ours": {name: plain.agreement(first["ours"], answers) for name, answers in first.items()},
+    }
+
+
+def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[dict[str, Any]], object]) -> bool:
+    """Whether none failed. `save` gets all there is, after each."""
+    values: dict[str, Any] = {"failed": {}, "left_out": []}
+    for name, section in sections:
+        if time.monotonic() > deadline:
+            values["left_out"].append(name)
+        else:
+            started = time.monotonic()
+            try:
+                values[name] = section()
+            except Exception as error:  # the sections after it may well run; this one is reported
+                traceback.print_exc()
+                values["failed"][name] = f"{type(error).__name__}: {error}"[:500]
+            print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        save(values)
+    return not values["failed"]
+
+
+def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal: bool) -> list[Section]:
+    """Raises: WorkloadError, OSError: prompts cannot be used."""
+    longest = min(model.max_positions, 1024) - args.max_tokens
+    prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=longest, limit=args.limit)
+    return [
+        (
+            f"batch {batch}",
+            partial(
+                speculation.measured,
+                model,
+                args.model,
+                prompts,
+                args.speculator,
+                batch=batch,
+                max_tokens=args.max_tokens,
+                rounds="on" if rehearsal else "auto",
+            ),
+        )
+        for batch in (1, 8)
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = arguments("Times decoding by shape, or speculation on a real model (--model).")
+    made.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all published ones)")
+    made.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    made.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer, with --model")
+    made.add_argument("--limit", type=int, default=16, metavar="N", help="prompts to take, with --model")
+    made.add_argument("--results", type=Path, metavar="DIR", help="default on a GPU: benchmarks/results")
+    made.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which sections are left out")
+    add_engine(made)
+    made.set_defaults(device="cuda")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        place = Place.of(args.device)
+        names = args.shape or (["tiny"] if place.is_rehearsal else [name for name in SHAPES if name != "tiny"])
+        passed = [_run(args, place, name) for name in ([args.model.name] if args.model else names)]
+        return int(not all(passed))
+    except (NoGpuError, WorkloadError, EngineError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace, place: Place, name: str) -> bool:
+    machine, deadline = record.Machine.now(place.device), time.monotonic() + 60 * args.minutes
+    if args.model:
+        model = load_model(args.model, dtype=args.dtype, device=str(place.device), weights=args.weights)
+        if not isinstance(model, Decoder):
+            raise WorkloadError(f"{args.model} is no dense model of Llama's family")
+        kind, sections = "speculation", speculation_sections(args, model, rehearsal=place.is_rehearsal)
+    else:
+        kind, sections = "decode", Shape(name, place).sections()
+    folder = args.results or (None if place.is_rehearsal else record.DEFAULT_FOLDER)
+    found: dict[str, Any] = {}
+
+    def save(values: dict[str, Any]) -> None:
+        found.update({"name": name} | values)
+        if folder is not None:
+            record.write(folder, machine, f"{kind}-{name}", found)
+
+    passed = run_sections(sections, deadline, save)
+    print(table.PRINTERS[kind](found))
+    return passed

@@ -1,0 +1,65 @@
+"""Hugging Face `generate` with a static cache, compiled as it does so itself on CUDA, over the engine's own weights."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.weights import DecoderWeights
+
+
+def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
+    """A model of transformers whose parameters are views of ours, but for the norms, which are cast."""
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
+    model.load_state_dict(_named(weights, config), strict=True, assign=True)
+    inner = model.model
+    inner.rotary_emb = type(inner.rotary_emb)(published).to(weights.embedding.device)  # its buffers are in no file
+    return model.eval()
+
+
+def _named(weights: DecoderWeights, config: ModelConfig) -> dict[str, Tensor]:
+    dtype, D = weights.embedding.dtype, config.head_dim
+    sizes = (config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D)
+    named = {
+        "model.embed_tokens.weight": weights.embedding,
+        "model.norm.weight": weights.final_norm.to(dtype),
+        "lm_head.weight": weights.lm_head,
+    }
+    for index, layer in enumerate(weights.layers):
+        base, norms = f"model.layers.{index}", layer.head_norms
+        named[f"{base}.input_layernorm.weight"] = layer.input_norm.to(dtype)
+        named[f"{base}.post_attention_layernorm.weight"] = layer.post_norm.to(dtype)
+        parts = zip(("q_proj", "k_proj", "v_proj"), layer.qkv.data.split(sizes), strict=True)
+        named |= {f"{base}.self_attn.{name}.weight": part for name, part in parts}
+        named[f"{base}.self_attn.o_proj.weight"] = layer.output.data
+        halves = zip(("gate_proj", "up_proj"), layer.gate_up.data.chunk(2), strict=True)
+        named |= {f"{base}.mlp.{name}.weight": part for name, part in halves}
+        named[f"{base}.mlp.down_proj.weight"] = layer.down.data
+        if norms is not None:
+            named[f"{base}.self_attn.q_norm.weight"] = norms.query.to(dtype)
+            named[f"{base}.self_attn.k_norm.weight"] = norms.key.to(dtype)
+    return named
+
+
+class StaticTransformers:
+    def __init__(self, model: Any, *, compiled: bool = True) -> None:
+        self._model, self._compiled = model, compiled
+
+    @torch.no_grad()
+    def answers(self, prompts: Tensor, num_tokens: int) -> Tensor:
+        """prompts [B, T] int64 -> [B, num_tokens]."""
+        whole = self._model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            cache_implementation="static",
+            disable_compile=not self._compiled,
+        )
+        return whole[:, prompts.shape[1] :]  # type: ignore[no-any-return]

@@ -1,0 +1,195 @@
+"""The decoding benchmark: its arithmetic, its peers against each other, and all of it without a GPU."""
+
+import json
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import decode
+from benchmarks.gpu import numerics_off, plain, steps, suite, table
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.goals import GOALS, Verdict, verdicts
+from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
+from benchmarks.gpu.speculation import foreseen
+from engine.config import ModelConfig
+from engine.model import Decoder
+from kernels.attention import attention_reference
+from kernels.linear import linear_reference
+from tests.kernels.test_attention import make_rows
+from tests.tiny_model import make_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return make_model("tiny", torch.float32, CPU, max_positions=256)
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
+def test_a_pass_reads_what_the_published_model_weighs(name: str, gigabytes: float) -> None:
+    config = ModelConfig.from_values(SHAPES[name])
+    assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
+def test_a_context_adds_its_keys_and_values_for_each_sequence() -> None:
+    config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
+    weights = pass_bytes(config, 2, context=0, batch=8)
+    assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
+
+
+def test_our_answers_are_those_of_the_peers(model: Decoder) -> None:
+    prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
+    shape = published("tiny")
+    ours = plain.ours(model, prompts, 9)(9)
+    assert plain.compiled_loop(model, shape, prompts, 9, compiled=False)(9) == ours
+    assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == ours
+
+
+def test_a_rate_leaves_out_what_comes_before_the_first_token() -> None:
+    assert plain.rate(8, 16, 144, short_seconds=1.5, long_seconds=3.5) == 8 * 128 / 2.0
+    assert plain.rate(8, 16, 144, short_seconds=2.0, long_seconds=1.0) == 0.0
+
+
+def test_answers_agree_up_to_their_first_difference() -> None:
+    assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
+
+
+def test_library_products_and_attention_are_the_same_operations() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
+    parts = numerics_off.library_parts(x, data, None, bias)
+    assert parts.bias is not None
+    torch.testing.assert_close(parts.sums[0] + parts.bias, linear_reference(x, data, bias))
+
+    q, k, v = (torch.randn(*shape, generator=generator) for shape in ((1, 4, 16), (9, 2, 16), (9, 2, 16)))
+    rows = make_rows(torch.arange(9, dtype=torch.int32).view(1, -1), [7], [[]])
+    torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
+
+
+def test_while_they_are_off_programs_are_made_of_the_librarys() -> None:
+    places = [
+        ("kernels.cuda.decoder", "linear_parts"),
+        ("kernels.cuda.decoder", "attention"),
+        ("engine.rounds.choosing", "sample_rows"),
+    ]
+
+    def current() -> list[Any]:
+        return [getattr(import_module(module), name) for module, name in places]
+
+    ours = current()
+    with numerics_off.numerics_off(4) as called:
+        products, *others = current()
+        products(torch.ones(1, 2), torch.ones(3, 2))
+        assert called == {"products": 1}
+        assert not set(ours) & {products, *others}
+    assert current() == ours
+
+
+def test_steps_are_set_beside_the_plain_one_of_their_context(model: Decoder) -> None:
+    taken = [
+        steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
+        for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
+    ]
+    least = pass_bytes(model.config, 4, context=10, batch=1)
+    table_of = steps.with_shares(taken, model, Ceilings(copy_bytes_per_second=least, flops_per_second=1.0))
+    assert [row["over_plain"] for row in table_of] == [1.0, 1.5, 1.0, 1.0]
+    assert table_of[0]["share_of_bandwidth"] == 0.5
+    assert "share_of_bandwidth" not in table_of[1]
+
+
+def test_a_speedup_is_foreseen_from_acceptance_and_steps() -> None:
+    assert foreseen(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
+
+
+def test_goals_are_judged_from_files_alone() -> None:
+    steps_of_8b = [
+        {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
+        {"context": 2048, "nodes": 16, "over_plain": 1.09},
+    ]
+    found = verdicts({"decode-llama-3.1-8b": {"steps": steps_of_8b}})
+    assert [verdict.status for verdict in found] == ["PASS", "NOT MEASURED", "FAIL", *["NOT MEASURED"] * 4]
+    assert Verdict(GOALS[0], float("nan")).status == "FAIL"
+
+
+def test_attention_is_judged_by_its_bytes_and_one_wrong_kernel_fails() -> None:
+    case: dict[str, Any] = {
+        "shape": "llama-3.1-8b heads, 32768 keys, 16 rows",
+        "passed": True,
+        "work": {"num_bytes": 71},
+        "seconds": {"ours": {"median": 1.0}},
+    }
+    results = {"kernels": {"cases": [case], "rows": [], "ceilings": {"copy_bytes_per_second": 100.0}}}
+    assert [verdict.status for verdict in verdicts(results)][-2:] == ["PASS", "PASS"]
+    case |= {"passed": False, "seconds": {"ours": {"median": 1.1}}}
+    assert [verdict.status for verdict in verdicts(results)][-2:] == ["FAIL", "FAIL"]
+
+
+def test_a_section_that_fails_or_comes_too_late_is_named_and_the_others_stand() -> None:
+    saved: list[dict[str, Any]] = []
+
+    def broken() -> None:
+        raise RuntimeError("out of memory")
+
+    far = time.monotonic() + 1000
+    passed = suite.run_sections(
+        [("a", lambda: 1), ("b", broken), ("c", lambda: 2)], far, lambda v: saved.append(dict(v))
+    )
+    assert not passed
+    assert saved[-1] == {"failed": {"b": "RuntimeError: out of memory"}, "left_out": [], "a": 1, "c": 2}
+    assert saved[0]["a"] == 1, "saved after each section"
+    assert suite.run_sections([("a", lambda: 1)], 0.0, saved.append)
+    assert saved[-1] == {"failed": {}, "left_out": ["a"]}
+
+
+def test_a_rehearsal_goes_through_every_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = decode.main(["--device", "cpu", "--results", str(tmp_path)])
+
+    (path,) = tmp_path.glob("*/decode-tiny.json")
+    values = json.loads(path.read_text())
+    assert code == 0, values["failed"]
+    assert values["left_out"] == []
+    assert {(step["context"], step["nodes"]) for step in values["steps"]} == {(40, 0), (40, 4), (90, 0), (90, 4)}
+    assert all(step["verify_seconds"] > 0 for step in values["steps"])
+    assert [row["nodes"] for row in values["numerics"]] == [0, 4]
+    assert values["draft"]["medusa"] > 0
+    for section in ("plain 1", "plain 2", "hugging face 1", "hugging face 2"):
+        assert all(spread["median"] >= 0 for spread in values[section]["tokens_per_second"].values())
+        assert set(values[section]["tokens_like_ours"].values()) == {1.0}
+    printed = capsys.readouterr().out
+    assert table.decode(values) in printed
+    assert "| 8B shape, batch 1: share of copy bandwidth | ≥ 0.85 | – | NOT MEASURED |" in table.folder_table(
+        path.parent
+    )
+
+
+def test_speculation_on_a_folder_is_measured_beside_plain_decoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_tiny_model(tmp_path / "tiny-model")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"question": text}) + "\n" for text in ("one two one two", "abab")))
+    command = ["--device", "cpu", "--model", str(folder), "--prompts", str(prompts), "--max-tokens", "12"]
+
+    code = decode.main([*command, "--results", str(tmp_path)])
+
+    (path,) = tmp_path.glob("*/speculation-tiny-model.json")
+    values = json.loads(path.read_text())
+    assert code == 0, values["failed"]
+    for section in ("batch 1", "batch 8"):
+        rows = {row["drafter"]: row for row in values[section]}
+        assert set(rows) == {"none", "ngram", "suffix"}
+        assert all(row["equal"] == row["answers"] == 2 for row in rows.values())
+        assert rows["none"]["speedup"] == 1.0
+    assert values["batch 1"][1]["speedup_foreseen"] > 0
+    assert table.speculation(values) in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert decode.main(["--device", "cuda"]) == 2
+    assert "no NVIDIA GPU is at hand" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""The kernels' benchmark: its checks find planted faults, its arithmetic is right, and all of it runs without a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import kernels
+from benchmarks.gpu import table
+from benchmarks.gpu.case import Case, Rows, check, different_windows, relative_error, windows
+from benchmarks.gpu.ceilings import Ceilings, Work, copy_bandwidth, product_flops
+from benchmarks.gpu.clock import interleaved
+from benchmarks.gpu.poison import Poisoned
+from benchmarks.gpu.record import folder_name
+
+CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
+
+
+def case_of(fill: int, extra: int = 0) -> Case:
+    """A kernel that should write four ones; it writes `fill`, and `extra` behind the end."""
+
+    def run() -> list[Tensor]:
+        out = torch.empty(4)
+        out.as_strided((fill + extra,), (1,)).fill_(1.0)
+        return [out]
+
+    return Case(
+        operation="ones",
+        shape="4",
+        run=run,
+        error=relative_error(lambda: [torch.ones(4, dtype=torch.float64)]),
+        tolerance=1e-6,
+        work=Work(num_bytes=16),
+    )
+
+
+def test_a_kernel_that_writes_its_output_and_nothing_else_passes() -> None:
+    assert check(case_of(4)).passed
+
+
+def test_an_element_that_was_not_written_fails() -> None:
+    found = check(case_of(3))
+    assert not found.passed
+    assert found.error != found.error, "NaN"
+
+
+def test_a_write_behind_the_end_is_found_where_it_was() -> None:
+    found = check(case_of(4, extra=2))
+    assert found.error == 0.0
+    assert found.damage == ["8 bytes around 16, the first at 16"]
+    assert not found.passed
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bfloat16, torch.float64])
+def test_memory_is_poisoned_in_every_way_of_asking_for_it(dtype: torch.dtype) -> None:
+    like = torch.zeros(3, dtype=dtype)
+    with Poisoned():
+        made = [torch.empty(3, dtype=dtype), torch.empty_like(like), like.new_empty(3)]
+    for memory in made:
+        assert memory.isnan().all() if dtype.is_floating_point else (memory < -100).all()
+
+
+def test_a_floor_is_the_larger_of_bytes_and_operations() -> None:
+    assert Work(num_bytes=200, flops=1000).floor_seconds(CEILINGS) == 2.0
+    assert Work(num_bytes=200, flops=1000).bound(CEILINGS) == "bandwidth"
+    assert Work(num_bytes=200, flops=4000).floor_seconds(CEILINGS) == 4.0
+    assert Work(num_bytes=200, flops=4000).bound(CEILINGS) == "arithmetic"
+    assert Work(num_bytes=200).share(4.0, CEILINGS) == 0.5
+
+
+def test_a_copy_moves_every_byte_twice_and_a_product_multiplies_and_adds() -> None:
+    assert copy_bandwidth(3, 2.0) == 3.0
+    assert product_flops(2, 3, 5) == 60
+
+
+def test_arms_take_turns_there_and_back() -> None:
+    order: list[str] = []
+
+    def arm(name: str, seconds: float) -> float:
+        order.append(name)
+        return seconds
+
+    found = interleaved({"a": lambda: arm("a", 1.0), "b": lambda: arm("b", 3.0)}, 3)
+
+    assert "".join(order) == "abbaab"
+    assert (found["a"].median, found["b"].median, found["a"].count) == (1.0, 3.0, 3)
+
+
+def test_windows_are_all_beginnings_all_ends_and_each_row() -> None:
+    assert [(window.start, window.stop) for window in windows(3)] == [
+        *((0, 1), (0, 2)),
+        *((1, 3), (2, 3)),
+        *((0, 1), (1, 2), (2, 3)),
+    ]
+
+
+def test_a_row_that_looks_at_its_neighbours_is_found() -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    honest = Rows("own", 4, lambda some: [x[some] * 2])
+    assert different_windows(honest, windows(4)) == []
+    mixed = Rows("mixed", 4, lambda some: [x[some] + 1e-7 * x[some].sum()])
+    assert len(different_windows(mixed, windows(4))) == len(windows(4))
+
+
+def test_rows_that_are_not_numbers_are_not_equal() -> None:
+    nothing = Rows("nan", 2, lambda some: [torch.full((2, 1), torch.nan)[some]])
+    assert different_windows(nothing, [slice(0, 1)]) == ["0:1"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, in the interpreter: of lanes that are masked right after
+def test_a_rehearsal_goes_through_every_kernel_and_leaves_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = kernels.main(["--device", "cpu", "--results", str(tmp_path), "--seed", "7"])
+
+    (path,) = tmp_path.glob("*/kernels.json")
+    values = json.loads(path.read_text())
+    assert code == 0, [case for case in values["cases"] if not case["passed"]]
+    assert {"device", "commit", "started_at", "versions", "command", "gpu"} == set(values["machine"])
+    assert set(values["machine"]["versions"]) == {"python", "torch", "triton", "transformers", "numpy"}
+    assert values["seed"] == 7
+    operations = {case["operation"] for case in values["cases"]}
+    assert operations == {
+        *("linear", "attention", "add_rms_norm", "rope_write", "swiglu", "sample", "best tokens", "markov step"),
+        *("medusa heads", "lora", "grow trees", "accept trees"),
+        *("tree rows", "rank candidates", "loss blend"),
+        *("loss cross entropy", "loss kl", "loss total variation", "head and cross entropy", "head and kl"),
+    }
+    assert all(case["share_of_ceiling"] > 0 for case in values["cases"])
+    assert all(claim["different"] == [] and claim["compared"] > 0 for claim in values["rows"])
+    printed = capsys.readouterr().out
+    assert printed.count("| yes |") == len(values["cases"])
+    assert table.kernels(values) in printed
+    assert values["machine"]["commit"] in table.folder_table(path.parent)
+
+
+def test_a_failing_case_fails_the_command_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Case:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(kernels, "all_makes", lambda *_, **__: [broken, lambda: case_of(3), lambda: case_of(4)])
+    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    printed: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda text, **_: printed.append(str(text)))
+
+    assert kernels.main(["--device", "cpu"]) == 1
+
+    assert printed[-1].count("| NO |") == 2
+    assert "RuntimeError: an illegal memory access" in printed[-1]
+    assert printed[-1].count("| yes |") == 1
+
+
+def test_what_time_leaves_out_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    assert kernels.main(["--device", "cpu", "--minutes", "-1"]) == 0
+    assert "left out" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.main([]) == 2
+    assert "no NVIDIA GPU is at hand" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["3", "2/2", "a/b", "1/"])
+def test_a_share_of_the_cases_is_a_part_of_parts(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.part_of("1/4") == (1, 4)
+    with pytest.raises(SystemExit):
+        kernels.main(["--warm", wrong])
+    assert "must be I/N" in capsys.readouterr().err
+
+
+def test_a_gpus_name_makes_a_folder() -> None:
+    assert folder_name("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
+    assert folder_name("") == "unknown"

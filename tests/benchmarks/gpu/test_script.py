@@ -1,0 +1,61 @@
+"""gpu.sh: every part has its turn and its time, whatever becomes of the others, and the table comes last."""
+
+import os
+import subprocess
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.sh"
+# Stands in for Python: notes what it was asked for, fails where it is told to, and says what the last part prints.
+STUB = """#!/bin/sh
+echo "$*" >>"$CALLS"
+case "$*" in
+    *import*) exit 1 ;;
+    *benchmarks.gpu.table*) echo "THE TABLE" ;;
+    *$FAILING*) echo "what went wrong"; exit 3 ;;
+esac
+"""
+
+
+def run(tmp_path: Path, failing: str, **environment: str) -> tuple[int, str, list[str]]:
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(STUB)
+    python.chmod(0o755)
+    variables = {"PYTHON": str(python), "CALLS": str(calls), "FAILING": failing, "LOGS": str(tmp_path / "logs")}
+    clean = {name: value for name, value in os.environ.items() if name not in ("MODEL", "PROMPTS", "SPECULATORS")}
+    done = subprocess.run(
+        [str(SCRIPT), str(tmp_path / "results")],
+        env=clean | variables | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, calls.read_text().splitlines()
+
+
+def test_all_parts_run_and_the_table_comes_last(tmp_path: Path) -> None:
+    code, out, calls = run(tmp_path, "nothing", MODEL="m", PROMPTS="p", SPECULATORS="s1 s2")
+    assert code == 0, out
+    assert out.splitlines()[-1] == "THE TABLE"
+    assert sum("benchmarks.kernels --warm" in call for call in calls) == 4
+    assert sum("-m gpu" in call for call in calls) == 1
+    assert [call.split("--shape ")[1].split()[0] for call in calls if "--shape" in call] == [
+        *("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
+    ]
+    assert any("--model m --prompts p --speculator s1 --speculator s2" in call for call in calls)
+
+
+def test_a_part_that_fails_is_named_and_loses_nothing_of_the_others(tmp_path: Path) -> None:
+    code, out, calls = run(tmp_path, "benchmarks.kernels --device")
+    assert code == 1
+    assert "failed: kernels;" in out
+    assert "what went wrong" in out
+    assert out.splitlines()[-1] == "THE TABLE"
+    assert any("--shape qwen3-8b" in call for call in calls), "later parts ran"
+    assert "speculation: left out" in out
+
+
+def test_the_parts_together_stay_below_nine_minutes() -> None:
+    lines = [line.strip() for line in SCRIPT.read_text(encoding="utf-8").splitlines()]
+    seconds = [int(line.split()[2]) for line in lines if line.startswith("part ")]
+    assert len(seconds) == 6
+    assert sum(seconds) < 9 * 60

@@ -1,0 +1,51 @@
+"""What the benchmarks count on of a GPU."""
+
+import pytest
+import torch
+
+from benchmarks.gpu import steps
+from benchmarks.gpu.case import Case, check, relative_error
+from benchmarks.gpu.ceilings import Work
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.plain import compiled_loop
+from benchmarks.gpu.shapes import make_model, published
+from engine.model import Decoder
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return make_model("tiny", torch.bfloat16, CUDA, max_positions=1024)
+
+
+def test_memory_is_poisoned_and_guarded_on_the_device() -> None:
+    def run() -> list[torch.Tensor]:
+        out = torch.empty(4, device=CUDA)
+        out.as_strided((2,), (1,), 3).fill_(1.0)  # the last element, and one behind it
+        return [out]
+
+    exact = relative_error(lambda: [torch.ones(4, dtype=torch.float64, device=CUDA)])
+    found = check(Case(operation="", shape="", run=run, error=exact, tolerance=1.0, work=Work(num_bytes=1)))
+    assert found.error != found.error, "NaN"
+    assert found.damage == ["4 bytes around 16, the first at 16"]
+
+
+def test_a_captured_copy_is_timed_alone() -> None:
+    source = torch.randn(1 << 26, device=CUDA)
+    target = torch.empty_like(source)
+    whole = clock_of(CUDA).prepared(lambda: target.copy_(source))
+    half = clock_of(CUDA).prepared(lambda: target[: 1 << 25].copy_(source[: 1 << 25]))
+    assert min(half() for _ in range(5)) < 0.75 * min(whole() for _ in range(5))
+
+
+def test_the_arm_without_exact_numerics_is_another_program(model: Decoder) -> None:
+    (row,) = steps.numerics_cost(model, 64, (0,))  # raises where nothing was replaced
+    assert row["exact_over_off"] > 0.0
+
+
+def test_the_compiled_loop_says_the_same_as_it_does_eagerly(model: Decoder) -> None:
+    prompts = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    tokens = [compiled_loop(model, published("tiny"), prompts, 8, compiled=compiled)(8) for compiled in (False, True)]
+    same = sum(a == b for rows in zip(*tokens, strict=True) for a, b in zip(*rows, strict=True))
+    assert same >= 12  # of 16: compiled sums are others, and near-ties part

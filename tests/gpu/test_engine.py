@@ -1,0 +1,80 @@
+"""The engine on CUDA: what transformers says, whatever is drafted, in graphs or without, alone or in company."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.none import NoDrafter
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.base import Model
+from engine.request import Request, SamplingParams
+from tests.engine.drafters import OracleDrafter
+from tests.tiny_model import make_tiny_model
+
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+WARM = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)
+
+
+def prompts(count: int) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = [9 + 41 * number for number in range(count)]  # both sides of a tail's blocks
+    return [tuple(torch.randint(3, 250, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def answers(
+    model: Model, sampling: SamplingParams, drafter: Drafter | None = None, *, batch: int = 4, rounds: str = "auto"
+) -> dict[str, tuple[int, ...]]:
+    config = EngineConfig(max_batch_size=batch, max_seq_len=512, draft_budget=8, rounds=rounds)
+    engine = Engine(model, drafter or NoDrafter(), config)
+    work = [Request(str(number), prompt, sampling) for number, prompt in enumerate(prompts(5))]
+    return {done.request_id: done.token_ids for done in generate(engine, work)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=3, dtype=torch.bfloat16)
+    return load_model(folder, dtype="bfloat16", device="cuda")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_greedy_answers_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+    folder = make_tiny_model(tmp_path, architecture)
+    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("cuda")
+    ours = answers(load_model(folder, dtype="float32", device="cuda"), GREEDY)
+    for number, prompt in enumerate(prompts(5)):
+        ids = torch.tensor([prompt], device="cuda")
+        mask = torch.ones_like(ids)
+        whole = reference.generate(ids, attention_mask=mask, max_new_tokens=40, min_new_tokens=40, do_sample=False)
+        assert ours[str(number)] == tuple(whole[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_graphs_change_no_token(model: Model, sampling: SamplingParams, caplog: pytest.LogCaptureFixture) -> None:
+    without = answers(model, sampling, rounds="off")
+    assert answers(model, sampling, rounds="on") == without
+    assert "can't be captured" not in caplog.text
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_drafts_and_company_change_no_token(model: Model, sampling: SamplingParams, tree: bool, batch: int) -> None:
+    plain = answers(model, sampling, batch=2, rounds="off")
+    size = model.config.vocab_size
+    drafter = OracleDrafter(plain, max_depth=6, error=0.3, tree=tree, vocab_size=size)
+    assert answers(model, sampling, drafter, batch=batch) == plain
+
+
+def test_a_round_takes_time_and_a_longer_context_no_other_program(model: Model) -> None:
+    engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=1, max_seq_len=512, draft_budget=8))
+    for nodes, context in ((0, 16), (0, 300), (8, 16)):
+        times = engine.time_round(1, nodes, context=context, repeats=3)
+        assert times.verify_seconds > 0.0
+        assert times.draft_seconds >= 0.0

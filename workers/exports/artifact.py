@@ -12,7 +12,7 @@ from typing import Any
 
 from workers.exports.errors import invalid
 from workers.exports.folder import TOKENIZER_NAMES, integer, read_json, read_weights, section, write_json
-from workers.exports.shapes import block_tensors, check, eagle3_tensors, medusa_tensors, mtp_tensors
+from workers.exports.shapes import MOST, block_tensors, check, eagle3_tensors, medusa_tensors, mtp_tensors
 from workers.exports.target import Target
 from workers.exports.tensors import FLOATS, Stored, write_tensors
 
@@ -22,7 +22,6 @@ HEADS_FILE, VOCAB_FILE = "medusa_lm_head.safetensors", "draft_vocab.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
 _MAX_PADDING = 128  # as engine.drafters.draft_model has it
-_MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +141,17 @@ def _check_block(artifact: Artifact, target: Target) -> None:
     _check_sizes(target, hidden=integer(layer, "hidden_size"), vocab=integer(layer, "vocab_size"))
     _check_taps(artifact.config.get("aux_hidden_state_layer_ids"), target)
     _check_offsets(artifact, target)
-    if integer(artifact.config, "block_size") > _MAX_DEPTH:
-        raise invalid(f"block_size must be at most {_MAX_DEPTH}")
+    integer(artifact.config, "block_size", most=MOST)
     if integer(artifact.config, "mask_token_id", least=0) >= target.vocab_size:
         raise invalid(f"mask_token_id must be below {target.vocab_size}")
 
 
 def _check_mtp(artifact: Artifact, target: Target) -> None:
     layer = section(artifact.config, "transformer_layer_config")
+    methods = section(artifact.config, "speculators_config").get("proposal_methods")
+    if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):
+        raise invalid("speculators_config must have proposal_methods, the first of which says speculative_tokens")
+    integer(methods[0], "speculative_tokens", most=MOST)
     check(artifact.tensors, mtp_tensors(artifact.config))
     _check_sizes(target, hidden=integer(layer, "hidden_size"), vocab=integer(layer, "vocab_size"))
 

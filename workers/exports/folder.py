@@ -75,11 +75,13 @@ def read_weights(folder: Path) -> dict[str, Stored]:
     return tensors
 
 
-def integer(values: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1) -> int:
+def integer(
+    values: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 24
+) -> int:
     """Raises: ExchangeError."""
     value = values.get(name, default)
-    if type(value) is not int or not least <= value <= 1 << 31:
-        raise invalid(f"config.json: {name} must be a whole number of at least {least}, got {value!r:.40}")
+    if type(value) is not int or not least <= value <= most:
+        raise invalid(f"config.json: {name} must be a whole number in {least}..{most}, got {value!r:.40}")
     return value
 
 

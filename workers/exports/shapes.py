@@ -13,6 +13,8 @@ from workers.exports.folder import integer
 from workers.exports.tensors import FLOATS, Stored
 
 Shape = tuple[int, ...]
+MOST = 64  # heads, layers, tokens drafted: what a configuration counts is built, so it is bounded first
+_MAX_POSITIONS = 1 << 21  # a table of angles is as long
 _IDS = frozenset({"I64"})
 _MARKS = frozenset({"BOOL"})
 
@@ -60,6 +62,7 @@ class Layer:
             raise invalid(f"config.json: a layer's model_type must be llama, qwen2 or qwen3, got {kind!r:.40}")
         hidden, heads = integer(values, "hidden_size"), integer(values, "num_attention_heads")
         bias = bool(values.get("attention_bias"))
+        integer(values, "max_position_embeddings", 2048, most=_MAX_POSITIONS)
         dim = 128 if kind == "qwen3" else hidden // heads
         return cls(
             hidden=hidden,
@@ -106,7 +109,9 @@ def eagle3_tensors(config: Mapping[str, Any]) -> Tensors:
         raise invalid("EAGLE-3 layers with biases are not served")
     H, drafted = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     target = H if config.get("target_hidden_size") is None else integer(config, "target_hidden_size")
-    taps = config.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0)
+    taps = config.get("eagle_aux_hidden_state_layer_ids") or [0, 0, 0]
+    if not isinstance(taps, list) or len(taps) > MOST:
+        raise invalid(f"tapped layers must be a list of at most {MOST}, got {taps!r:.80}")
     required = layer.shapes("layers.0.", read_width=2 * H) | {
         "layers.0.hidden_norm.weight": (H,),
         "fc.weight": (H, len(taps) * target),
@@ -125,11 +130,13 @@ def eagle3_tensors(config: Mapping[str, Any]) -> Tensors:
 def block_tensors(config: Mapping[str, Any]) -> Tensors:
     """`config`: as `speculators` writes DFlash and DSpark."""
     values = config["transformer_layer_config"]
-    layer, num_layers = Layer.read({"model_type": "qwen3", **values}), integer(values, "num_hidden_layers")
+    layer, num_layers = Layer.read({"model_type": "qwen3", **values}), integer(values, "num_hidden_layers", most=MOST)
     if not layer.head_norms:
         raise invalid("a block drafter's layers must be Qwen3's")
     H, drafted = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
-    taps = config.get("aux_hidden_state_layer_ids") or ()
+    taps = config.get("aux_hidden_state_layer_ids")
+    if not isinstance(taps, list) or len(taps) > MOST:
+        raise invalid(f"tapped layers must be a list of at most {MOST}, got {taps!r:.80}")
     required = {"fc.weight": (H, len(taps) * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
     for index in range(num_layers):
         required |= layer.shapes(f"layers.{index}.", read_width=H)
@@ -175,8 +182,8 @@ def mtp_tensors(config: Mapping[str, Any]) -> Tensors:
 def medusa_tensors(config: Mapping[str, Any]) -> Tensors:
     """`config`: the section `slipstream` of the artifact's; names with the draft vocabulary's."""
     H, drafted = integer(config, "hidden_size"), integer(config, "draft_vocab_size")
-    layers, required = integer(config, "num_layers"), {"draft_vocab": (drafted,)}
-    for head in range(integer(config, "num_heads")):
+    layers, required = integer(config, "num_layers", most=MOST), {"draft_vocab": (drafted,)}
+    for head in range(integer(config, "num_heads", most=MOST)):
         for number in range(layers):
             required |= {f"{head}.{number}.linear.weight": (H, H), f"{head}.{number}.linear.bias": (H,)}
         if config.get("token_input"):

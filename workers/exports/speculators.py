@@ -17,15 +17,17 @@ from workers.exports.tensors import write_tensors
 NAME = "speculators"
 KINDS = ("eagle3", "block", "mtp")
 _KIND_OF = {"eagle3": "eagle3", "dflash": "block", "dspark": "block", "mtp": "mtp"}
+# vLLM keeps a layer's configuration as it is written, without the defaults that transformers has for it.
+_DEFAULTS = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False}
 _COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the model's own, or derived
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    config = artifact.config | {"speculators_version": "0.9.0"}
+    layer = _DEFAULTS | section(artifact.config, "transformer_layer_config")
+    config = artifact.config | {"speculators_version": "0.9.0", "transformer_layer_config": layer}
     config["speculators_config"] = section(config, "speculators_config") | {"verifier": target.verifier}
     if artifact.kind == "block":
-        # vLLM applies it to full attention too; who drafts with both is told by the layer's own `is_causal`
-        layer = section(config, "transformer_layer_config")
+        # vLLM takes it for full attention too where the layer's own `is_causal` says nothing
         config["sliding_window_non_causal"] = not layer.get("is_causal", False)
     write_json(folder / "config.json", config)
     write_tensors(folder / WEIGHTS_FILE, artifact.tensors)

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,5 +89,5 @@ def staging_purge() -> int:
     oldest = time.time() - ABANDONED_SECONDS
     abandoned = [path for path in folder.glob("*") if path.stat().st_mtime < oldest] if folder.exists() else []
     for path in abandoned:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return len(abandoned)

@@ -293,9 +293,13 @@ def _tensors_changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Cal
     return run
 
 
-def _other_sizes(folder: Path) -> None:
+def _layer(folder: Path, **changes: Any) -> None:
     values = json.loads((folder / "config.json").read_text())
-    edit(folder, transformer_layer_config=values["transformer_layer_config"] | {"num_attention_heads": 8})
+    edit(folder, transformer_layer_config=values["transformer_layer_config"] | changes)
+
+
+def _other_sizes(folder: Path) -> None:
+    _layer(folder, num_attention_heads=8)
 
 
 def _twice(folder: Path) -> None:
@@ -337,6 +341,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: void((folder / "config.json").write_text("[" * 100_000)),
         "is not JSON",
     ),
+    "more positions than a table has room for": (
+        lambda folder: _layer(folder, max_position_embeddings=1 << 40),
+        "max_position_embeddings must be",
+    ),
     "a size that is a word": (lambda folder: edit(folder, draft_vocab_size="many"), "draft_vocab_size must be a whole"),
 }
 
@@ -369,6 +377,15 @@ def test_a_speculator_of_another_model_is_refused(
     other = make_tiny_model(tmp_path / "other", num_layers=4, hidden_size=32, vocab_size=512)
 
     assert refusal(lambda: import_speculator(folder, form, Target.read(other), out, provenance={}))
+
+
+def test_heads_are_counted_before_they_are_built(
+    exported: Callable[[str, str], Path], take_in: Callable[..., str]
+) -> None:
+    folder = exported("medusa", "medusa")
+    edit(folder, num_heads=1 << 20)
+
+    assert "num_heads must be" in refusal(take_in, folder, "medusa")
 
 
 def test_specforges_block_drafter_comes_in_as_ours(take_in: Callable[..., str], tmp_path: Path, model: Model) -> None:

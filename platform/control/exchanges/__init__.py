@@ -1,0 +1,1 @@
+"""Speculators that leave for other engines, and those that come from there."""

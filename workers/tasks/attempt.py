@@ -150,6 +150,7 @@ def _work(attempt: Attempt, handler: Handler) -> None:
 
 
 def _fail(attempt: Attempt, handler: Handler, failure: Failure) -> None:
+    tracing.fail_current(failure.code)
     attempt.lease.check()
     attempt.job.refresh_from_db()
     final = job_final_failure(job=attempt.job, failure=failure)

@@ -46,7 +46,7 @@ def render(*more: Collector) -> bytes:
     """Prometheus's text, of this process or of all that share the folder, and of `more`."""
     registry = CollectorRegistry()
     if SHARED_FOLDER in os.environ:
-        MultiProcessCollector(registry)
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # untyped in a typed package
     for collector in more:
         registry.register(collector)
     own = b"" if SHARED_FOLDER in os.environ else generate_latest(_registry)

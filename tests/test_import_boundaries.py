@@ -60,7 +60,9 @@ LAYERS = (
     Layer(module="slipstream.cli", ours=("slipstream",), others=frozenset({"typer", "rich"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
     Layer(
-        module="benchmarks", ours=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS), banned=SERVICES
+        module="benchmarks",
+        ours=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS),
+        banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", ours=("control.datasets.validation",), others=frozenset()),

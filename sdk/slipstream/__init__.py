@@ -11,9 +11,11 @@
 `AsyncClient` has the same methods, to be awaited.
 """
 
+from slipstream.adapters import Adapter
 from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
+from slipstream.deployments import DeploymentMetrics
 from slipstream.distillations import Distillation
 from slipstream.errors import (
     APIConnectionError,
@@ -40,6 +42,7 @@ from slipstream.errors import (
     WebhookError,
 )
 from slipstream.pipelines import PipelineRun
+from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
 from slipstream.types import (
     ApiKey,
@@ -72,6 +75,7 @@ __all__ = [
     "APIStatusError",
     "APIStreamError",
     "APITimeoutError",
+    "Adapter",
     "ApiKey",
     "AsyncClient",
     "AuthenticationError",
@@ -88,6 +92,7 @@ __all__ = [
     "ConflictError",
     "Dataset",
     "Deployment",
+    "DeploymentMetrics",
     "Distillation",
     "Evaluation",
     "EvaluationFailed",
@@ -103,6 +108,7 @@ __all__ = [
     "Progress",
     "Quote",
     "RateLimitError",
+    "Rollout",
     "SlipstreamError",
     "Speculator",
     "SpendCap",

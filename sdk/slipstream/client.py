@@ -10,6 +10,7 @@ from typing import Generic, Self
 import httpx2
 
 from slipstream.account import ApiKeys, Usages
+from slipstream.adapters import Adapters
 from slipstream.batches import Batches
 from slipstream.captures import Captures
 from slipstream.catalog import BaseModels, Models, Speculators
@@ -24,6 +25,7 @@ from slipstream.events import Events
 from slipstream.files import Files
 from slipstream.http import D, Http
 from slipstream.pipelines import Pipelines
+from slipstream.rollouts import Rollouts
 from slipstream.spending import SpendCaps
 from slipstream.uploads import Uploads
 from slipstream.webhooks import WebhookEndpoints
@@ -33,6 +35,7 @@ class Resources(Generic[D]):
     """What both clients offer."""
 
     def __init__(self, http: Http, driver: D) -> None:
+        self.adapters = Adapters(http, driver)
         self.api_keys = ApiKeys(http, driver)
         self.base_models = BaseModels(http, driver)
         self.batches = Batches(http, driver)
@@ -47,6 +50,7 @@ class Resources(Generic[D]):
         self.models = Models(http, driver)
         self.pipelines = Pipelines(http, driver)
         self.quotes = Quotes(http, driver)
+        self.rollouts = Rollouts(http, driver)
         self.speculators = Speculators(http, driver)
         self.spend_caps = SpendCaps(http, driver)
         self.uploads = Uploads(http, driver)

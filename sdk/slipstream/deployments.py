@@ -1,18 +1,45 @@
 """Deployments: dedicated endpoints, called by their name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
-from slipstream.http import D, Resource, path_of
-from slipstream.types import Deployment, Event
+from slipstream.drivers import Item, Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, given, path_of
+from slipstream.types import Deployment, Event, parsed
 from slipstream.waiting import wait_for
+
+
+class Unchanged:
+    """What is not given is not changed; None would be a change."""
+
+
+UNCHANGED = Unchanged()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentMetrics:
+    """Of one stretch of time; None: nothing was measured that could tell."""
+
+    start_time: int
+    end_time: int
+    num_requests: int
+    prompt_tokens: int
+    generation_tokens: int
+    tokens_per_second: float | None = None
+    acceptance_length: float | None = None  # tokens a pass of the model
+    acceptance_rate: float | None = None
+    latency_seconds: float | None = None
+    time_to_first_token_seconds: float | None = None
 
 
 class Deployments(Resource[D]):
     @procedure
-    def create(self, *, name: str, model: str, speculator_id: str | None = None) -> Steps[Deployment]:
-        body = {"name": name, "model": model, "speculator_id": speculator_id}
+    def create(
+        self, *, name: str, model: str, speculator_id: str | None = None, adapters: Sequence[str] | None = None
+    ) -> Steps[Deployment]:
+        """`adapters`: ids; callers reach one by `name:adapter`."""
+        body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
         return self.http.post(Deployment, "deployments", body)
 
     @procedure
@@ -24,9 +51,37 @@ class Deployments(Resource[D]):
         return self.http.pages(Deployment, "deployments")
 
     @procedure
-    def update(self, deployment_id: str, *, speculator_id: str | None) -> Steps[Deployment]:
-        """Serve with another speculator, or, with None, without one."""
-        return self.http.patch(Deployment, path_of("deployments", deployment_id), {"speculator_id": speculator_id})
+    def update(
+        self,
+        deployment_id: str,
+        *,
+        speculator_id: str | Unchanged | None = UNCHANGED,
+        adapters: Sequence[str] | Unchanged = UNCHANGED,
+    ) -> Steps[Deployment]:
+        """Serve with another speculator, or, with None, without one; with these adapters and no others."""
+        body = {"speculator_id": speculator_id, "adapters": adapters}
+        changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
+        return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)
+
+    @iteration
+    def metrics(
+        self,
+        deployment_id: str,
+        *,
+        start_time: int | None = None,
+        end_time: int | None = None,
+        bucket_width: str = "1m",
+    ) -> Items[DeploymentMetrics]:
+        """Oldest first; of the last hour unless asked for otherwise. Args: bucket_width: 1m, 1h or 1d."""
+        path = path_of("deployments", deployment_id, "metrics")
+        params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
+        while True:
+            page = yield from self.http.request("GET", path, params=params)
+            for values in page["data"]:
+                yield Item(parsed(DeploymentMetrics, values))
+            if not page.get("has_more"):
+                return
+            params["page"] = page["next_page"]
 
     @procedure
     def start(self, deployment_id: str) -> Steps[Deployment]:

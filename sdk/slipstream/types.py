@@ -220,6 +220,7 @@ class Deployment:
     desired_state: str  # running, stopped
     state: str  # provisioning, ready, degraded, stopping, stopped, failed
     speculator_id: str | None = None
+    adapters: Sequence[Mapping[str, str]] = ()  # id, name, and the `model` that callers put
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

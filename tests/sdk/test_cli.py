@@ -32,7 +32,7 @@ def served(api: ScriptedApi) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer.read())
 
-        do_POST = do_DELETE = do_GET  # noqa: N815
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
             pass

@@ -7,6 +7,7 @@ from control.accounts.keys import MalformedKey, parse_token
 from control.accounts.models import ApiKey, Member, Organization, Project
 from control.accounts.services import api_key_touch
 from control.api.errors import ApiError
+from control.api.lookup import one_of
 
 
 def api_key_authenticate(token: str) -> ApiKey:
@@ -42,10 +43,7 @@ def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:
 
 def api_key_get(organization: Organization, key_id: str) -> ApiKey:
     """Raises: ApiError: 404, also for another organization's key."""
-    key = api_keys_list(organization).filter(pk=key_id).first()
-    if key is None:
-        raise ApiError(404, f"No such API key: {key_id[:80]!r}.", "api_key_not_found", "key_id")
-    return key
+    return one_of(api_keys_list(organization), key_id, kind="API key", param="key_id")
 
 
 def members_list(organization: Organization) -> QuerySet[Member]:
@@ -54,10 +52,7 @@ def members_list(organization: Organization) -> QuerySet[Member]:
 
 def member_get(organization: Organization, member_id: str) -> Member:
     """Raises: ApiError: 404, also for another organization's member."""
-    member = members_list(organization).filter(public_id=member_id).first()
-    if member is None:
-        raise ApiError(404, f"No such member: {member_id[:80]!r}.", "member_not_found", "member_id")
-    return member
+    return one_of(members_list(organization), member_id, kind="member", param="member_id", by="public_id")
 
 
 def projects_list(organization: Organization) -> QuerySet[Project]:
@@ -66,7 +61,4 @@ def projects_list(organization: Organization) -> QuerySet[Project]:
 
 def project_get(organization: Organization, project_id: str) -> Project:
     """Raises: ApiError: 404, also for another organization's project."""
-    project = projects_list(organization).filter(pk=project_id).first()
-    if project is None:
-        raise ApiError(404, f"No such project: {project_id[:80]!r}.", "project_not_found", "project_id")
-    return project
+    return one_of(projects_list(organization), project_id, kind="project", param="project_id")

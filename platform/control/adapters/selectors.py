@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 
 from control.accounts.models import Organization
 from control.adapters.models import Adapter
-from control.api.errors import ApiError
+from control.api.lookup import one_of
 
 
 def adapters_list(organization: Organization) -> QuerySet[Adapter]:
@@ -15,10 +15,7 @@ def adapters_list(organization: Organization) -> QuerySet[Adapter]:
 
 def adapter_get(organization: Organization, adapter_id: str, param: str = "adapter_id") -> Adapter:
     """Raises: ApiError: 404, also for another organization's adapter."""
-    adapter = adapters_list(organization).filter(pk=adapter_id).first()
-    if adapter is None:
-        raise ApiError(404, f"No such adapter: {adapter_id[:80]!r}.", "adapter_not_found", param)
-    return adapter
+    return one_of(adapters_list(organization), adapter_id, kind="adapter", param=param)
 
 
 def adapters_get(organization: Organization, adapter_ids: Sequence[str]) -> list[Adapter]:

@@ -15,6 +15,8 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import StreamingHttpResponse
 
+from control.accounts.models import ApiKey
+from control.accounts.selectors import is_valid
 from control.api.errors import ApiError
 from control.batches.models import Batch
 from control.batches.results import json_line, read_json_lines
@@ -30,10 +32,11 @@ HEARTBEAT_SECONDS = 15.0  # an empty line, so that nobody between us and the cal
 
 
 class ResultsResponse(StreamingHttpResponse):
-    """One line a row. Under ASGI it can go on until the batch has ended."""
+    """One line a row. Under ASGI it can go on until the batch has ended, or the key that asked."""
 
-    def __init__(self, batch: Batch, *, after: int, is_followed: bool) -> None:
+    def __init__(self, batch: Batch, *, after: int, is_followed: bool, key: ApiKey) -> None:
         self._reader = ResultsReader(batch, after=after)
+        self._key = key
         self._is_followed = is_followed
         super().__init__(iter(self._reader.read, b""), content_type="application/x-ndjson")
         self["Cache-Control"] = "no-cache"
@@ -50,11 +53,20 @@ class ResultsResponse(StreamingHttpResponse):
                 await sync_to_async(_give_back_connection)()
                 await asyncio.sleep(POLL_SECONDS)
                 await sync_to_async(self._reader.refresh)()
+                await sync_to_async(self._check_key)()
                 if time.monotonic() - spoken_at < HEARTBEAT_SECONDS:
                     continue
                 chunk = b"\n"
             spoken_at = time.monotonic()
             yield chunk
+
+
+    def _check_key(self) -> None:
+        """Raises: ConnectionAbortedError: a clean end would say that this was all; so the caller comes back: 401."""
+        with as_tenant(self._key.organization_id):
+            key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
+        if key is None or not is_valid(key):
+            raise ConnectionAbortedError("the key of a followed batch is not valid any more")
 
 
 class ResultsReader:

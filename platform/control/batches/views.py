@@ -66,7 +66,7 @@ class BatchResultsView(OrganizationView):
         follow = request.query_params.get("follow", "false")
         if follow not in ("true", "false"):
             raise ApiError(400, f"follow must be true or false, got {follow[:40]!r}", "invalid_value", "follow")
-        return ResultsResponse(batch, after=_num_rows(request), is_followed=follow == "true")
+        return ResultsResponse(batch, after=_num_rows(request), is_followed=follow == "true", key=self.key)
 
 
 def _num_rows(request: Request) -> int:

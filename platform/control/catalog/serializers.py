@@ -71,4 +71,6 @@ def speculator_body(speculator: Speculator) -> dict[str, Any]:
 
 class BaseModelInput(BodyInput):
     name = serializers.RegexField(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z", max_length=120)
-    source = serializers.CharField(max_length=1000, help_text="A folder, or s3://bucket/prefix, that operators allow.")
+    source = serializers.CharField(  # type: ignore[assignment]  # a field has an attribute of this name
+        max_length=1000, help_text="A folder, or s3://bucket/prefix, that operators allow."
+    )

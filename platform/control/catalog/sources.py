@@ -43,7 +43,7 @@ def source_inspect(base_model: BaseModel) -> ModelFolder:
     return _fetched(base_model)
 
 
-def model_folder(base_model: BaseModel) -> Path:
+def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
     """On this machine. Raises: UnusableModel: it is not here and cannot be got."""
     if not base_model.source.startswith(S3):
         path = Path(base_model.path)
@@ -53,6 +53,8 @@ def model_folder(base_model: BaseModel) -> Path:
     kept = _kept_at(base_model)
     if kept.is_dir():
         return kept
+    if not may_fetch:
+        raise UnusableModel("model_folder_missing", "it could not be fetched from its source in S3")
     try:
         found = _fetched(base_model)
     except (ClientError, BotoCoreError) as error:

@@ -16,9 +16,11 @@ from control.accounts.models import ApiKey, Member, Organization, Project
 from control.accounts.services import organization_create
 from control.audit.selectors import audit_events_list
 from control.console.base import CreatableAdmin
+from control.console.money import usd
 from control.console.rendering import link, number, page_of, table
 from control.files.models import File
 from control.jobs.models import Job
+from control.spending.selectors import spend_caps_list, spent_nanousd
 from control.tenancy.models import Limits
 from control.tenancy.quotas import quota_of
 from control.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
@@ -65,6 +67,9 @@ class OrganizationAdmin(CreatableAdmin):
             ("storage", filesizeformat(held), filesizeformat(quota.storage_bytes)),
             ("requests a minute", "–", number(quota.requests_per_minute)),
         ]
+        for cap in spend_caps_list(row).select_related("project"):
+            title = f"USD this month, {cap.project or 'all projects'}"
+            lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
         own = Limits.objects.filter(pk=row.pk).first()
         page = page_of(own) if own else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
         change = format_html('<p><a class="console-link" href="{}">Change limits</a></p>', page)

@@ -33,6 +33,7 @@ UNFOLD: dict[str, Any] = {
                 "items": [
                     _link("Pipelines", "conversion_path", "pipelines_pipeline"),
                     _link("Batches", "stacks", "batches_batch"),
+                    _link("Distillations", "water_drop", "distillations_distillation"),
                     _link("Jobs", "pending_actions", "jobs_job"),
                     {"title": "Queue and workers", "icon": "groups", "link": reverse_lazy("queue")},
                     _link("Files", "description", "files_file"),
@@ -43,7 +44,9 @@ UNFOLD: dict[str, Any] = {
                 "separator": True,
                 "items": [
                     _link("Deployments", "rocket_launch", "deployments_deployment"),
+                    _link("Rollouts", "science", "rollouts_rollout"),
                     _link("Speculators", "bolt", "catalog_speculator"),
+                    _link("Adapters", "extension", "adapters_adapter"),
                     _link("Base models", "neurology", "catalog_basemodel"),
                 ],
             },

@@ -107,7 +107,7 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
 def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     arguments = {
-        "--model-dir": str(model_folder(deployment.base_model)),
+        "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
         "--model-name": deployment.served_name,
         "--host": "127.0.0.1",
         "--port": str(port),

@@ -6,6 +6,7 @@ from django.db.models import QuerySet
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.deployments.models import Deployment
 
 
@@ -19,10 +20,7 @@ def deployments_list(organization: Organization, *, only: Sequence[str] | None =
 
 def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:
     """Raises: ApiError: 404."""
-    deployment = deployments_list(organization, only=only).filter(pk=deployment_id).first()
-    if deployment is None:
-        raise ApiError(404, f"No such deployment: {deployment_id[:80]!r}.", "deployment_not_found", "deployment_id")
-    return deployment
+    return one_of(deployments_list(organization, only=only), deployment_id, kind="deployment", param="deployment_id")
 
 
 def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:

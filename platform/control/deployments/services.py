@@ -129,6 +129,7 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
 def deployment_delete(*, deployment: Deployment) -> Deployment:
     """Frees the name at once; the process drains and stops. The row stays for the pipelines that name it."""
     deployment_stop(deployment=deployment)
+    deployment.samples.all().delete()
     Deployment.objects.filter(pk=deployment.pk, deleted_at=None).update(deleted_at=timezone.now())
     deployment.refresh_from_db()
     return deployment

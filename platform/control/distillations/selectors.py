@@ -3,7 +3,7 @@
 from django.db.models import Prefetch, QuerySet
 
 from control.accounts.models import Organization
-from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.batches.selectors import batches_list
 from control.distillations.models import Distillation
 
@@ -15,8 +15,4 @@ def distillations_list(organization: Organization) -> QuerySet[Distillation]:
 
 def distillation_get(organization: Organization, distillation_id: str, param: str = "distillation_id") -> Distillation:
     """Raises: ApiError: 404, also for another organization's distillation."""
-    distillation = distillations_list(organization).filter(pk=distillation_id).first()
-    if distillation is None:
-        message = f"No such distillation: {distillation_id[:80]!r}."
-        raise ApiError(404, message, "distillation_not_found", param)
-    return distillation
+    return one_of(distillations_list(organization), distillation_id, kind="distillation", param=param)

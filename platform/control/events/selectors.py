@@ -3,7 +3,7 @@
 from django.db.models import QuerySet
 
 from control.accounts.models import Organization
-from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.events.models import Event
 
 
@@ -18,10 +18,7 @@ def events_list(
 
 def event_get(organization: Organization, event_id: str) -> Event:
     """Raises: ApiError: 404, also for another organization's event."""
-    event = events_list(organization).filter(id=event_id).first()
-    if event is None:
-        raise ApiError(404, f"No such event: {event_id[:80]!r}.", "event_not_found", "event_id")
-    return event
+    return one_of(events_list(organization), event_id, kind="event", param="event_id", by="id")
 
 
 def last_seq(organization: Organization) -> int:

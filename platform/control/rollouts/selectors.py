@@ -2,7 +2,7 @@
 
 from django.db.models import QuerySet
 
-from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.deployments.models import Deployment
 from control.rollouts.models import Rollout
 
@@ -15,10 +15,7 @@ def rollouts_list(deployment: Deployment) -> QuerySet[Rollout]:
 
 def rollout_get(deployment: Deployment, rollout_id: str) -> Rollout:
     """Raises: ApiError: 404, also for that of another deployment."""
-    rollout = rollouts_list(deployment).filter(pk=rollout_id).first()
-    if rollout is None:
-        raise ApiError(404, f"No such rollout: {rollout_id[:80]!r}.", "rollout_not_found", "rollout_id")
-    return rollout
+    return one_of(rollouts_list(deployment), rollout_id, kind="rollout", param="rollout_id")
 
 
 def rollouts_active() -> QuerySet[Rollout]:

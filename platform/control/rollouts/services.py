@@ -8,6 +8,7 @@ deployment itself restarts with the new speculator, the canary answers everythin
 """
 
 import datetime as dt
+from collections.abc import Mapping
 
 import structlog
 from django.db import IntegrityError, transaction
@@ -154,7 +155,7 @@ def _figures(deployment: Deployment, since: dt.datetime, *, failed_before: int =
 
 
 @transaction.atomic
-def _promote(rollout: Rollout, decision: Decision, figures: dict[str, object]) -> None:
+def _promote(rollout: Rollout, decision: Decision, figures: Mapping[str, object]) -> None:
     reason = {"code": decision.code, "message": decision.message}
     if _move(rollout, Status.PROMOTING, reason=reason, figures=figures):
         canary_share(canary=rollout.canary, percent=100)

@@ -8,7 +8,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from control.accounts.models import Organization
-from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.batches.models import Batch
 from control.quotes.models import Quote
 from control.spending.models import SpendCap
@@ -37,10 +37,7 @@ def spend_caps_list(organization: Organization) -> QuerySet[SpendCap]:
 
 def spend_cap_get(organization: Organization, cap_id: str) -> SpendCap:
     """Raises: ApiError: 404, also for another organization's cap."""
-    cap = spend_caps_list(organization).filter(pk=cap_id).first()
-    if cap is None:
-        raise ApiError(404, f"No such spend cap: {cap_id[:80]!r}.", "spend_cap_not_found", "cap_id")
-    return cap
+    return one_of(spend_caps_list(organization), cap_id, kind="spend cap", param="cap_id")
 
 
 def month_start() -> dt.datetime:

@@ -6,6 +6,7 @@ from django.db.models import Q, QuerySet
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
+from control.api.lookup import one_of
 from control.webhooks.models import WebhookDelivery, WebhookEndpoint, WebhookSecret
 from control.webhooks.secrets import decrypt
 
@@ -16,11 +17,7 @@ def endpoints_list(organization: Organization) -> QuerySet[WebhookEndpoint]:
 
 def endpoint_get(organization: Organization, endpoint_id: str) -> WebhookEndpoint:
     """Raises: ApiError: 404, also for another organization's endpoint."""
-    endpoint = endpoints_list(organization).filter(pk=endpoint_id).first()
-    if endpoint is None:
-        message = f"No such webhook endpoint: {endpoint_id[:80]!r}."
-        raise ApiError(404, message, "webhook_endpoint_not_found", "endpoint_id")
-    return endpoint
+    return one_of(endpoints_list(organization), endpoint_id, kind="webhook endpoint", param="endpoint_id")
 
 
 def deliveries_list(endpoint: WebhookEndpoint) -> QuerySet[WebhookDelivery]:

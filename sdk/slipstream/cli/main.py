@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipstream.cli import batches, distillations, evaluations, files, models, pipelines, serving, spending
+from slipstream.cli import batches, deploying, distillations, evaluations, files, models, pipelines, serving, spending
 from slipstream.cli.config import Login, write_login
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Output
@@ -49,6 +49,8 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(distillations.app, name="distillations")
 app.add_typer(models.app, name="models")
 app.add_typer(pipelines.app, name="pipelines")
+app.add_typer(deploying.adapters, name="adapters")
+app.add_typer(deploying.rollouts, name="rollouts")
 app.add_typer(spending.caps, name="caps")
 app.add_typer(spending.quotes, name="quotes")
 app.add_typer(serving.speculators, name="speculators")

@@ -13,6 +13,7 @@ from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from control.accounts.models import Organization
+from control.accounts.services import api_key_revoke
 from control.batches import reading
 from control.batches.assemble import batch_assemble
 from control.batches.models import Batch
@@ -128,6 +129,33 @@ def test_a_followed_stream_goes_on_until_the_end(
     ids = [[json.loads(line)["custom_id"] for line in chunk.strip().splitlines()] for chunk in chunks]
     assert ids[:3] == [["row-0", "row-1"], [], ["row-2", "row-3"]]
     assert [custom_id for chunk in ids for custom_id in chunk] == [f"row-{n}" for n in range(7)]
+
+
+def test_a_followed_stream_breaks_off_when_its_key_is_revoked(
+    transactional_db: None, organization: Organization, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "POLL_SECONDS", 0.01)
+    key, token = make_key(organization)
+    commit_shard(batch, 0, tmp_path)
+
+    async def follow() -> list[bytes]:
+        url, headers = f"/v1/batches/{batch.pk}/results", {"Authorization": f"Bearer {token}"}
+        answer = await AsyncClient().get(url, {"follow": "true"}, headers=headers)
+        assert isinstance(answer, StreamingHttpResponse)
+        chunks: list[bytes] = []
+        try:
+            async for chunk in answer:
+                chunks.append(chunk)
+                await sync_to_async(api_key_revoke)(key=key)
+                await sync_to_async(commit_shard)(batch, 1, tmp_path)
+        except ConnectionAbortedError:
+            return chunks
+        finally:
+            await sync_to_async(connection.close)()
+        raise AssertionError("it ended as if that had been all")
+
+    chunks = asyncio.run(asyncio.wait_for(follow(), 20))
+    assert len(b"".join(chunks).split()) <= 4, "what came after the revocation was no more than one look"
 
 
 @pytest.mark.parametrize("query", [{"after": "-1"}, {"after": "x"}, {"follow": "1"}])

@@ -12,7 +12,7 @@ CONTENT = bytes(range(200))
 def get(client: Client, organization: Organization, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     file = make_file(organization, CONTENT)
     response = client.get(f"/v1/files/{file.pk}/content", headers=headers)
-    body = b"".join(response.streaming_content) if response.streaming else response.content
+    body = response.getvalue()
     response.close()
     return response.status_code, body, dict(response.headers)
 

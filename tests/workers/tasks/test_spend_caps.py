@@ -41,7 +41,7 @@ def test_a_batch_at_the_organizations_cap_waits_and_ends_as_if_it_had_never_been
 
     for allowed in (3 * SHARD_NANOUSD, 5 * SHARD_NANOUSD):
         spend_cap_update(cap=cap, nanousd=allowed)
-        stack.wait_until(lambda limit=allowed: is_paused(batch) and spent() >= limit, 20)  # type: ignore[misc]
+        stack.wait_until(lambda limit=allowed: is_paused(batch) and spent() >= limit, 60)  # type: ignore[misc]
         assert spent() == allowed, "a shard over the cap was paid"
         counts = counts_of(batch)
         assert counts["completed"] == allowed // ROW_NANOUSD
@@ -70,7 +70,7 @@ def test_a_quotes_cap_pauses_what_runs_under_it_and_nothing_else(stack: LiveStac
     stack.start_worker()
 
     assert stack.wait_for_job(free.job_id).status == Job.Status.SUCCEEDED
-    stack.wait_until(lambda: is_paused(capped), 20)
+    stack.wait_until(lambda: is_paused(capped), 60)
     capped.refresh_from_db()
     assert capped.cost_nanousd == SHARD_NANOUSD
 
@@ -82,7 +82,7 @@ def test_a_paused_batch_can_be_cancelled_and_keeps_what_was_paid_for(stack: Live
     spend_cap_create(organization=stack.organization, project=None, nanousd=2 * SHARD_NANOUSD)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker(child="--row-seconds 0.02")
-    stack.wait_until(lambda: is_paused(batch), 20)
+    stack.wait_until(lambda: is_paused(batch), 60)
 
     batch_cancel(batch=batch)
 
@@ -96,7 +96,7 @@ def test_a_batch_whose_window_ends_while_it_is_paused_expires_with_what_it_has(s
     spend_cap_create(organization=stack.organization, project=None, nanousd=0)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker()
-    stack.wait_until(lambda: is_paused(batch), 20)
+    stack.wait_until(lambda: is_paused(batch), 60)
     assert not JobEvent.objects.filter(job=batch.job_id, type="shard_committed").exists()
 
     Batch.objects.filter(pk=batch.pk).update(expires_at=batch.created_at)

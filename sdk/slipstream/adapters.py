@@ -1,0 +1,59 @@
+"""LoRA adapters: uploaded once, served by deployments beside the model itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+from slipstream.types import File
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    id: str
+    name: str  # callers put `deployment:name` into `model`
+    model: str
+    rank: int
+    target_modules: Sequence[str]
+    bytes: int
+    created_at: int
+
+
+class Adapters(Resource[D]):
+    @procedure
+    def create(self, *, name: str, model: str, config_file: str, weights_file: str) -> Steps[Adapter]:
+        """From two uploaded files, which are checked and copied."""
+        body = {"name": name, "model": model, "config_file": config_file, "weights_file": weights_file}
+        return self.http.post(Adapter, "adapters", body)
+
+    @procedure
+    def upload(self, folder: Path | str, *, name: str, model: str) -> Steps[Adapter]:
+        """Send the folder that peft wrote, and make it an adapter."""
+        ids = []
+        for filename in (CONFIG, WEIGHTS):
+            with (Path(folder) / filename).open("rb") as source:
+                file = yield from self.http.upload(
+                    File, "files", {"purpose": "user_data"}, {"file": (filename, source)}
+                )
+            ids.append(file.id)
+        body = {"name": name, "model": model, "config_file": ids[0], "weights_file": ids[1]}
+        made: Adapter = yield from self.http.post(Adapter, "adapters", body)
+        for identity in ids:
+            yield from self.http.delete(path_of("files", identity))
+        return made
+
+    @procedure
+    def retrieve(self, adapter_id: str) -> Steps[Adapter]:
+        return self.http.get(Adapter, path_of("adapters", adapter_id))
+
+    @iteration
+    def list(self) -> Items[Adapter]:
+        return self.http.pages(Adapter, "adapters")
+
+    @procedure
+    def delete(self, adapter_id: str) -> Steps[None]:
+        """While a deployment serves it, it stays."""
+        return self.http.delete(path_of("adapters", adapter_id))

@@ -1,0 +1,107 @@
+"""`slipstream adapters`, `slipstream rollouts`, and how deployments do over time."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.context import context_of
+from slipstream.cli.serving import deployments
+
+adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters, served beside a deployment's model.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: another speculator, on a share of the traffic first.")
+
+
+@deployments.command()
+def metrics(
+    context: typer.Context,
+    deployment_id: str,
+    bucket_width: Annotated[str, typer.Option(help="1m, 1h or 1d.")] = "1m",
+) -> None:
+    """Acceptance, speed and latency over time; those stretches alone that had requests."""
+    own = context_of(context)
+    with own.client() as client:
+        stretches = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
+        columns = ("start_time", "num_requests", "acceptance_length", "tokens_per_second", "latency_seconds")
+        own.output.many((stretch for stretch in stretches if stretch.num_requests), columns)
+
+
+@deployments.command("adapters")
+def serve_adapters(
+    context: typer.Context,
+    deployment_id: str,
+    adapter_ids: Annotated[list[str] | None, typer.Argument(help="All of them from now on; none: no adapter.")] = None,
+) -> None:
+    """The endpoint drains and restarts."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
+
+
+@adapters.command()
+def upload(context: typer.Context, folder: Path, name: str, model: str) -> None:
+    """Send the folder that peft wrote."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.adapters.upload(folder, name=name, model=model))
+
+
+@adapters.command("list")
+def list_adapters(context: typer.Context) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.many(client.adapters.list(), ("id", "name", "model", "rank", "bytes"))
+
+
+@adapters.command("show")
+def show_adapter(context: typer.Context, adapter_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.adapters.retrieve(adapter_id))
+
+
+@adapters.command("delete")
+def delete_adapter(context: typer.Context, adapter_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        client.adapters.delete(adapter_id)
+        own.output.one({"id": adapter_id, "deleted": True})
+
+
+@rollouts.command("create")
+def create_rollout(
+    context: typer.Context,
+    deployment_id: str,
+    speculator_id: str,
+    share: Annotated[int | None, typer.Option(help="Percent of the requests, 1 to 50.")] = None,
+    min_requests: int | None = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is promoted or rolled back.")] = False,
+) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        made = client.rollouts.create(
+            deployment_id, speculator_id=speculator_id, share_percent=share, min_requests=min_requests
+        )
+        own.output.one(client.rollouts.wait(deployment_id, made.id) if wait else made)
+
+
+@rollouts.command("list")
+def list_rollouts(context: typer.Context, deployment_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.many(client.rollouts.list(deployment_id), ("id", "speculator_id", "status", "reason", "created_at"))
+
+
+@rollouts.command("show")
+def show_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.rollouts.retrieve(deployment_id, rollout_id))
+
+
+@rollouts.command("cancel")
+def cancel_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
+    """Back to what served before."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.rollouts.cancel(deployment_id, rollout_id))

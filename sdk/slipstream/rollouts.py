@@ -1,0 +1,88 @@
+"""Rollouts: another speculator on a share of a deployment's traffic, promoted or rolled back by what it does there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+from slipstream.waiting import wait_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    id: str
+    deployment_id: str
+    speculator_id: str
+    previous_speculator_id: str | None = None
+    status: str  # starting, canary, promoting, promoted, rolled_back
+    share_percent: int
+    reason: Mapping[str, Any] | None = None  # code, message: of the decision
+    figures: Mapping[str, Any] | None = None  # canary, stable: on which it was decided
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in ("promoted", "rolled_back")
+
+
+class Rollouts(Resource[D]):
+    @procedure
+    def create(
+        self,
+        deployment_id: str,
+        *,
+        speculator_id: str,
+        share_percent: int | None = None,
+        min_requests: int | None = None,
+        max_acceptance_drop: float | None = None,
+        max_error_rate: float | None = None,
+        max_seconds: int | None = None,
+    ) -> Steps[Rollout]:
+        """Args: share_percent: of the requests, 1 to 50. max_acceptance_drop: of the acceptance length, 0 to 1."""
+        body = {
+            "speculator_id": speculator_id,
+            "share_percent": share_percent,
+            "min_requests": min_requests,
+            "max_acceptance_drop": max_acceptance_drop,
+            "max_error_rate": max_error_rate,
+            "max_seconds": max_seconds,
+        }
+        return self.http.post(Rollout, path_of("deployments", deployment_id, "rollouts"), body)
+
+    @procedure
+    def retrieve(self, deployment_id: str, rollout_id: str) -> Steps[Rollout]:
+        return self.http.get(Rollout, self._path(deployment_id, rollout_id))
+
+    @iteration
+    def list(self, deployment_id: str) -> Items[Rollout]:
+        return self.http.pages(Rollout, path_of("deployments", deployment_id, "rollouts"))
+
+    @procedure
+    def cancel(self, deployment_id: str, rollout_id: str) -> Steps[Rollout]:
+        """Back to what served before."""
+        return self.http.post(Rollout, f"{self._path(deployment_id, rollout_id)}/cancel")
+
+    @procedure
+    def wait(
+        self,
+        deployment_id: str,
+        rollout_id: str,
+        *,
+        on_progress: Callable[[Rollout], Any] | None = None,
+        poll_seconds: float = 5.0,
+        timeout_seconds: float | None = None,
+    ) -> Steps[Rollout]:
+        """The rollout once it is promoted or rolled back. Raises: WaitTimeout."""
+        return wait_for(
+            lambda: self.http.get(Rollout, self._path(deployment_id, rollout_id)),
+            lambda rollout: rollout.is_final,
+            poll_seconds=poll_seconds,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
+
+    def _path(self, deployment_id: str, rollout_id: str) -> str:
+        return path_of("deployments", deployment_id, path_of("rollouts", rollout_id))

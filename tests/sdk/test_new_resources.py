@@ -1,0 +1,123 @@
+"""The client against the real API, in this process: caps, distillations, registered models, adapters, rollouts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from control.accounts.models import Organization
+from control.catalog.models import BaseModel
+from control.deployments.models import Deployment
+from slipstream import Client, ConflictError, NotFoundError
+from tests.control.adapters.support import CONFIG, SHAPES, tensor, weights_of
+from tests.control.deployments.support import make_speculator
+from tests.control.factories import make_base_model, make_key, make_organization
+from tests.control.spending.support import make_quote
+from tests.sdk.test_contract import TRANSPORT, URL, rows
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def organization() -> Organization:
+    return make_organization()
+
+
+@pytest.fixture
+def client(organization: Organization) -> Iterator[Client]:
+    with Client(URL, make_key(organization)[1], transport=TRANSPORT, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def base_model(organization: Organization) -> BaseModel:
+    return make_base_model("tiny")
+
+
+def test_caps_are_made_changed_and_removed(client: Client) -> None:
+    cap = client.spend_caps.create(amount=12.5)
+
+    assert (cap.amount["value"], cap.is_reached, cap.project_id) == (12.5, False, None)
+    assert client.spend_caps.update(cap.id, amount=0).is_reached
+    assert [listed.id for listed in client.spend_caps.list()] == [cap.id]
+    client.spend_caps.delete(cap.id)
+    with pytest.raises(NotFoundError):
+        client.spend_caps.retrieve(cap.id)
+
+
+def test_a_quotes_cap_is_changed(client: Client, organization: Organization, base_model: BaseModel) -> None:
+    quote = make_quote(organization, base_model, cap_nanousd=10**9)
+
+    shown = client.quotes.retrieve(quote.pk)
+    assert (shown.cap, shown.spent) == ({"value": 1.0, "currency": "usd"}, {"value": 0.0, "currency": "usd"})
+    assert client.quotes.update(quote.pk, cap=None).cap is None
+
+
+def test_a_distillation_is_made_and_cancelled(client: Client, base_model: BaseModel) -> None:
+    file = client.files.upload(rows(3))
+
+    made = client.distillations.create(model="tiny", prompts_file=file.id, metadata={"for": "test"})
+
+    assert (made.status, made.is_trainable, made.paused, made.is_final) == ("validating", False, None, False)
+    assert [listed.id for listed in client.distillations.list()] == [made.id]
+    assert client.batches.retrieve(made.batch_id).cost == {"value": 0.0, "currency": "usd"}
+    assert client.distillations.cancel(made.id).status == "cancelling"
+
+
+def test_models_are_registered_and_removed(client: Client) -> None:
+    made = client.base_models.create(name="mine", source="s3://models/mine")
+
+    assert (made.status, made.source) == ("checking", "s3://models/mine")
+    assert client.base_models.retrieve(made.id) == made
+    client.base_models.delete(made.id)
+    assert "mine" not in {model.name for model in client.base_models.list()}
+
+
+def test_an_adapter_is_uploaded_from_its_folder_and_served(
+    client: Client, base_model: BaseModel, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    weights = weights_of({tensor(side): shape for side, shape in SHAPES.items()})
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+
+    adapter = client.adapters.upload(tmp_path, name="tone", model="tiny")
+    assert (adapter.rank, adapter.target_modules) == (2, ["q_proj"])
+    assert list(client.files.list()) == [], "the two files have served their purpose"
+
+    deployment = client.deployments.create(name="support", model="tiny", adapters=[adapter.id])
+    assert [served["model"] for served in deployment.adapters] == ["support:tone"]
+    with pytest.raises(ConflictError):
+        client.adapters.delete(adapter.id)
+    assert client.deployments.update(deployment.id, adapters=[]).adapters == []
+    client.adapters.delete(adapter.id)
+    assert list(client.adapters.list()) == []
+
+
+def test_a_rollout_is_begun_watched_and_cancelled(
+    client: Client, organization: Organization, base_model: BaseModel
+) -> None:
+    deployment = client.deployments.create(name="support", model="tiny")
+    Deployment.objects.update(state=Deployment.State.READY)
+    speculator = make_speculator(base_model, organization)
+
+    rollout = client.rollouts.create(deployment.id, speculator_id=speculator.pk, share_percent=25)
+
+    assert (rollout.status, rollout.share_percent, rollout.is_final) == ("starting", 25, False)
+    assert [listed.id for listed in client.rollouts.list(deployment.id)] == [rollout.id]
+    assert client.rollouts.cancel(deployment.id, rollout.id).reason == {
+        "code": "cancelled", "message": "It was cancelled.",
+    }  # fmt: skip
+    assert client.rollouts.wait(deployment.id, rollout.id).status == "rolled_back"
+
+
+def test_metrics_come_by_the_stretch(client: Client, base_model: BaseModel) -> None:
+    deployment = client.deployments.create(name="support", model="tiny")
+    start = int(timezone.now().timestamp()) - 2 * 3600
+
+    stretches = list(client.deployments.metrics(deployment.id, start_time=start))
+
+    assert len(stretches) > 60, "more than a page"
+    assert stretches[0].start_time == start - start % 60
+    assert {(stretch.num_requests, stretch.acceptance_length) for stretch in stretches} == {(0, None)}

@@ -16,7 +16,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.db.models.functions import Now
 from django.test import Client
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -173,7 +173,7 @@ class BatchMachine(RuleBasedStateMachine):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("num_runs", "num_steps"), [(25, 20), pytest.param(1_000, 50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+    ("num_runs", "num_steps"), [(5, 20), pytest.param(1_000, 50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
 def test_no_order_of_requests_work_and_faults_breaks_a_batch(
     num_runs: int, num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +190,7 @@ def test_no_order_of_requests_work_and_faults_breaks_a_batch(
         stateful_step_count=num_steps,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
+        phases=[Phase.generate],  # as it was found: to make it small takes longer than a test may
     )
 
     machine().runTest()

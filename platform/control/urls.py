@@ -8,7 +8,7 @@ from control.api.views import health
 _API = (
     "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
     "evaluations", "captures", "deployments", "events", "webhooks", "usage", "quotes", "spending",
-    "distillations", "adapters", "rollouts", "gateway", "openapi",
+    "distillations", "adapters", "rollouts", "exchanges", "gateway", "openapi",
 )  # fmt: skip
 
 urlpatterns = [

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
-from slipstream.types import Model, Speculator
+from slipstream.types import File, Model, Speculator
 from slipstream.waiting import wait_for
 
 
@@ -77,6 +77,22 @@ class Speculators(Resource[D]):
     @iteration
     def list(self) -> Items[Speculator]:
         return self.http.pages(Speculator, "speculators")
+
+    @procedure
+    def export(self, speculator_id: str, *, format: str) -> Steps[File]:  # noqa: A002  # the API's name
+        """A zip archive for another engine: speculators, specforge, medusa, hugging_face or lorax."""
+        return self.http.post(File, path_of("speculators", speculator_id, "export"), {"format": format})
+
+    @procedure
+    def import_(self, *, file_id: str, format: str, model: str, name: str) -> Steps[Speculator]:  # noqa: A002
+        """Make one of a zip archive that was uploaded: the folder of another engine, trained for this model."""
+        body = {"file_id": file_id, "format": format, "model": model, "name": name}
+        return self.http.post(Speculator, "speculators", body)
+
+    @procedure
+    def delete(self, speculator_id: str) -> Steps[None]:
+        """While a deployment names it, it stays."""
+        return self.http.delete(path_of("speculators", speculator_id))
 
     @procedure
     def plot(self, speculator_id: str, to: Path | str) -> Steps[Path]:

@@ -98,6 +98,16 @@ BODIES: Mapping[str, Body] = {
     "PATCH /v1/quotes/{quote_id}": Body(lambda world: {"cap": 1.5}),
     "POST /v1/spend_caps": Body(lambda world: {"amount": 1_000_000}, {"project_id": "project_id"}),
     "PATCH /v1/spend_caps/{cap_id}": Body(lambda world: {"amount": 2_000_000}),
+    "POST /v1/speculators": Body(
+        lambda world: {
+            "file_id": world.file.pk,
+            "format": "speculators",
+            "model": world.base_model.name,
+            "name": "new",
+        },
+        {"file_id": "file_id", "model": "name"},
+    ),
+    "POST /v1/speculators/{speculator_id}/export": Body(lambda world: {"format": "medusa"}),
     "POST /v1/deployments": Body(
         lambda world: {"name": "new", "model": world.base_model.name},
         {"model": "name", "speculator_id": "speculator_id", "adapters.0": "adapter_id"},

@@ -45,6 +45,7 @@ class Speculator(models.Model):
         TRAINING = "training"
         READY = "ready"
         FAILED = "failed"
+        DELETED = "deleted"  # the row stays: pipelines and evaluations name it
 
     id = models.CharField(primary_key=True, max_length=40, default=speculator_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="speculators")

@@ -41,7 +41,8 @@ def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
 
 
 def speculators_list(organization: Organization) -> QuerySet[Speculator]:
-    return Speculator.objects.filter(organization=organization).select_related("base_model")
+    kept = Speculator.objects.exclude(status=Speculator.Status.DELETED)
+    return kept.filter(organization=organization).select_related("base_model")
 
 
 def speculator_get(organization: Organization, speculator_id: str) -> Speculator:

@@ -25,6 +25,9 @@ from control.catalog.serializers import (
     speculator_body,
 )
 from control.deployments.selectors import deployments_list
+from control.exchanges.serializers import ImportInput
+from control.exchanges.services import speculator_delete, speculator_import
+from control.files.selectors import file_get
 from control.files.streaming import StoredFileResponse
 from control.storage import ObjectMissing
 
@@ -82,12 +85,30 @@ class SpeculatorsView(OrganizationView):
     def get(self, request: Request) -> Response:
         return paginate(speculators_list(self.organization), request, speculator_body)
 
+    def post(self, request: Request) -> Response:
+        """Imports one from a zip archive of another engine's folder."""
+        form = ImportInput(data=request.data)
+        form.is_valid(raise_exception=True)
+        values = form.validated_data
+        speculator = speculator_import(
+            organization=self.organization,
+            file=file_get(self.organization, values["file_id"]),
+            form=values["format"],
+            base_model=base_model_get(self.organization, values["model"]),
+            name=values["name"],
+        )
+        return Response(speculator_body(speculator), status=201)
+
 
 class SpeculatorView(OrganizationView):
     scope = "speculators"
 
     def get(self, request: Request, speculator_id: str) -> Response:
         return Response(speculator_body(speculator_get(self.organization, speculator_id)))
+
+    def delete(self, request: Request, speculator_id: str) -> Response:
+        speculator_delete(speculator=speculator_get(self.organization, speculator_id))
+        return Response({"id": speculator_id, "object": "speculator", "deleted": True})
 
 
 class SpeculatorPlotView(OrganizationView):

@@ -22,6 +22,7 @@ from control.datasets.serializers import DatasetInput
 from control.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.distillations.serializers import DistillationInput
 from control.evaluations.requests import EvaluationRequest
+from control.exchanges.serializers import ExportInput, ImportInput
 from control.fine_tuning.requests import JobInput
 from control.openapi import openai_shapes as openai
 from control.openapi import own_shapes as own
@@ -154,7 +155,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("catalog.views.SpeculatorsView", "GET"): Operation(
         id="speculators.list", answer=Page[own.SpeculatorObject], query=PAGING
     ),
+    ("catalog.views.SpeculatorsView", "POST"): Operation(
+        id="speculators.import", answer=own.SpeculatorObject, status=201, body=ImportInput
+    ),
     ("catalog.views.SpeculatorView", "GET"): Operation(id="speculators.retrieve", answer=own.SpeculatorObject),
+    ("catalog.views.SpeculatorView", "DELETE"): Operation(id="speculators.delete", answer=Deleted),
+    ("exchanges.views.SpeculatorExportView", "POST"): Operation(
+        id="speculators.export", answer=openai.FileObject, status=201, body=ExportInput
+    ),
     ("catalog.views.SpeculatorPlotView", "GET"): Operation(
         id="speculators.plot",
         answer=PNG,

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -15,6 +17,7 @@ from engine.drafters.eagle3_config import Eagle3Config
 from engine.drafters.eagle3_module import Eagle3
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from tests.engine.tiny_speculators import block_values, make_mtp, randomize
+from workers.exports.errors import ExchangeError
 
 VOCAB = torch.arange(3, 203)
 LORA = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
@@ -80,3 +83,9 @@ def write_eagle3(folder: Path, **changes: Any) -> None:
     module = Eagle3(Eagle3Config(**sizes | changes), VOCAB)
     randomize(module, 0)
     module.save(folder, base_model="a/model")
+
+
+def refusal(action: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises(ExchangeError) as refused:
+        action(*arguments)
+    return refused.value.message

@@ -116,6 +116,15 @@ VLLM = Environment(
 # What vLLM's suffix decoding calls. It is compiled on this machine, which takes minutes and may fail.
 VLLM_SUFFIX = "arctic-inference==0.1.1"
 
+# The package whose format vLLM reads.
+SPECULATORS = Environment(
+    name="speculators",
+    requirements=((_TORCH,), ("--no-deps", "speculators==0.9.0")),
+    dependencies_of="speculators",
+    left_out=_COMPANIONS,
+    environ={"HF_HUB_OFFLINE": "1"},
+)
+
 TRANSFORMERS = Environment(
     name="transformers",
     requirements=((_TORCH,), (f"transformers=={version('transformers')}", f"accelerate=={version('accelerate')}")),

@@ -1,6 +1,6 @@
 """vLLM, stepped in this very process: no HTTP and no second process between its scheduler and the clock.
 
-Settings: model, max_batch_size, max_seq_len; speculation, vLLM's own `speculative_config` or None.
+Settings: model, max_batch_size, max_seq_len; speculation, vLLM's own `speculative_config` or None; dtype.
 """
 
 import os
@@ -21,7 +21,7 @@ class Vllm:
     def __init__(self, settings: dict[str, Any]) -> None:
         arguments = vllm.EngineArgs(
             model=settings["model"],
-            dtype="bfloat16",
+            dtype=settings.get("dtype", "bfloat16"),
             enforce_eager=True,
             max_model_len=settings["max_seq_len"],
             max_num_seqs=settings["max_batch_size"],

@@ -1,0 +1,178 @@
+"""Does another engine accept as much of a speculator's drafts as ours does?
+
+    python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
+
+exports each speculator in every format that vLLM reads, lets vLLM and our engine answer the same prompts greedily, each
+drafting a chain of the same number of tokens a pass, and prints a line of JSON for each format:
+
+    acceptance_length, peer_acceptance_length   tokens a pass adds to an answer after its first, in both engines
+    ratio             the latter over the former
+    equal_answers     of the prompts: in 16 bits two engines part now and then, whatever is drafted
+    error             instead, why vLLM does not run it
+
+vLLM lives in an environment of its own, made on the first run (docs/benchmarks.md).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.arms import ROOT, Arm, Process
+from benchmarks.peers.install import VLLM, PeerMissing
+from benchmarks.peers.wire import Advance, Answers, Job, closed_loop
+from benchmarks.workload import WorkloadError, arguments, read_prompts, speculator_kind
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.load import load_drafter, load_model
+from engine.loop import Engine
+from engine.request import Request, SamplingParams
+from engine.tokenizer import Tokenizer
+from examples.prepare_model import ModelNotFoundError, prepare
+
+FORMATS = {  # that vLLM reads, of each kind
+    "eagle3": ("speculators", "specforge"),
+    "block": ("speculators",),
+    "medusa": ("medusa",),
+    "draft_model": ("hugging_face",),
+}
+_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names
+_DEPTH = 5  # where the folder does not say how many tokens it drafts
+_BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
+# Every drafter grows a tree as far as that pays. These settings leave the best guess of each depth, down to the last.
+_CHAINS: dict[str, dict[str, float]] = {
+    "engine.drafters.eagle3": {"_WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
+    "engine.drafters.medusa": {"CANDIDATES": 1},
+    "engine.drafters.block_heads": {"CANDIDATES": 1},
+    "engine.drafters.draft_model": {"_BRANCHES": 1},
+}
+
+
+def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
+    """Raises: PeerMissing: vLLM cannot be installed, or does not run the speculator; EngineError: we don't."""
+    kind = speculator_kind(speculator)
+    with tempfile.TemporaryDirectory() as scratch:
+        exported = Path(scratch) / form
+        export(speculator, form, model, exported)
+        config = json.loads((exported / "config.json").read_text())
+        depth = drafted_tokens(config)
+        method = _METHODS.get(kind) or config["speculators_model_type"]
+        speculation = {"method": method, "model": str(exported), "num_speculative_tokens": depth}
+        theirs = _vllm_answers(model, speculation, job, Path(scratch) / "vllm.log", dtype=dtype)
+    ours = our_answers(model, kind, speculator, job, depth=depth, dtype=dtype)
+    own, peer = ours.acceptance_length or 1.0, theirs.acceptance_length or 1.0
+    return {
+        "speculative_tokens": depth,
+        "prompts": len(job.prompts),
+        "acceptance_length": round(own, 3),
+        "peer_acceptance_length": round(peer, 3),
+        "ratio": round(peer / own, 3),
+        "equal_answers": sum(a == b for a, b in zip(ours.outputs, theirs.outputs, strict=True)),
+    }
+
+
+def export(speculator: Path, form: str, model: Path, out: Path) -> None:
+    """Raises: WorkloadError: it cannot leave in this format."""
+    command = [sys.executable, "-m", "workers.exports", "export", str(speculator), str(out), "--format", form]
+    done = subprocess.run([*command, "--model", str(model)], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise WorkloadError(done.stderr.strip().removeprefix("error: "))
+
+
+def drafted_tokens(config: dict[str, Any]) -> int:
+    """Of an exported folder."""
+    if "num_heads" in config:
+        return int(config["num_heads"])
+    if "block_size" in config:
+        return int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
+    return _DEPTH
+
+
+def _vllm_answers(model: Path, speculation: dict[str, Any], job: Job, log: Path, *, dtype: str) -> Answers:
+    arm = Arm(engine="vllm", runner="run_vllm", environment=VLLM)
+    settings = {
+        "model": str(model),
+        "speculation": speculation,
+        "dtype": dtype,
+        "max_batch_size": job.concurrency,
+        "max_seq_len": _MAX_SEQ_LEN,
+    }
+    process = Process(arm, settings, log)
+    try:
+        return process.answer(job)
+    finally:
+        process.close()
+
+
+def our_answers(model: Path, kind: str, speculator: Path, job: Job, *, depth: int, dtype: str) -> Answers:
+    target = load_model(model, dtype=dtype)
+    config = EngineConfig(max_batch_size=job.concurrency, max_seq_len=_MAX_SEQ_LEN, draft_budget=depth)
+    with _chains_alone():
+        drafter = load_drafter(kind, target, speculator, model_dir=model)
+        if kind == "draft_model":
+            vars(drafter).update(max_depth=depth, _least_survival=0.0)
+        engine = Engine(target, drafter, config)
+        sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0)
+
+        def add(number: int, prompt: list[int]) -> None:
+            engine.add(Request(str(number), tuple(prompt), sampling))
+
+        def step() -> Iterator[Advance]:
+            for output in engine.step():
+                yield int(output.request_id), list(output.token_ids), output.finish_reason is not None
+
+        return closed_loop(job, add, step)
+
+
+@contextmanager
+def _chains_alone() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, values in _CHAINS.items():
+            stack.enter_context(patch.multiple(module, **values))
+        yield
+
+
+def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
+    model = args.model or prepare()
+    found = read_prompts(
+        args.prompts, Tokenizer.load(model), max_seq_len=_MAX_SEQ_LEN - args.max_tokens, limit=args.limit
+    )
+    job = Job([list(prompt.token_ids) for prompt in found], args.max_tokens, _BATCH_SIZE)
+    for speculator in args.speculator:
+        kind = speculator_kind(speculator)
+        for form in FORMATS.get(kind, ()):
+            line: dict[str, Any] = {"kind": kind, "format": form, "peer": "vllm", "dtype": args.dtype}
+            try:
+                line |= compare(model, speculator, form, job, dtype=args.dtype)
+            except PeerMissing as error:
+                line["error"] = str(error)
+            yield line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("Compares how much of a speculator's drafts vLLM and our engine accept.")
+    parser.add_argument(
+        "--speculator", type=Path, action="append", required=True, metavar="DIR", help="may be repeated"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="prompts to take (default 50)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of both engines")
+    args = parser.parse_args(argv)
+    try:
+        for line in run(args):
+            print(json.dumps(line), flush=True)
+    except (WorkloadError, EngineError, ModelNotFoundError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,7 @@ def probes_middleware(get_response: GetResponse) -> Any:
 
     async def serve(request: HttpRequest) -> Any:
         view = _ROUTES.get(request.path)
-        answer: Any = await (get_response(request) if view is None else sync_to_async(view)(request))  # type: ignore[misc]
+        answer: Any = await (get_response(request) if view is None else sync_to_async(view)(request))
         return answer
 
     return serve

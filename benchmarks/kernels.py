@@ -64,6 +64,7 @@ def head_makes(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterato
 
 def round_makes(inputs: Inputs, M: int, V: int, nodes: int) -> Iterator[Make]:
     yield partial(round_cases.laying_out, inputs, 3, nodes)
+    yield partial(round_cases.filtering, inputs, M, V)
     yield partial(round_cases.ranking, inputs, M, 8)
     yield partial(round_cases.blend, inputs, 2 * M, V)
 
@@ -101,7 +102,6 @@ def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
         partial(head_cases.growing, inputs, 8, 8, 8, 64),
         partial(head_cases.accepting, inputs, 8, 64),
         *round_makes(inputs, 16, Sizes.of(big).vocab_size, 64),
-        partial(round_cases.filtering, inputs, 16, Sizes.of(big).vocab_size),
         *(partial(product, M) for M in (2, 4, 8, 32, 64)),
         *loss_makes(inputs, big, 1024),
     ]

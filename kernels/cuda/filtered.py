@@ -49,6 +49,7 @@ def _filtered_kernel(
         for start in range(0, limit, BLOCK):
             total += tl.sum(tl.exp(_scaled(values, start + tl.arange(0, BLOCK), limit, temperature) - top), 0)
 
+    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # before a token, from which on none is kept
     best = tl.full((), float("-inf"), tl.float64)
     winner = tl.full((), 0, tl.int64)
     before = tl.full((), 0.0, tl.float64)
@@ -58,7 +59,7 @@ def _filtered_kernel(
         scaled = _scaled(values, place, limit, temperature)
         weights = tl.exp(scaled - top)
         above = before + tl.cumsum(weights, 0) - weights
-        kept = (place < limit) & ((place == 0) | (top_p >= 1.0) | (above < top_p * total)) & (scaled >= least)
+        kept = (place < limit) & ((place == 0) | (above < mass)) & (scaled >= least)
         tokens = tl.load(order + place, mask=place < limit, other=0)
         noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens)
         scores = tl.where(kept, scaled + noise, float("-inf"))

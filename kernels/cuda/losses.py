@@ -118,7 +118,7 @@ def _blend_kernel(
         wanted = tl.where(column == label, hard_weight, 0.0)
         if probabilities_ptr is not None:
             soft = soft_weight * tl.load(wanted_ptr + column, mask=inside, other=0.0)
-            loss += tl.sum(tl.where(inside, soft * (log_total - x), 0.0), 0)
+            loss += tl.sum(soft * tl.where(inside, log_total - x, 0.0), 0)
             wanted += soft
         if GRADIENT:
             tl.store(logits + column, tl.exp(x - log_total) - wanted, mask=inside)

@@ -46,7 +46,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_greedy_answers_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     folder = make_tiny_model(tmp_path, architecture)
-    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("cuda")
+    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference.to("cuda")
     ours = answers(load_model(folder, dtype="float32", device="cuda"), GREEDY)
     for number, prompt in enumerate(prompts(5)):
         ids = torch.tensor([prompt], device="cuda")

@@ -41,10 +41,11 @@ def printed(result: Any) -> Any:
 
 
 def test_a_cap_is_made_and_raised(run: Run) -> None:  # the fixture
-    api = ScriptedApi(ok(CAP), ok(CAP))
+    api = ScriptedApi(ok(CAP))
 
     assert printed(run("--json", "caps", "create", "5", api=api))["id"] == "cap_1"
     assert (asked(api), api.body()) == (("POST", "/v1/spend_caps"), {"amount": 5.0})
+    api = ScriptedApi(ok(CAP))
     printed(run("--json", "caps", "change", "cap_1", "7.5", api=api))
     assert (asked(api), api.body()) == (("PATCH", "/v1/spend_caps/cap_1"), {"amount": 7.5})
 
@@ -53,10 +54,11 @@ def test_a_distillation_is_waited_for_and_named_in_a_pipeline(run: Run, tmp_path
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}\n")
     running = {**DISTILLATION, "status": "in_progress"}
-    api = ScriptedApi(ok(file_json()), ok(running), ok(DISTILLATION), ok(pipeline_json()))
+    api = ScriptedApi(ok(file_json()), ok(running), ok(DISTILLATION))
 
     made = printed(run("--json", "distillations", "create", "tiny", str(prompts), "--wait", api=api))
     assert made["status"] == "completed"
+    api = ScriptedApi(ok(pipeline_json()))
     printed(run("--json", "pipelines", "create", "fast", "tiny", "distill_1", "--held-out-file", "file-2", api=api))
     body = api.body()
     assert (body["distillation_id"], body["held_out_file"]) == ("distill_1", "file-2")
@@ -83,9 +85,10 @@ def test_an_adapter_is_uploaded_from_its_folder(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_rollout_is_begun_and_listed(run: Run) -> None:
-    api = ScriptedApi(ok(ROLLOUT), page(ROLLOUT))
+    api = ScriptedApi(ok(ROLLOUT))
 
     printed(run("--json", "rollouts", "create", "dep_1", "spec_1", "--share", "5", api=api))
     assert api.body() == {"speculator_id": "spec_1", "share_percent": 5}
+    api = ScriptedApi(page(ROLLOUT))
     assert printed(run("--json", "rollouts", "list", "dep_1", api=api))["id"] == "rollout_1"
     assert asked(api) == ("GET", "/v1/deployments/dep_1/rollouts")

@@ -149,7 +149,8 @@ def block_tensors(config: Mapping[str, Any]) -> Tensors:
 
 
 def _dspark_heads(config: Mapping[str, Any], layer: Layer, drafted: int) -> dict[str, Shape]:
-    rank, found = integer(config, "markov_rank", 256, least=0), {}
+    rank = integer(config, "markov_rank", 256, least=0)
+    found: dict[str, Shape] = {}
     if rank:
         found |= {
             "markov_head.markov_w1.weight": (layer.vocab, rank),
@@ -182,7 +183,8 @@ def mtp_tensors(config: Mapping[str, Any]) -> Tensors:
 def medusa_tensors(config: Mapping[str, Any]) -> Tensors:
     """`config`: the section `slipstream` of the artifact's; names with the draft vocabulary's."""
     H, drafted = integer(config, "hidden_size"), integer(config, "draft_vocab_size")
-    layers, required = integer(config, "num_layers", most=MOST), {"draft_vocab": (drafted,)}
+    layers = integer(config, "num_layers", most=MOST)
+    required: dict[str, Shape] = {"draft_vocab": (drafted,)}
     for head in range(integer(config, "num_heads", most=MOST)):
         for number in range(layers):
             required |= {f"{head}.{number}.linear.weight": (H, H), f"{head}.{number}.linear.bias": (H,)}

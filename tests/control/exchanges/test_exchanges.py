@@ -57,7 +57,7 @@ def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) 
 
 
 def content(client: Client, file_id: str) -> bytes:
-    return b"".join(client.get(f"/v1/files/{file_id}/content"))  # type: ignore[call-overload]
+    return b"".join(client.get(f"/v1/files/{file_id}/content"))
 
 
 def take_in(client: Client, organization: Organization, archive: bytes, *, status: int = 201, **body: Any) -> Any:

@@ -152,7 +152,7 @@ def test_a_block_is_marked_as_it_attends_for_vllm(exported: Callable[[str, str],
 
 @pytest.mark.parametrize("kind", ["eagle3", "block", "mtp"])
 def test_the_shapes_are_those_of_the_engines_modules(kind: str, tmp_path: Path, model_dir: Path) -> None:
-    modules = {"eagle3": Eagle3, "block": BlockModel, "mtp": Mtp}
+    modules: dict[str, Any] = {"eagle3": Eagle3, "block": BlockModel, "mtp": Mtp}
     folder = write_speculator(kind, tmp_path / "own", model_dir)
     artifact = Artifact.read(folder)
 

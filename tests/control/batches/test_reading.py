@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connections
 from django.http import StreamingHttpResponse
 from django.test import AsyncClient, Client
 from pytest_django import Settings
@@ -121,7 +121,7 @@ def test_a_followed_stream_goes_on_until_the_end(
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")
-        await sync_to_async(connection.close)()  # of the thread that answered: nobody could drop the database else
+        await sync_to_async(connections.close_all)()  # of the thread that answered: nobody could drop the database else
         return chunks
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
@@ -151,11 +151,11 @@ def test_a_followed_stream_breaks_off_when_its_key_is_revoked(
         except ConnectionAbortedError:
             return chunks
         finally:
-            await sync_to_async(connection.close)()
+            await sync_to_async(connections.close_all)()
         raise AssertionError("it ended as if that had been all")
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
-    assert len(b"".join(chunks).split()) <= 4, "what came after the revocation was no more than one look"
+    assert len(b"".join(chunks).splitlines()) <= 4, "what came after the revocation was no more than one look"
 
 
 @pytest.mark.parametrize("query", [{"after": "-1"}, {"after": "x"}, {"follow": "1"}])

@@ -26,6 +26,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     assert pipeline.speculator.report["prompts_held_out"] == 2
     assert read_object(pipeline.speculator.plot_key) == b"\x89PNG"
     (evaluation,) = pipeline.speculator.evaluations.all()
+    assert evaluation.certificate is not None
     assert evaluation.certificate["statement"]["counts"]["equal"] == 2
     assert evaluation.job.params["training_seconds"] > 0
     assert pipeline.training_job is not None

@@ -47,6 +47,7 @@ def test_a_batch_at_the_organizations_cap_waits_and_ends_as_if_it_had_never_been
         assert counts["completed"] == allowed // ROW_NANOUSD
         assert counts["pending"] == len(CONTENTS) - counts["completed"]
     job = Job.objects.get(pk=batch.job_id)
+    assert job.paused is not None
     assert job.paused["cap_id"] == cap.pk
     assert job.stalled_attempts == 0
 

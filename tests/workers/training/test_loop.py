@@ -16,7 +16,6 @@ from workers.hyperparameters.loop import LoopParameters
 from workers.training import loop
 from workers.training.loop import BatchLoss, Outcome, RowOrder, Validation, learning_rate_factor
 from workers.training.optimizers import make_optimizers
-from workers.training.tracking import tracked
 
 CONFIG = LoopParameters(
     epochs=4,
@@ -146,24 +145,6 @@ def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
     shapes = [[tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)]
     assert shapes == [[(4, 4)], [(4,), (4,), (4,)]]
     assert isinstance(muon, torch.optim.Muon)
-
-
-class Broken:
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        raise OSError("disk full")
-
-    def close(self) -> None:
-        raise AssertionError("never reached")
-
-
-def test_a_trackers_failure_is_logged_once_and_the_run_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    emit = Recorder()
-    with tracked(emit, Broken()) as both:
-        train(Regression(), CONFIG, checkpoint_dir=tmp_path, emit=both)
-    assert len(emit.of("metrics")) == 8
-    assert [record.message for record in caplog.records] == ["metrics are no longer tracked"]
 
 
 def test_between_evaluations_the_loss_is_told_every_ten_steps(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from control.catalog.models import BaseModel, Speculator
-from control.catalog.plots import OF_TRAINING
+from control.catalog.plots import training_plots
 from control.console.base import RowsAdmin, service_action
 from control.console.charts import charts, lines_of
 from control.console.compare import MOST
@@ -106,11 +106,9 @@ class SpeculatorAdmin(RowsAdmin):
 
     @admin.display(description="training curves")
     def training_plots(self, row: Speculator) -> SafeString | str:
-        if not row.storage_prefix:
-            return "–"
         url = reverse("speculator-plot", args=[row.pk])
-        pictures = ((url, name, name.replace("_", " ")) for name in OF_TRAINING)
-        return format_html_join("", '<img class="console-plot" src="{}?name={}" alt="{}">', pictures)
+        pictures = [(url, name, name.replace("_", " ")) for name in training_plots(row)]
+        return format_html_join("", '<img class="console-plot" src="{}?name={}" alt="{}">', pictures) or "–"
 
     @admin.action(description="Compare side by side", permissions=["view"])
     def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:

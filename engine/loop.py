@@ -189,10 +189,14 @@ class Engine:
         outputs, self._ready = self._ready, []
         if self._rounds is None:
             return outputs + self._step(self.scheduler.schedule)
+        if not self._all_fit_rounds():
+            return outputs + self._rounds.leave() + self._step(self.scheduler.schedule)
+        outputs += self._step(self.scheduler.schedule_prefills)  # may admit one that does not fit
+        return outputs + (self._rounds.step() if self._all_fit_rounds() else self._rounds.leave())
+
+    def _all_fit_rounds(self) -> bool:
         adapters = self._stacks is not None
-        if all(fits_rounds(sequence, adapters=adapters) for sequence in self.scheduler.running.values()):
-            return outputs + self._step(self.scheduler.schedule_prefills) + self._rounds.step()
-        return outputs + self._rounds.leave() + self._step(self.scheduler.schedule)
+        return all(fits_rounds(sequence, adapters=adapters) for sequence in self.scheduler.running.values())
 
     def _step(self, schedule: Callable[[], Plan]) -> list[StepOutput]:
         """Schedules a pass and makes it; the host decides everything, and waits for it."""

@@ -118,7 +118,7 @@ class GrowingInRounds:
             paths=paths.flatten(0, 1).int(),
             path_lens=torch.full((paths.shape[0] * W,), level, device=paths.device),
         )
-        return DecoderRows(positions.repeat_interleave(W), paths[..., -1].flatten(), attention)
+        return DecoderRows(positions.repeat_interleave(W), paths[..., -1].flatten().contiguous(), attention)
 
 
 def _gathered(values: Tensor, places: Tensor) -> Tensor:

@@ -45,7 +45,13 @@ def make_requests() -> list[Request]:
     return [Request(f"r{index}", tuple(range(9 * index, 9 * index + 5)), one) for index, one in enumerate(params)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# The interpreter takes up to a minute for one: the other kinds belong to the soak.
+IN_THE_SUITE = ("medusa",)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in IN_THE_SUITE else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+)
 def test_what_was_captured_brings_the_tokens_of_the_synchronous_step(
     tmp_path: Path, device: CapturingDevice, kind: str
 ) -> None:

@@ -152,8 +152,9 @@ def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Model, 
         for index, request in enumerate(requests_of(model, SAMPLINGS["greedy"], count=7, max_tokens=24))
     ]
     plain = plain_answers(model, requests)
-    slots = 130 * KVCache.slot_bytes(model.config, model.dtype)
-    engine = in_rounds(model, DRAFTERS[kind](model), max_batch_size=8, kv_cache_bytes=slots, draft_budget=5)
+    drafter = DRAFTERS[kind](model)
+    slots = 130 * (KVCache.slot_bytes(model.config, model.dtype) + drafter.slot_bytes)
+    engine = in_rounds(model, drafter, max_batch_size=8, kv_cache_bytes=slots, draft_budget=5)
     assert [answers_only(generate(engine, requests)) for _ in range(2)] == [plain, plain]
     assert engine.counters.num_preemptions > 0
     assert engine.counters.prefix_hits > 0
@@ -202,7 +203,7 @@ def test_who_is_cancelled_or_comes_while_a_round_is_in_flight_disturbs_nobody(mo
 
 
 def test_an_answer_that_ends_at_the_models_last_position_ends_there(tmp_path: Path, device: LateDevice) -> None:
-    model = load_model(make_tiny_model(tmp_path, "llama"), device="cpu")
+    model = load_model(make_tiny_model(tmp_path, "llama", num_layers=4), device="cpu")
     length = model.max_positions
     sampling = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
     request = Request("a", tuple(index % 250 for index in range(length - 14)), sampling)

@@ -30,9 +30,9 @@ def short(stack: LiveStack) -> LiveStack:
 
 
 def long_batch(stack: LiveStack, num_faults: int) -> tuple[Batch, list[str], str]:
-    """The batch, its rows, and options of a child that takes about a second of answering for each fault."""
+    """The batch, its rows, and options of a child that takes about three seconds of answering for each fault."""
     contents = [f"prompt {number}" for number in range(NUM_ROWS)]
-    return stack.make_batch(contents), contents, f"--row-seconds {num_faults / NUM_ROWS}"
+    return stack.make_batch(contents), contents, f"--row-seconds {3 * num_faults / NUM_ROWS}"
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:

@@ -87,7 +87,7 @@ def proxy(s3_port: int) -> Iterator[FaultProxy]:
 
 
 def test_a_batch_over_failing_storage_completes_with_the_right_bytes(
-    stack: LiveStack, bucket: Any, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, proxy: FaultProxy, stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = proxy.start()
     use_bucket(port, monkeypatch)

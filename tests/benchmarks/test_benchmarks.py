@@ -134,7 +134,7 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert result["tokens_per_second"] > 0
     assert result["acceptance_length"] >= 1
     assert set(result["phase_seconds"]) == {"prefill", "draft", "verify", "sample", "host"}
-    assert sum(result["phase_seconds"].values()) <= result["seconds"]
+    assert round(sum(result["phase_seconds"].values()), 3) <= result["seconds"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ TASK_NAME = "workers.look_at"
 QUEUE = "slipstream.jobs"
 MAX_BACKLOG = 100  # messages; a worker that is busy for an hour must not find an hour of repetitions
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
-# Measured with a frozen Redis: publishing never returned by default, and after 2.1 s with such limits.
+# By default publishing to a frozen Redis never returns.
 TRANSPORT_OPTIONS: dict[str, Any] = {
     "visibility_timeout": 3600,
     "socket_timeout": 5,
@@ -76,7 +76,8 @@ def is_backed_up() -> bool:
 def _producer(url: str) -> Celery:
     app = Celery("slipstream-wake", broker=url, set_as_current=False)
     app.conf.update(
-        broker_transport_options={**TRANSPORT_OPTIONS, "socket_timeout": 2},
+        # It may wait twice: for the answer on a connection that was open, then for that of a new one.
+        broker_transport_options={**TRANSPORT_OPTIONS, "socket_timeout": 1, "socket_connect_timeout": 1},
         task_publish_retry=False,
         task_serializer="json",
         accept_content=["json"],

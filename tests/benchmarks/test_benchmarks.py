@@ -134,7 +134,7 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert result["tokens_per_second"] > 0
     assert result["acceptance_length"] >= 1
     assert set(result["phase_seconds"]) == {"prefill", "draft", "verify", "sample", "host"}
-    assert round(sum(result["phase_seconds"].values()), 3) <= result["seconds"]
+    assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004, "each is rounded to a millisecond"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,7 @@ def test_questions_and_generated_problems_are_prompts_too(model_dir: Path, tmp_p
     path.write_text('{"question": "How many?", "answer": "3"}\n')
 
     assert [prompt.custom_id for prompt in read_prompts(path, tokenizer, max_seq_len=4096, limit=5)] == ["line-1"]
+    pytest.importorskip("reasoning_gym")
     assert len(read_prompts(None, tokenizer, max_seq_len=4096, limit=3)) == 3
 
 

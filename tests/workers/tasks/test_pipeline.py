@@ -12,7 +12,7 @@ from tests.workers.tasks.live import LiveStack, kill_9, read_object
 
 
 def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeline:
-    stack.wait_until(lambda: pipeline_fresh(pipeline).status == status, 40)
+    stack.wait_until(lambda: pipeline_fresh(pipeline).status == status, 120)
     return pipeline_fresh(pipeline)
 
 

@@ -49,7 +49,7 @@ LAYERS = (
         others=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
     ),
     Layer(module=CONTRACTS, others=frozenset()),
-    Layer(module=HYPERPARAMETERS, others=frozenset()),
+    Layer(module=HYPERPARAMETERS, ours=(EXPORTS,), others=frozenset()),
     Layer(module=EXPORTS, others=frozenset()),
     Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS), banned=SERVICES),
     Layer(module="workers.tasks", ours=("control", CONTRACTS, "workers.celery_app"), banned=TENSORS),

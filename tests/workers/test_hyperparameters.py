@@ -2,6 +2,7 @@
 
 import pytest
 
+from workers.exports.formats import formats_of
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import KINDS, as_values, read_hyperparameters
 
@@ -35,9 +36,23 @@ def test_what_is_not_given_takes_its_default_and_values_come_back_as_they_were(k
         ("block", {"block_size": 1, "sample_from_anchor": False}, "block_size must be at least 2"),
         ("draft_model", {"num_layers": -1}, "num_layers must be in"),
         ("turbo_lora", {"rank": 257}, r"rank must be in 1\.\.256, got 257"),
+        ("medusa", {"export_as": "medusa"}, "export_as medusa: .* train with token_input false"),
+        ("medusa", {"export_as": "lorax", "token_input": False, "num_layers": 2}, "export_as lorax: .* num_layers 1"),
+        ("turbo_lora", {"export_as": "lorax"}, "export_as lorax: .* train with token_input false"),
+        ("eagle3", {"export_as": "medusa"}, "eagle3 can be exported as speculators, specforge, not as medusa"),
+        ("eagle3", {"export_as": "gguf"}, "export_as gguf: format must be one of speculators, "),
+        ("eagle3", {"export_as": 1}, r"export_as must be str \| None, got 1"),
         ("psychic", {}, "kind must be one of medusa, .*, got 'psychic'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(kind: str, values: dict[str, object], message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
         read_hyperparameters(kind, values)
+
+
+def test_every_kind_can_be_trained_so_that_it_leaves_in_each_of_its_formats() -> None:
+    heads = {"token_input": False}
+    for kind in KINDS:
+        for form in formats_of(kind):
+            values = heads if form in ("medusa", "lorax") else {}
+            assert read_hyperparameters(kind, {"export_as": form, **values}).loop.export_as == form

@@ -1,6 +1,6 @@
 """The table of formats and kinds, and the two ways through it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,19 @@ class Format:
 
 _MODULES = (speculators, specforge, medusa, hugging_face, lorax)
 FORMATS = {module.NAME: Format(module.NAME, module.KINDS, module.export, module.read) for module in _MODULES}
+_CHECKS = {medusa.NAME: medusa.check, lorax.NAME: lorax.check}  # where not all that a kind can be has a place
 
 
 def formats_of(kind: str) -> tuple[str, ...]:
     """That a speculator of this kind can leave in."""
     return tuple(name for name, form in FORMATS.items() if kind in form.kinds)
+
+
+def check_possible(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
+    """Before there is a speculator: can what will be trained so leave in this format? Raises: ExchangeError: no."""
+    _check_kind(kind, _format(form))
+    if form in _CHECKS:
+        _CHECKS[form](hyperparameters)
 
 
 def export_speculator(folder: Path, form: str, target: Target, out: Path) -> None:
@@ -37,9 +45,7 @@ def export_speculator(folder: Path, form: str, target: Target, out: Path) -> Non
     Raises: ExchangeError: no such format, the format has no place for this speculator, or the artifact is damaged.
     """
     chosen, artifact = _format(form), Artifact.read(folder)
-    if artifact.kind not in chosen.kinds:
-        possible = ", ".join(formats_of(artifact.kind)) or "nothing"
-        raise unsupported(f"{artifact.kind} can be exported as {possible}, not as {form}")
+    _check_kind(artifact.kind, chosen)
     artifact.check(target)
     chosen.export(artifact, target, out)
 
@@ -54,6 +60,12 @@ def import_speculator(folder: Path, form: str, target: Target, out: Path, *, pro
     artifact.check(target)
     artifact.write(out, {"imported_from": form, **provenance})
     return artifact.kind
+
+
+def _check_kind(kind: str, form: Format) -> None:
+    """Raises: ExchangeError."""
+    if kind not in form.kinds:
+        raise unsupported(f"{kind} can be exported as {', '.join(formats_of(kind))}, not as {form.name}")
 
 
 def _format(name: str) -> Format:

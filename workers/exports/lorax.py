@@ -8,13 +8,15 @@ Heads read the model's whole lm_head, so what they propose is not bound to a red
 Source: https://github.com/predibase/lorax, server/lorax_server/adapters (medusa.py, medusa_lora.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from workers.exports import medusa
 from workers.exports.artifact import ADAPTER_FILE, Artifact, of_adapter
 from workers.exports.errors import invalid, unsupported
 from workers.exports.folder import integer, read_json, read_weights, write_json
-from workers.exports.medusa import check_plain, heads_artifact
 from workers.exports.target import Target
 from workers.exports.tensors import integers, write_tensors
 
@@ -24,9 +26,7 @@ KINDS = ("medusa", "turbo_lora")
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
     """Raises: ExchangeError: heads that version 2 does not have."""
-    check_plain(artifact, "LoRAX's Medusa of version 2")
-    if artifact.heads["num_layers"] != 1:
-        raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")
+    check(artifact.heads)
     values = {
         "base_model_name_or_path": target.name,
         "medusa_num_heads": artifact.heads["num_heads"],
@@ -40,6 +40,13 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     write_tensors(folder / ADAPTER_FILE, tensors)
 
 
+def check(heads: Mapping[str, Any]) -> None:
+    """As medusa's. Raises: ExchangeError."""
+    medusa.check(heads, "LoRAX's Medusa of version 2")
+    if heads["num_layers"] != 1:
+        raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")
+
+
 def read(folder: Path, target: Target) -> Artifact:
     """Raises: ExchangeError."""
     values, weights = read_json(folder / "config.json"), read_weights(folder)
@@ -47,7 +54,7 @@ def read(folder: Path, target: Target) -> Artifact:
     if integer(values, "medusa_num_layers", 1) != 1 or any(name.endswith(".1.weight") for name in weights):
         raise invalid("only version 2 can be imported: one layer a head, and no lm_head of its own")
     heads = {name: tensor for name, tensor in weights.items() if not of_adapter(name)}
-    made = heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
+    made = medusa.heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
     lora = {name: tensor for name, tensor in weights.items() if of_adapter(name)}
     if not (folder / "adapter_config.json").exists():
         return replace(made, tensors=made.tensors | lora)

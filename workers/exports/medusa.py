@@ -10,7 +10,9 @@ Source: vLLM, model_executor/models/medusa.py and transformers_utils/configs/med
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workers.exports.artifact import WEIGHTS_FILE, Artifact
 from workers.exports.errors import invalid, unsupported
@@ -27,7 +29,7 @@ _LAYER_OF_OLD = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
     """Raises: ExchangeError: heads with an input or an output that the format does not have."""
     heads = artifact.heads
-    check_plain(artifact, "vLLM's Medusa")
+    check(heads)
     tensors: dict[str, Stored] = {}
     for name, tensor in artifact.tensors.items():
         if match := _LAYER_OF_OLD.fullmatch(name):
@@ -48,11 +50,11 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     write_tensors(folder / WEIGHTS_FILE, tensors)
 
 
-def check_plain(artifact: Artifact, form: str) -> None:
-    """Raises: ExchangeError."""
-    if artifact.heads.get("token_input"):
+def check(heads: Mapping[str, Any], form: str = "vLLM's Medusa") -> None:
+    """heads: their sizes, or the hyperparameters they will have. Raises: ExchangeError."""
+    if heads.get("token_input"):
         raise unsupported(f"{form} heads read the hidden state alone; train with token_input false to export them")
-    if not artifact.heads.get("tied", True):
+    if not heads.get("tied", True):
         raise unsupported(f"{form} shares one lm_head among the heads; train with tied true to export them")
 
 

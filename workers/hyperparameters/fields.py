@@ -48,6 +48,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         float: (int, float),
         bool: (bool,),
         str: (str,),
+        str | None: (str, type(None)),
         int | None: (int, type(None)),
         float | None: (int, float, type(None)),
     }[annotation]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from workers.exports.errors import ExchangeError
+from workers.exports.formats import check_possible
 from workers.hyperparameters.block import BlockHyperparameters
 from workers.hyperparameters.draft_model import DraftModelHyperparameters
 from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
@@ -36,7 +38,8 @@ KINDS = tuple(_RECORDS)
 def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameters:
     """`values`: by name, the loop's among the kind's own; what is missing takes its default.
 
-    Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range.
+    Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range, or what would be
+        trained cannot be exported as it has to be.
     """
     if kind not in _RECORDS:
         raise HyperparameterError("kind", f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
@@ -49,7 +52,17 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
     check_types(values, record, LoopParameters)
     defaults = record()
     loop = replace(defaults.loop, **{name: value for name, value in values.items() if name in of_loop})
-    return replace(defaults, loop=loop, **{name: value for name, value in values.items() if name not in of_loop})
+    found = replace(defaults, loop=loop, **{name: value for name, value in values.items() if name not in of_loop})
+    if loop.export_as is not None:
+        _check_export(kind, loop.export_as, found)
+    return found
+
+
+def _check_export(kind: str, form: str, parameters: Hyperparameters) -> None:
+    try:
+        check_possible(kind, form, as_values(parameters))
+    except ExchangeError as error:
+        raise HyperparameterError("export_as", f"export_as {form:.40}: {error.message}") from error
 
 
 def as_values(parameters: Hyperparameters) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Hyperparameters that every kind has: of the loop, of what is kept in memory, and of how acceptance is simulated."""
+"""Hyperparameters that every kind has: of the loop, of what is kept in memory, of how acceptance is simulated, and of
+what the speculator is for."""
 
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class LoopParameters:
     precision: str = (
         "auto"  # of products: auto is bfloat16 on CUDA and where AVX512-BF16 halves their time, else float32
     )
+    export_as: str | None = None  # a format that it has to be able to leave in (docs/exports.md); refused if it can't
 
     def __post_init__(self) -> None:
         require_range(self, 1, 10_000, "epochs", "accumulate", "evaluate_every")

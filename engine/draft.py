@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_DEPTH = 64  # of a node; kernels/cuda/attention.py takes no longer path
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
+from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.combined import CombinedDrafter
@@ -57,8 +58,15 @@ def _refuse_int8(weights: str) -> None:
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
     """`model_dir`: the model's own folder; with it, a draft model's tokens are compared with the model's.
 
-    Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model.
+    Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model, or too deep a one.
     """
+    drafter = _load_drafter(name, model, speculator_dir, model_dir)
+    if drafter.max_depth > MAX_DEPTH:
+        raise SpeculatorNotLoadable(f"a speculator may guess {MAX_DEPTH} tokens ahead, got {drafter.max_depth}")
+    return drafter
+
+
+def _load_drafter(name: str, model: Model, speculator_dir: Path | None, model_dir: Path | None) -> Drafter:
     if "+" in name:
         return CombinedDrafter([load_drafter(n, model, speculator_dir, model_dir=model_dir) for n in name.split("+")])
     if name not in DRAFTERS:

@@ -63,8 +63,8 @@ class Engine:
         self.eos_token_ids = model.config.eos_token_ids
         self.uses_rounds = serves_rounds(model, config)
         self._node_counts = node_counts(config.draft_budget)
-        self._max_nodes = _MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget
-        self._max_nodes = self._node_counts[-1] if self.uses_rounds else self._max_nodes
+        adaptive_most = self._node_counts[-1] if self.uses_rounds else _MAX_DRAFT_NODES
+        self._max_nodes = adaptive_most if config.draft_budget is None else config.draft_budget
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
         self.cache = self._make_cache(context, drafter.slot_bytes)
         self.max_seq_len = min(context, self.cache.num_slots)
@@ -227,43 +227,6 @@ class Engine:
         self.phase_seconds["sample"] += ended - scored
         return outputs
 
-    def _make_cache(self, max_seq_len: int, drafter_slot_bytes: int) -> KVCache:
-        # In rounds a sequence holds slots of two of them, the last token's included.
-        drafted = 2 * (1 + self._max_nodes) if self.uses_rounds else self._max_nodes
-        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + drafted)
-        slot_bytes = KVCache.slot_bytes(config, self.model.dtype) + drafter_slot_bytes
-        return KVCache(
-            config,
-            num_slots=max(1, min(most, self.config.kv_cache_bytes // slot_bytes)),
-            max_sequences=self.config.max_batch_size + self.uses_rounds,
-            max_seq_len=max_seq_len + SPARE_POSITIONS * self.uses_rounds,
-            dtype=self.model.dtype,
-            device=self.model.device,
-            num_spare_slots=int(self.uses_rounds),
-        )
-
-    @torch.inference_mode()
-    def _time_pass(self, num_rows: int) -> float:
-        """Seconds of a pass over rows of empty sequences and of their logits; the slots must be nobody's."""
-        builder = RowBuilder(self.cache)
-        slots = self.scheduler.pool.allocate(min(num_rows, self.scheduler.pool.num_available))
-        for slot in slots:
-            builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
-        rows, _ = builder.build()
-        started = time.perf_counter()
-        self.model.logits(self.model.forward(rows, self.cache).final)
-        self.scheduler.pool.free(slots)
-        return time.perf_counter() - started
-
-    @torch.inference_mode()
-    def _measure(self, runner: Runner | None) -> CostModel:
-        """What a pass costs, in rounds the one of a `runner`."""
-        if runner is None or self._round_parts is None:
-            return CostModel.measure(self._time_pass)
-        lanes = self._round_parts.lanes
-        row_counts = [1 + count for count in self._node_counts]
-        return CostModel.measure(lambda rows: verify_seconds(runner, lanes, rows - 1), row_counts)
-
     def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
         parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]
         for sequence, draft in zip(plan.decoding, drafts, strict=True):
@@ -345,6 +308,43 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self._drafting.forget(sequence.request.request_id)
+
+    def _make_cache(self, max_seq_len: int, drafter_slot_bytes: int) -> KVCache:
+        # In rounds a sequence holds slots of two of them, the last token's included.
+        drafted = 2 * (1 + self._max_nodes) if self.uses_rounds else self._max_nodes
+        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + drafted)
+        slot_bytes = KVCache.slot_bytes(config, self.model.dtype) + drafter_slot_bytes
+        return KVCache(
+            config,
+            num_slots=max(1, min(most, self.config.kv_cache_bytes // slot_bytes)),
+            max_sequences=self.config.max_batch_size + self.uses_rounds,
+            max_seq_len=max_seq_len + SPARE_POSITIONS * self.uses_rounds,
+            dtype=self.model.dtype,
+            device=self.model.device,
+            num_spare_slots=int(self.uses_rounds),
+        )
+
+    @torch.inference_mode()
+    def _time_pass(self, num_rows: int) -> float:
+        """Seconds of a pass over rows of empty sequences and of their logits; the slots must be nobody's."""
+        builder = RowBuilder(self.cache)
+        slots = self.scheduler.pool.allocate(min(num_rows, self.scheduler.pool.num_available))
+        for slot in slots:
+            builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
+        rows, _ = builder.build()
+        started = time.perf_counter()
+        self.model.logits(self.model.forward(rows, self.cache).final)
+        self.scheduler.pool.free(slots)
+        return time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _measure(self, runner: Runner | None) -> CostModel:
+        """What a pass costs, in rounds the one of a `runner`."""
+        if runner is None or self._round_parts is None:
+            return CostModel.measure(self._time_pass)
+        lanes = self._round_parts.lanes
+        row_counts = [1 + count for count in self._node_counts]
+        return CostModel.measure(lambda rows: verify_seconds(runner, lanes, rows - 1), row_counts)
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

@@ -1,6 +1,7 @@
 """Puts together what decoding in rounds needs, for a model and a drafter."""
 
 from engine.config import EngineConfig
+from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.eagle3 import Eagle3Drafter
@@ -20,7 +21,7 @@ from engine.rounds.drafters.medusa import MedusaInRounds
 from engine.rounds.lanes import Lanes
 from engine.rounds.runner import Runner
 
-SPARE_POSITIONS = 64  # of a slot table: what a finished answer's surplus may write, a path's length at most
+SPARE_POSITIONS = MAX_DEPTH  # of a slot table: what a finished answer's surplus may write
 
 
 def serves_rounds(model: Model, config: EngineConfig) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.draft import Draft
+from engine.draft import MAX_DEPTH, Draft
 from engine.kv_cache import KVCache
 from engine.lora_stacks import LoraStacks
 from engine.model import Decoder
@@ -28,7 +28,6 @@ from kernels.tree import Accepted, Commit, Trees, accept_trees
 from kernels.tree_rows import Roots, tree_rows
 
 _FEW_SEQUENCES = 8  # up to here sizes are powers of two, beyond it multiples
-_MAX_PATH = 64  # of kernels/cuda/attention.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +246,8 @@ class Runner:
 
     def max_path(self, num_nodes: int) -> int:
         """How long a path may be in a tree of so many nodes."""
-        deepest = _MAX_PATH if self._drafter is None else self._drafter.max_depth
-        return max(1, min(num_nodes, deepest, _MAX_PATH))
+        deepest = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
+        return max(1, min(num_nodes, deepest))
 
 
 def _rounded(num_sequences: int, most: int) -> int:

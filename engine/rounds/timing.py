@@ -4,11 +4,9 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from engine.draft import Draft, chain
+from engine.draft import MAX_DEPTH, Draft, chain
 from engine.rounds.lanes import Lanes
 from engine.rounds.runner import Runner
-
-_LONGEST_CHAIN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def verify_seconds(runner: Runner, lanes: Lanes, num_nodes: int) -> float:
 
 
 def _tree(num_nodes: int) -> Draft:
-    if num_nodes <= _LONGEST_CHAIN:
+    if num_nodes <= MAX_DEPTH:
         return chain([0] * num_nodes, [1.0] * num_nodes)
     parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
     return Draft((0,) * num_nodes, tuple(parents), (1.0,) * num_nodes)

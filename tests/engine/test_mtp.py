@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from engine.drafters.mtp_model import Mtp, MtpConfig
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
-from engine.load import load_model
+from engine.load import load_drafter, load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
@@ -258,3 +259,17 @@ def test_what_fits_no_model_is_refused(model: Model, tmp_path: Path) -> None:
         MtpDrafter.load(None, model)
     with pytest.raises(SpeculatorNotLoadable):
         MtpDrafter.load(tmp_path, model)
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(64, False), (65, True)])
+def test_nobody_guesses_further_ahead_than_a_path_may_be_long(
+    model: Model, tmp_path: Path, steps: int, refused: bool
+) -> None:
+    module = make_mtp()
+    module.config = replace(module.config, num_steps=steps)
+    module.save(tmp_path)
+    if refused:
+        with pytest.raises(SpeculatorNotLoadable, match="may guess 64 tokens ahead, got 65"):
+            load_drafter("suffix+mtp", model, tmp_path)
+    else:
+        assert load_drafter("suffix+mtp", model, tmp_path).max_depth == 64

@@ -130,8 +130,9 @@ class _Run:
         self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
-        self._optimizers = make_optimizers(self._parameters, config)
-        self._best = _copies(self._parameters)
+        self._mine = processes.my_share(self._parameters)
+        self._optimizers = make_optimizers(self._mine, config)
+        self._best = _copies(self._mine)
         self._at = Progression()
         self._started = clock()
         self._window = _Window(self._started)
@@ -152,8 +153,9 @@ class _Run:
                 self._live = _Window(self._clock())
         self._emit(Progress(done=self._at.step, total=self._at.step, unit="steps"))
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
+            for name, parameter in self._mine.items():
                 parameter.copy_(self._best[name])
+        self._processes.share(self._parameters)
         self._method.module.eval()
         assert self._at.best is not None, "the first evaluation is better than none"
         return Outcome(self._at, self._at.best)
@@ -169,6 +171,7 @@ class _Run:
         nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
         for optimizer in self._optimizers:
             optimizer.step()
+        self._processes.share(self._parameters)
         elapsed = self._processes.told_by_first(self._clock() - self._started)
         self._at = replace(self._at, step=self._at.step + 1, elapsed_seconds=elapsed)
         if self._fraction_done() >= 1.0:
@@ -185,7 +188,7 @@ class _Run:
             parameter.grad = torch.zeros_like(parameter)
         sums = [0.0, 0.0]  # nats, tokens
         for part in self._order.batch(self._at.step).tensor_split(self._config.accumulate):
-            if len(mine := self._processes.share(part)):
+            if len(mine := self._processes.my_rows(part)):
                 loss = self._method.loss(mine)
                 torch.autograd.backward(loss.total * loss.num_tokens)
                 sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
@@ -206,7 +209,7 @@ class _Run:
         found = self._method.validate()
         better = self._processes.told_by_first(found.acceptance_length) > self._at.best_acceptance_length
         if better:
-            self._best = _copies(self._parameters)
+            self._best = _copies(self._mine)
         num_worse = 0 if better else self._at.num_worse + 1
         entry = self._figures(found)
         self._at = replace(
@@ -243,13 +246,14 @@ class _Run:
         }
 
     def _checkpoint(self) -> None:
-        if not self._processes.is_first:
-            return
-        tensors = optimizer_tensors(self._parameters, self._optimizers)
-        for name, parameter in self._parameters.items():
+        tensors = optimizer_tensors(self._mine, self._optimizers)
+        for name, parameter in self._mine.items():
             tensors[f"weights.{name}"] = parameter.detach()
             tensors[f"best.{name}"] = self._best[name]
-        snapshot = Snapshot(self._at.step, {k: v.cpu() for k, v in tensors.items()}, self._state())
+        tensors = self._processes.told_to_first({name: tensor.cpu() for name, tensor in tensors.items()})
+        if not self._processes.is_first:
+            return
+        snapshot = Snapshot(self._at.step, tensors, self._state())
         path = save_checkpoint(self._folder, snapshot)
         self._emit(Checkpoint(path=str(path), step=self._at.step))
 
@@ -266,8 +270,9 @@ class _Run:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(snapshot.tensors[f"weights.{name}"])
-                self._best[name] = snapshot.tensors[f"best.{name}"].to(parameter.device)
-        restore_optimizers(self._parameters, self._optimizers, snapshot.tensors)
+        for name, parameter in self._mine.items():
+            self._best[name] = snapshot.tensors[f"best.{name}"].to(parameter.device)
+        restore_optimizers(self._mine, self._optimizers, snapshot.tensors)
         self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
 
 

@@ -28,6 +28,7 @@ from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode
 from workers.failures import UserConfigError
 from workers.hyperparameters.loop import LoopParameters
 from workers.hyperparameters.medusa import MedusaHyperparameters
+from workers.training.checkpoint import load_newest_checkpoint
 from workers.training.data import read_corpus
 from workers.training.hidden_states import compute_hidden_rows
 from workers.training.job import run_training
@@ -147,6 +148,10 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, tiny_model: Path, tok
     assert [event.step for event in events if isinstance(event, Checkpoint)] == [10, 20]
     finished = events[-1]
     assert isinstance(finished, Finished)
+    of_one, of_two = (load_newest_checkpoint(tmp_path / name / "checkpoint") for name in ("alone", "two"))
+    assert of_one is not None
+    assert of_two is not None
+    assert {n: t.shape for n, t in of_one.tensors.items()} == {n: t.shape for n, t in of_two.tensors.items()}
     for one, two in zip(alone, history(finished), strict=True):
         assert two["step"] == one["step"]
         assert two.get("loss") == pytest.approx(one.get("loss"), abs=1e-3)

@@ -16,6 +16,7 @@ from workers.hyperparameters.loop import LoopParameters
 from workers.training import loop
 from workers.training.loop import BatchLoss, Outcome, RowOrder, Validation, learning_rate_factor
 from workers.training.optimizers import make_optimizers
+from workers.training.processes import ALONE, Processes
 
 CONFIG = LoopParameters(
     epochs=4,
@@ -145,6 +146,15 @@ def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
     shapes = [[tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)]
     assert shapes == [[(4, 4)], [(4,), (4,), (4,)]]
     assert isinstance(muon, torch.optim.Muon)
+
+
+def test_each_parameter_is_moved_by_one_process_and_shares_are_of_about_one_size() -> None:
+    sizes = {"a": 8, "b": 7, "c": 2, "d": 1, "e": 1}
+    parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+    shares = [Processes(rank, 2).my_share(parameters) for rank in range(2)]
+    assert sorted([*shares[0], *shares[1]]) == list(sizes)
+    assert [sum(sizes[name] for name in share) for share in shares] == [11, 8]
+    assert ALONE.my_share(parameters) == parameters
 
 
 def test_between_evaluations_the_loss_is_told_every_ten_steps(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """Answer held-out prompts with and without the speculator and compare tokens and time.
+    """Answer held-out prompts with and without the speculator and compare tokens and time; go on with what
+    `checkpoint_dir` holds.
 
     `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json`, `report.png`, `report.svg` and
     `evidence.json`, which is what a certificate says, into `output_dir`.
@@ -114,6 +115,7 @@ class EvaluationSpec:
     model_name: str
     prompts_path: str
     output_dir: str
+    checkpoint_dir: str
     drafter: str
     speculator_dir: str | None
     concurrencies: tuple[int, ...] = (1,)

@@ -16,13 +16,15 @@ from engine.grammars import GrammarCompiler
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
 from engine.tokenizer import Tokenizer
-from workers.contracts import EvaluationSpec, Finished, Metrics, Progress
+from workers.build import build_identity
+from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Progress
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
 from workers.jobs.comparison import Arms, Measurement, measure, warm_up
 from workers.jobs.economy import Economics
-from workers.jobs.evidence import evidence
+from workers.jobs.evidence import device_name, evidence
 from workers.jobs.loading import loading_failures
+from workers.jobs.measured import read_measurements, write_measurements
 from workers.jobs.plot import plot_report
 from workers.jobs.report import evaluation_report
 from workers.jobs.rows import RowError, RowRequest, prepare_row, read_rows
@@ -100,16 +102,20 @@ def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> t
 def _measure_all(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer, emit: Emit
 ) -> list[Measurement]:
+    made_by = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
+    measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, made_by)
     per_concurrency = 2 * len(rows) * spec.repeats
-    live = Live(emit, total=per_concurrency * len(spec.concurrencies))
-    measurements = []
-    for concurrency in spec.concurrencies:
+    live = Live(emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements))
+    for concurrency in spec.concurrencies[len(measurements) :]:
         live.begin()
         found = measure(
             arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=live.answer
         )
         measurements.append(found)
         live.measured(concurrency, _figures(found))
+        folder = Path(spec.checkpoint_dir) / str(len(measurements))
+        write_measurements(folder, measurements, made_by)
+        emit(Checkpoint(path=str(folder), step=len(measurements)))
     return measurements
 
 
@@ -119,11 +125,11 @@ class Live:
     The estimate goes by the pace at the concurrency at hand: what comes after at a higher one is faster.
     """
 
-    def __init__(self, emit: Emit, *, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._emit = emit
         self._total = total
         self._clock = clock
-        self._done = 0
+        self._done = done
         self._figures: dict[str, float] = {}
         self.begin()
 

@@ -1,4 +1,5 @@
-"""Evaluation of a speculator: the report becomes the job's result, and what was found is signed."""
+"""Evaluation of a speculator: it resumes after the last concurrency that was measured; the report becomes the job's
+result, and what was found is signed."""
 
 import json
 from collections.abc import Mapping
@@ -9,12 +10,12 @@ from control.evaluations.services import evaluation_finish
 from control.jobs.failures import Failure
 from control.settings.config import get_config
 from control.storage import get_storage
-from workers.contracts import Checkpoint, EvaluationSpec, FailureClass, Finished, ShardDone
+from workers.contracts import EvaluationSpec, FailureClass, Finished
 from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed
 from workers.tasks.staging import artifact_prefix, model_dir, stage_file, stage_speculator
 from workers.tasks.supervise import run_child
-from workers.tasks.training import artifact_path
+from workers.tasks.training import artifact_path, commit_checkpoint, stage_checkpoint
 
 _DRAWINGS = {"plot": "report.png", "drawing": "report.svg"}
 
@@ -26,7 +27,9 @@ class EvaluationHandler:
         evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
             job_id=attempt.job.pk
         )
-        finished = run_child(attempt, _spec(attempt, evaluation), on_result=_refuse)
+        finished = run_child(
+            attempt, _spec(attempt, evaluation), on_result=lambda event: commit_checkpoint(attempt, event)
+        )
         report, evidence = (_read(finished, name) for name in ("report", "evidence"))
         if evidence["model_sha256"] != evaluation.speculator.target_revision:
             message = "The model's files are not those that the speculator was trained for."
@@ -42,10 +45,6 @@ class EvaluationHandler:
         """Nothing is kept of half an evaluation."""
 
 
-def _refuse(event: ShardDone | Checkpoint) -> None:
-    raise AssertionError(f"evaluation makes neither shards nor checkpoints, got {event.event}")
-
-
 def _read(finished: Finished, name: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(artifact_path(finished, name).read_text())
     return values
@@ -59,6 +58,7 @@ def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
         model_name=speculator.base_model.name,
         prompts_path=str(stage_file(params["rows_key"], attempt.folder / "rows.jsonl")),
         output_dir=str(attempt.folder / "output"),
+        checkpoint_dir=str(stage_checkpoint(attempt)),
         drafter=params["drafter"],
         speculator_dir=stage_speculator(speculator, attempt.folder / "speculator"),
         concurrencies=tuple(params["concurrencies"]),

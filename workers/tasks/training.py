@@ -30,7 +30,7 @@ class TrainingHandler:
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         speculator = _speculator(attempt)
         finished = run_child(
-            attempt, _spec(attempt, speculator), on_result=lambda event: _commit_checkpoint(attempt, event)
+            attempt, _spec(attempt, speculator), on_result=lambda event: commit_checkpoint(attempt, event)
         )
         prefix = artifact_prefix(attempt.claim, "speculator")
         get_storage().put_folder(prefix, artifact_path(finished, "speculator"))
@@ -61,10 +61,6 @@ def _speculator(attempt: Attempt) -> Speculator:
 def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
     params = attempt.job.params
     tokens = stage_file(params["tokens_key"], attempt.folder / "tokens.jsonl")
-    checkpoint_dir = attempt.folder / "checkpoint"
-    checkpoint_dir.mkdir()
-    if attempt.job.checkpoint_key:
-        stage_folder(attempt.job.checkpoint_key, checkpoint_dir)
     return TrainingSpec(
         job_id=attempt.job.pk,
         model_dir=model_dir(speculator.base_model),
@@ -72,7 +68,7 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
         method=params["method"],
         tokens_paths=(str(tokens),),
         output_dir=str(attempt.folder / "output"),
-        checkpoint_dir=str(checkpoint_dir),
+        checkpoint_dir=str(stage_checkpoint(attempt)),
         hyperparameters=params.get("hyperparameters", {}),
         seed=params.get("seed", 0),
         initial_speculator_dir=stage_speculator(_initial(attempt), attempt.folder / "initial"),
@@ -85,8 +81,17 @@ def _initial(attempt: Attempt) -> Speculator | None:
     return identity and Speculator.objects.get(pk=identity, organization=attempt.job.organization)
 
 
-def _commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
-    assert isinstance(event, Checkpoint), "training makes no shards"
+def stage_checkpoint(attempt: Attempt) -> Path:
+    """A folder with the last committed checkpoint, empty if there is none."""
+    folder = attempt.folder / "checkpoint"
+    folder.mkdir()
+    if attempt.job.checkpoint_key:
+        stage_folder(attempt.job.checkpoint_key, folder)
+    return folder
+
+
+def commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+    assert isinstance(event, Checkpoint), "batches alone make shards"
     prefix = checkpoint_prefix(attempt.claim, event.step)
     get_storage().put_folder(prefix, Path(event.path))
     job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KeyTransform
 
 from control.accounts.models import Organization
@@ -40,7 +40,8 @@ def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJo
 
 
 def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
-    """Of the jobs that the pipeline has now, newest first."""
+    """Of the jobs that the pipeline has now, newest first. Checkpoints are those of training."""
     pipeline = job.pipeline
     ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
-    return JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types).order_by("-pk")
+    events = JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types)
+    return events.exclude(~Q(job_id=pipeline.training_job_id), type=CHECKPOINT).order_by("-pk")

@@ -195,6 +195,18 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     assert last["fine_tuning_job_id"] == body["id"]
 
 
+def test_an_evaluations_checkpoints_are_none_of_the_model(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    job = made_until("evaluate", pipeline_of(body)).evaluation_job
+    assert job is not None
+    claim = job_claim(job_id=job.pk, worker="test")
+    assert claim is not None
+    job_commit_checkpoint(claim=claim, storage_prefix="measured", step=1)
+
+    assert client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"] == []
+    assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
+
+
 def test_jobs_are_found_by_their_metadata(client: Client, training_file: File) -> None:
     first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
 

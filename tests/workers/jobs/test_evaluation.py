@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from engine.grammars import GrammarCompiler
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
-from workers.contracts import EvaluationSpec, fingerprint
+from workers.contracts import EvaluationSpec, Event, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
 from workers.jobs.comparison import ArmTotals, Measurement
 from workers.jobs.economy import Economics
@@ -38,6 +39,7 @@ def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> Evaluati
         model_name="tiny",
         prompts_path=str(write_lines(folder / "rows.jsonl", rows)),
         output_dir=str(folder / "output"),
+        checkpoint_dir=str(folder / "checkpoint"),
         drafter="ngram",
         speculator_dir=None,
         concurrencies=(1, 4),
@@ -110,6 +112,50 @@ def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: P
     run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
     assert [event.done for event in emit.of("progress")] == list(range(1, 25))  # 3 rows, 2 arms, 2 repeats, 2 settings
     assert {event.total for event in emit.of("progress")} == {24}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
+    """To go on with, in another folder, after the first concurrency."""
+
+    def emit(event: Event) -> None:
+        if event.event == "checkpoint":
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_evaluation(spec, emit)
+    staged = Path(shutil.copytree(Path(spec.checkpoint_dir) / "1", folder))
+    return replace(spec, checkpoint_dir=str(staged))
+
+
+def test_an_interrupted_evaluation_goes_on_with_what_is_left(tmp_path: Path, tiny_model: Path) -> None:
+    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
+    (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
+    emit = Recorder()
+
+    report = run_evaluation(spec, emit).result
+
+    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # 6 answers of 12 were there
+    assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
+    assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / measured["plain"]["seconds"][0], 3)
+    assert (report["prompts_held_out"], report["outputs_equal"], report["num_tokens"]) == (3, 3, 36)
+    whole = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "none")), Recorder()).result
+    assert report["acceptance_rate_per_position"] == whole["acceptance_rate_per_position"]
+
+
+def test_what_another_build_measured_is_measured_anew(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
+    monkeypatch.setattr("workers.jobs.evaluation.build_identity", lambda: {"commit": "another"})
+    emit = Recorder()
+
+    run_evaluation(spec, emit)
+
+    assert [event.done for event in emit.of("progress")] == list(range(1, 13))
 
 
 def test_refused_rows_are_counted_and_leave_the_rest(tmp_path: Path, tiny_model: Path) -> None:

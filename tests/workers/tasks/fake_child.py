@@ -1,4 +1,4 @@
-"""Stands in for `workers.run`: the same contract without a model. `python fake_child.py [--row-seconds S] SPEC.json`.
+"""Stands in for `workers.run`: the same contract without a model. `python fake_child.py [OPTIONS] SPEC.json`.
 
 A row's content decides: "crash" kills the process, "hang" says nothing for ever; anything else is answered by itself
 reversed. So the files that a batch must end with can be computed by a test.
@@ -55,7 +55,7 @@ def answer_line(job_id: str, number: int, row: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def run_batch(spec: BatchSpec, row_seconds: float) -> None:
+def run_batch(spec: BatchSpec, row_seconds: float, limit: Path | None) -> None:
     rows = [json.loads(line) for line in Path(spec.input_path).read_text().splitlines()]
     total = sum(shard.row_to - shard.row_from for shard in spec.shards)
     emit(Progress(done=0, total=total, unit="rows"))
@@ -64,6 +64,7 @@ def run_batch(spec: BatchSpec, row_seconds: float) -> None:
         lines = []
         for number in range(shard.row_from, shard.row_to):
             act(rows[number]["body"]["messages"][0]["content"])
+            wait_for_permission(limit, number)
             time.sleep(row_seconds)
             lines.append(json.dumps(answer_line(spec.job_id, number, rows[number])))
             done += 1
@@ -74,6 +75,11 @@ def run_batch(spec: BatchSpec, row_seconds: float) -> None:
         usage = {"prompt_tokens": 2 * len(lines), "completion_tokens": len(lines), "total_tokens": 3 * len(lines)}
         emit(ShardDone(shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage=usage))
     emit(Finished(result={"completed": done}, artifacts={}))
+
+
+def wait_for_permission(limit: Path | None, number: int) -> None:
+    while limit is not None and number >= limit.stat().st_size:
+        time.sleep(0.01)
 
 
 def act(content: str) -> None:
@@ -106,6 +112,10 @@ def run_evaluation(spec: EvaluationSpec) -> None:
     assert (Path(spec.speculator_dir) / "config.json").exists()
     num_rows = len(Path(spec.prompts_path).read_text().splitlines())
     report = {"prompts_held_out": num_rows, "outputs_equal": num_rows, "acceptance_length": 2.0, "speedup": 1.5}
+    measured = Path(spec.checkpoint_dir) / "1"
+    measured.mkdir()
+    (measured / "measurements.json").write_text("{}")
+    emit(Checkpoint(path=str(measured), step=1))
     folder = Path(spec.output_dir)
     folder.mkdir()
     (folder / "report.json").write_text(json.dumps(report))
@@ -121,6 +131,7 @@ def run_evaluation(spec: EvaluationSpec) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--row-seconds", type=float, default=0.0)
+    parser.add_argument("--limit", metavar="FILE", type=Path, help="no row beyond as many as it has bytes, for now")
     parser.add_argument("--die-at-once", action="store_true")
     parser.add_argument("--fail", metavar="CLASS")
     parser.add_argument("spec", type=Path)
@@ -132,7 +143,7 @@ def main() -> None:
         raise SystemExit(1)
     match read_spec(arguments.spec):
         case BatchSpec() as spec:
-            run_batch(spec, arguments.row_seconds)
+            run_batch(spec, arguments.row_seconds, arguments.limit)
         case TrainingSpec() as spec:
             run_training(spec, arguments.row_seconds)
         case EvaluationSpec() as spec:

@@ -15,7 +15,14 @@ from workers.tasks.child import ChildProcess
 
 RunScript = Callable[[str], ChildProcess]
 SPEC = EvaluationSpec(
-    job_id="job_1", model_dir="m", model_name="m", prompts_path="p", output_dir="o", drafter="none", speculator_dir=None
+    job_id="job_1",
+    model_dir="m",
+    model_name="m",
+    prompts_path="p",
+    output_dir="o",
+    checkpoint_dir="c",
+    drafter="none",
+    speculator_dir=None,
 )
 
 

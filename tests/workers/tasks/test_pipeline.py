@@ -29,6 +29,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     assert evaluation.certificate is not None
     assert evaluation.certificate["statement"]["counts"]["equal"] == 2
     assert evaluation.job.params["training_seconds"] > 0
+    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"  # had it been interrupted
     assert pipeline.training_job is not None
     assert pipeline.training_job.metrics == {"loss": 0.25}
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)

@@ -111,6 +111,7 @@ def test_an_evaluations_plain_arm_is_the_model_with_the_adapter(
         model_name="tiny",
         prompts_path=str(write_lines(tmp_path / "rows.jsonl", chat_rows(3))),
         output_dir=str(tmp_path / "output"),
+        checkpoint_dir=str(tmp_path / "checkpoint"),
         drafter="turbo_lora",
         speculator_dir=str(speculator),
         max_tokens=12,

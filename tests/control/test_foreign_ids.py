@@ -1,10 +1,17 @@
 """S1: what belongs to another organization does not exist, on any route, in any place of a request.
 
-Generated from the URL table: a new operation without an entry in `bodies` or `world` fails here.
+Generated from the URL table: a new operation without an entry in `bodies` or `world` fails here. Neither by its words
+nor by its time does an answer tell whether an id is a stranger's or nobody's: both ask the database the same.
 """
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from control.accounts.models import Organization
 from tests.control.bodies import BODIES, with_reference
@@ -26,6 +33,7 @@ BY_BODY = [
 ]
 LISTS = [pytest.param(route, id=route.path) for route, method in OPERATIONS if method == "GET" and not route.parameters]
 NOWHERE = "nothing-of-this-name"
+_VALUE = re.compile(r"""'(?:[^']|'')*'|\b\d+\b|"s\d+_x\d+\"""")  # also a savepoint's name
 
 
 @pytest.fixture
@@ -36,6 +44,24 @@ def ours(organization: Organization) -> World:
 @pytest.fixture
 def theirs(other_organization: Organization) -> World:
     return World(other_organization)
+
+
+def check_same_answer(foreign: str, request_of: Callable[[str], Any]) -> None:
+    """Args: request_of: sends a request with this id."""
+    request_of(NOWHERE)  # what only a first request does is done: a key's first use, numbers of events
+
+    (answer, asked), (other, asked_for_other) = listen(request_of, foreign), listen(request_of, NOWHERE)
+
+    assert answer.status_code == 404
+    assert answer.content.decode().replace(foreign, NOWHERE) == other.content.decode(), "it tells what there is"
+    assert asked == asked_for_other, "its time tells what there is"
+
+
+def listen(request_of: Callable[[str], Any], identity: str) -> tuple[Any, list[str]]:
+    """The answer, and what was asked of the database for it, without values."""
+    with CaptureQueriesContext(connection) as queries:
+        answer = request_of(identity)
+    return answer, [_VALUE.sub("?", query["sql"]) for query in queries.captured_queries]
 
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
@@ -63,27 +89,22 @@ def test_with_ids_of_our_own_the_same_requests_find_something(
 def test_an_id_of_others_in_the_path_is_unknown(
     route: Route, method: str, parameter: str, client: Client, ours: World, theirs: World
 ) -> None:
-    foreign = theirs.id_of(route.kind_of(parameter))
+    def request_of(identity: str) -> Any:
+        return call(client, ours, method, route, path_of(route, ours, **{parameter: identity}))
 
-    response = call(client, ours, method, route, path_of(route, ours, **{parameter: foreign}))
-    unknown = call(client, ours, method, route, path_of(route, ours, **{parameter: NOWHERE}))
-
-    assert response.status_code == 404
-    assert response.content.decode().replace(foreign, NOWHERE) == unknown.content.decode(), "it tells what there is"
+    check_same_answer(theirs.id_of(route.kind_of(parameter)), request_of)
 
 
 @pytest.mark.parametrize(("route", "method", "member", "kind"), BY_BODY)
 def test_an_id_of_others_in_the_body_is_unknown(
     route: Route, method: str, member: str, kind: str, client: Client, ours: World, theirs: World
 ) -> None:
-    body, foreign = BODIES[f"{method} {route.path}"].make(ours), theirs.id_of(kind)
-    path = path_of(route, ours)
+    body, path = BODIES[f"{method} {route.path}"].make(ours), path_of(route, ours)
 
-    response = call(client, ours, method, route, path, with_reference(body, member, foreign))
-    unknown = call(client, ours, method, route, path, with_reference(body, member, NOWHERE))
+    def request_of(identity: str) -> Any:
+        return call(client, ours, method, route, path, with_reference(body, member, identity))
 
-    assert response.status_code == 404
-    assert response.content.decode().replace(foreign, NOWHERE) == unknown.content.decode(), "it tells what there is"
+    check_same_answer(theirs.id_of(kind), request_of)
 
 
 @pytest.mark.parametrize("route", LISTS)

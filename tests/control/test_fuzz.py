@@ -7,11 +7,13 @@ to a 404. Each starts from the same rows: what it changes is rolled back.
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 import schemathesis
 from django.conf import settings as django_settings
+from django.core.handlers.wsgi import WSGIHandler
 from django.core.wsgi import get_wsgi_application
 from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -97,11 +99,17 @@ def operations() -> Iterator[APIOperation[Any, Any, Any, Any]]:
 
 def _application(environ: Any, start_response: Any) -> list[bytes]:
     """Ours, read to the end and closed, as a server does."""
-    answer = get_wsgi_application()(environ, start_response)
+    answer = _wsgi()(environ, start_response)
     try:
         return [b"".join(answer)]
     finally:
         answer.close()
+
+
+@cache
+def _wsgi() -> WSGIHandler:
+    """One for all requests: it looks at every static file when it is made."""
+    return get_wsgi_application()
 
 
 def cases_of(operation: APIOperation[Any, Any, Any, Any]) -> st.SearchStrategy[Case[Any]]:

@@ -11,7 +11,7 @@ from control.api.errors import ApiError
 from control.batches.lines import Line
 from control.datasets.formats import Example
 from control.datasets.models import Dataset
-from control.datasets.rendering import Renderer, renderer_of
+from control.datasets.reader import model_reader
 from control.datasets.services import file_examine
 from control.files.models import File
 
@@ -24,11 +24,17 @@ class _Enough(Exception):
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
     """Raises: ApiError: 400, the dataset names no model, or one whose tokenizer is not here; 404, the file is gone."""
-    renderer = None if dataset.base_model is None else renderer_of(dataset.base_model)
-    if renderer is None:
+    readings: list[dict[str, Any]] | None = None
+    rows = _first(dataset.file, limit)
+    if dataset.base_model is not None:
+        with model_reader(dataset.base_model, num_shown=MAX_PREVIEW_TOKENS) as reader:
+            for _, example in rows:
+                reader.see(example)
+            readings = reader.readings()
+    if readings is None:
         message = "A preview shows tokens: it needs a dataset with a `model`, whose tokenizer lies on this machine."
         raise ApiError(400, message, "tokenizer_not_available", "model")
-    return [_row(renderer, example, number) for number, example in _first(dataset.file, limit)]
+    return [_row(*row, reading) for row, reading in zip(rows, readings, strict=True)]
 
 
 def _first(file: File, limit: int) -> list[tuple[int, Example]]:
@@ -44,24 +50,9 @@ def _first(file: File, limit: int) -> list[tuple[int, Example]]:
     return rows
 
 
-def _row(renderer: Renderer, example: Example, number: int) -> dict[str, Any]:
-    try:
-        rendered = renderer.render(example)
-    except ApiError as error:
-        return {"line": number, "custom_id": example.custom_id, "error": error.body()["error"], "tokens": []}
-    prompt, answer = renderer.encode(rendered)
-    parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
-    tokens = [
-        {"id": token, "text": text[begin:end], "in_loss": is_answer}
-        for text, encoding, is_answer in parts
-        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]
-    return {
-        "line": number,
-        "custom_id": example.custom_id,
-        "error": None,
-        "num_tokens": len(tokens),
-        "num_loss_tokens": len(answer.ids),
-        "tokens": tokens[:MAX_PREVIEW_TOKENS],
-    }
-
+def _row(number: int, example: Example, reading: dict[str, Any]) -> dict[str, Any]:
+    place = {"line": number, "custom_id": example.custom_id}
+    if reading["error"] is None:
+        return {**place, **reading}
+    error = ApiError(400, reading["error"], "chat_template_error", "messages")
+    return {**place, "error": error.body()["error"], "tokens": []}

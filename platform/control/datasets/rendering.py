@@ -1,12 +1,19 @@
 """Rows as a model reads them: its chat template and its tokenizer, without the model.
 
-A template is a customer's program: it runs in jinja's sandbox, which lets it change nothing.
+A template is a customer's program: it runs in jinja's sandbox, which lets it change nothing. The sandbox does not say
+how long it may take and how much memory, so all of this happens in a process that has such limits, which `reader`
+starts; and without Django, which would take it a second to load.
+
+    python -m control.datasets.rendering FOLDER SHOWN SECONDS < rows of JSON > readings of JSON
 """
 
 import json
+import resource
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +21,17 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
-from control.api.errors import ApiError
-from control.catalog.models import BaseModel
 from control.datasets.formats import Example
+
+UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
+MEMORY_BYTES = 2 << 30  # of addresses, of which the libraries and a large tokenizer take a quarter
+_SHOWN_CHARACTERS = 200  # of one token
+# How a template may stumble over what it is given: text added to what is none, a missing key, itself without end.
+_STUMBLES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+class Refusal(ValueError):
+    """The model's template or tokenizer does not take a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +42,6 @@ class Rendered:
 
 
 class Renderer:
-    """Made once for each model and revision: see `renderer_of`."""
-
     def __init__(self, folder: Path) -> None:
         """Raises: OSError, ValueError: the folder has no tokenizer that can be read."""
         try:
@@ -39,7 +52,7 @@ class Renderer:
         self._template = _template(folder, self._settings)
 
     def render(self, example: Example) -> Rendered:
-        """Raises: ApiError: 400, the model's template refuses the messages."""
+        """Raises: Refusal."""
         if example.messages is None:
             return Rendered(example.prompt, example.answer or "", is_plain=True)
         prompt = self._chat(example.messages, add_generation_prompt=True)
@@ -52,33 +65,57 @@ class Renderer:
         return Rendered(prompt, answer, is_plain=False)
 
     def encode(self, rendered: Rendered) -> tuple[Encoding, Encoding]:
-        """The prompt's tokens and the answer's."""
-        prompt = self.tokenizer.encode(rendered.prompt, add_special_tokens=rendered.is_plain)
-        return prompt, self.tokenizer.encode(rendered.answer, add_special_tokens=False)
+        """The prompt's tokens and the answer's. Raises: Refusal."""
+        try:
+            prompt = self.tokenizer.encode(rendered.prompt, add_special_tokens=rendered.is_plain)
+            return prompt, self.tokenizer.encode(rendered.answer, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise Refusal(f"The model's tokenizer refuses this row: {error}"[:500]) from error
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         if self._template is None:
-            raise ApiError(400, "The model has no chat template: it takes prompts.", "chat_template_error", "messages")
+            raise Refusal("The model has no chat template: it takes prompts.")
         tokens = {name: _token(self._settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         try:
             return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
-        # A template may stumble in its own ways over what it is given: text added to what is none, a missing key.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            message = f"The model's chat template refuses these messages: {error}"
-            raise ApiError(400, message[:500], "chat_template_error", "messages") from error
+        except _STUMBLES as error:
+            message = f"The model's chat template refuses these messages: {error or type(error).__name__}"
+            raise Refusal(message[:500]) from error
 
 
-def renderer_of(base_model: BaseModel) -> Renderer | None:
-    """None: the model's files are not on this machine, or hold no tokenizer that can be read here."""
-    return _renderer(base_model.path, base_model.revision)
-
-
-@lru_cache(maxsize=4)
-def _renderer(path: str, revision: str) -> Renderer | None:
+def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str, Any]:
+    """A row as the model reads it: how many tokens, and the first `num_shown` of them."""
     try:
-        return Renderer(Path(path))
+        rendered = renderer.render(example)
+        prompt, answer = renderer.encode(rendered)
+    except Refusal as error:
+        return {"error": str(error), "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
+    parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
+    tokens = (
+        {"id": token, "text": text[begin:end][:_SHOWN_CHARACTERS], "in_loss": is_answer}
+        for text, encoding, is_answer in parts
+        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    )
+    num_tokens = len(prompt.ids) + len(answer.ids)
+    shown = list(islice(tokens, num_shown))
+    return {"error": None, "num_tokens": num_tokens, "num_loss_tokens": len(answer.ids), "tokens": shown}
+
+
+def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
+    """Returns: UNREADABLE, or 0 once all rows have been read."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    with suppress(OSError, ValueError):  # no such limit: another system than Linux
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        renderer = Renderer(Path(folder))
     except (OSError, ValueError):
-        return None
+        return UNREADABLE
+    examples = (Example(custom_id=None, **json.loads(line)) for line in sys.stdin)
+    # Nothing is said before the last row is there: who writes them does not read meanwhile.
+    readings = [json.dumps(reading(renderer, example, num_shown=num_shown)) for example in examples]
+    print(*readings, sep="\n")
+    return 0
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> Template | None:
@@ -112,3 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path.name} must hold an object")
     return values
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from django.db import transaction
 
@@ -14,7 +15,7 @@ from control.batches.rows import Row, normalised_line
 from control.catalog.models import BaseModel
 from control.datasets.formats import Example
 from control.datasets.models import Dataset
-from control.datasets.rendering import renderer_of
+from control.datasets.reader import model_reader
 from control.datasets.tokens import TokenCounter
 from control.datasets.validation import Findings, examine
 from control.files.models import File
@@ -26,17 +27,23 @@ Status = Dataset.Status
 See = Callable[[Example, Line], object]
 
 
+class _Tokens(NamedTuple):
+    num: int | None  # None: not counted
+    are_exact: bool
+
+
 @audited("dataset.create", itself=True)
 def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
     """Reads the whole file, now: whoever asks wants to know before anything is spent. Bad rows are no error.
 
     Args:
         base_model: whose tokens are counted; None: none are.
-    Raises: ApiError: 404, the file is gone.
+    Raises: ApiError: 404, the file is gone; 400, the model takes too long to read it.
     """
-    renderer = None if base_model is None else renderer_of(base_model)
-    counter = None if renderer is None else TokenCounter(renderer, size_bytes=file.size_bytes)
-    found = file_examine(file, see=_ignore if counter is None else counter.see)
+    if base_model is None:
+        found, tokens = file_examine(file, see=_ignore), _Tokens(None, True)
+    else:
+        found, tokens = _examine_and_count(file, base_model)
     with transaction.atomic():
         dataset = Dataset.objects.create(
             organization=organization,
@@ -46,8 +53,8 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
             status=Status.INVALID if found.num_errors else Status.VALID,
             num_rows=found.num_rows,
             num_answers=found.num_answers,
-            num_tokens=None if counter is None else counter.total(),
-            tokens_are_exact=counter is None or counter.is_exact,
+            num_tokens=tokens.num,
+            tokens_are_exact=tokens.are_exact,
             errors=found.errors,
             num_errors=found.num_errors,
             errors_by_code=dict(found.errors_by_code),
@@ -60,6 +67,14 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
 def dataset_delete(*, dataset: Dataset) -> None:
     """The file stays."""
     dataset.delete()
+
+
+def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
+    with model_reader(base_model, num_shown=0) as reader:
+        counter = TokenCounter(reader, size_bytes=file.size_bytes)
+        found = file_examine(file, see=counter.see)
+        num = counter.total()
+    return found, _Tokens(num, num is None or counter.is_exact)
 
 
 def file_examine(file: File, *, see: See) -> Findings:

@@ -4,23 +4,21 @@ A tokenizer reads some megabytes a second, a validator a hundred: counting every
 for a number of which two digits matter.
 """
 
-from control.api.errors import ApiError
 from control.batches.lines import Line
 from control.datasets.formats import Example
-from control.datasets.rendering import Renderer
+from control.datasets.reader import ModelReader
 
 SAMPLE_BYTES = 2 << 20
 
 
 class TokenCounter:
-    def __init__(self, renderer: Renderer, *, size_bytes: int) -> None:
+    def __init__(self, reader: ModelReader, *, size_bytes: int) -> None:
         """Args: size_bytes: of the whole file."""
-        self._renderer = renderer
+        self._reader = reader
         self._every = max(1, round(size_bytes / SAMPLE_BYTES))
         self._num_seen = 0
         self._bytes_seen = 0
-        self._bytes_counted = 0
-        self._tokens_counted = 0
+        self._sampled_bytes: list[int] = []  # of each row that the reader was shown
 
     @property
     def is_exact(self) -> bool:
@@ -29,16 +27,17 @@ class TokenCounter:
     def see(self, example: Example, line: Line) -> None:
         self._num_seen += 1
         self._bytes_seen += line.size_bytes
-        if (self._num_seen - 1) % self._every:
-            return
-        try:
-            encoded = self._renderer.encode(self._renderer.render(example))
-        except ApiError:  # the template refuses it: the preview says why, and the row has no tokens
-            return
-        self._bytes_counted += line.size_bytes
-        self._tokens_counted += sum(len(part.ids) for part in encoded)
+        if (self._num_seen - 1) % self._every == 0:
+            self._reader.see(example)
+            self._sampled_bytes.append(line.size_bytes)
 
-    def total(self) -> int:
-        if self.is_exact or not self._bytes_counted:
-            return self._tokens_counted
-        return round(self._tokens_counted * self._bytes_seen / self._bytes_counted)
+    def total(self) -> int | None:
+        """None: the model has no tokenizer that can be read here. Raises: ApiError: 400, reading it takes too long."""
+        readings = self._reader.readings()
+        if readings is None:
+            return None
+        # A row that the template refuses has no tokens, and the preview says why.
+        taken = [pair for pair in zip(readings, self._sampled_bytes, strict=True) if pair[0]["error"] is None]
+        num_tokens = sum(int(reading["num_tokens"]) for reading, _ in taken)
+        num_bytes = sum(size for _, size in taken)
+        return num_tokens if self.is_exact or not num_bytes else round(num_tokens * self._bytes_seen / num_bytes)

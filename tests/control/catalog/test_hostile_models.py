@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from control.api.errors import ApiError
 from control.catalog.folder import UnusableModel, inspect_folder
 from control.datasets.formats import Example
 from control.datasets.rendering import Renderer
@@ -120,7 +119,7 @@ def test_templates_that_reach_out_of_their_sandbox(folder: Path, template: str) 
 
     try:
         said = Renderer(folder).render(example).prompt
-    except (ApiError, ValueError):
+    except ValueError:
         said = ""
 
     assert "root:" not in said

@@ -1,0 +1,74 @@
+"""Asks what a model's chat template and tokenizer make of rows, in a process that may be killed (`rendering`).
+
+Both are a customer's programs, which may compute for hours or fill the memory: not that of a server for everybody.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from control.api.errors import ApiError
+from control.catalog.models import BaseModel
+from control.child_environment import child_environment
+from control.datasets.formats import Example
+from control.datasets.rendering import UNREADABLE
+
+CPU_SECONDS = 10  # for all rows of a file
+_WALL_SECONDS = 60.0  # from the last row to the answer, on a machine that may be busy
+_IMPORT_ROOT = str(Path(__file__).parents[2])
+
+
+class ModelReader:
+    """`see` any number of rows, then `readings`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    def see(self, example: Example) -> None:
+        """Waits while the process is busy; its time for computing is what bounds that."""
+        row = {"endpoint": example.endpoint, "body": example.body, "answer": example.answer}
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: `readings` says why
+            self._process.stdin.write(json.dumps(row).encode() + b"\n")
+
+    def readings(self) -> list[dict[str, Any]] | None:
+        """Of each row, as `rendering.reading` makes them. None: there is no tokenizer that can be read here.
+
+        Raises: ApiError: 400, the template or the tokenizer takes too long or too much.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            said, _ = self._process.communicate(timeout=_WALL_SECONDS)
+            if self._process.returncode == UNREADABLE:
+                return None
+            if self._process.returncode == 0:
+                return [json.loads(line) for line in said.splitlines()]
+        message = f"The model's chat template or tokenizer takes more than {CPU_SECONDS} s, or too much memory."
+        raise ApiError(400, message, "chat_template_error", "model")
+
+
+@contextmanager
+def model_reader(base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
+    """Args: num_shown: how many tokens of each row its reading holds."""
+    environment = {**child_environment(), "TOKENIZERS_PARALLELISM": "false"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
+    arguments = (base_model.path, str(num_shown), str(CPU_SECONDS))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "control.datasets.rendering", *arguments],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        try:
+            yield ModelReader(process)
+        finally:
+            process.kill()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it left rows unread
+                process.stdin.close()

@@ -7,6 +7,7 @@ from engine.grammar import Grammar
 
 MAX_LOGIT_BIAS = 1024
 
+
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token
     LENGTH = "length"

@@ -16,9 +16,7 @@ class PairTable:
         children among `tokens` of that depth.
     """
 
-    def __init__(
-        self, tokens: list[list[int]], children: NDArray[np.int64], chances: NDArray[np.float32]
-    ) -> None:
+    def __init__(self, tokens: list[list[int]], children: NDArray[np.int64], chances: NDArray[np.float32]) -> None:
         self._places = [{token: place for place, token in enumerate(depth)} for depth in tokens]
         self._children, self._chances = children, chances
         self.num_depths = len(tokens)

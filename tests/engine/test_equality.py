@@ -80,11 +80,11 @@ def random_medusa(model: Model) -> MedusaDrafter:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize(("batch_size", "count"), [(1, 4), (5, 8)])
 def test_every_drafter_gives_the_plain_answers(
-    model: Model, draft_model: Model, sampling: Sampling, batch_size: int
+    model: Model, draft_model: Model, sampling: Sampling, batch_size: int, count: int
 ) -> None:
-    requests = make_requests(model, sampling)
+    requests = make_requests(model, sampling, count=count, max_tokens=24)
     plain = answer(model, NoDrafter(), requests, max_batch_size=batch_size)
     known = {c.request_id: c.token_ids for c in plain}
     vocab_size = model.config.vocab_size

@@ -4,9 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,24 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 @contextmanager
 def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
     """Ends the process, however the block ends."""
-    process = launch("--model-dir", str(model_dir), *arguments)
+    with side_by_side(model_dir, {"one": arguments}) as servers:
+        yield servers("one")
+
+
+@contextmanager
+def side_by_side(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
+    """Starts all at once, since loading takes each so long; who is asked for is waited for. Ends all."""
+    processes = {name: launch("--model-dir", str(model_dir), *options) for name, options in servers.items()}
+
+    @cache
+    def child(name: str) -> Child:
+        stdout = processes[name].stdout
+        assert stdout is not None
+        return Child(processes[name], json.loads(stdout.readline()))
+
     try:
-        assert process.stdout is not None
-        yield Child(process, json.loads(process.stdout.readline()))
+        yield child
     finally:
-        process.kill()
-        process.communicate()
+        for process in processes.values():
+            process.kill()
+            process.communicate()

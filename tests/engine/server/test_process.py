@@ -3,7 +3,6 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.openai.tool_model import make_tool_model, tool
-from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, launch, running
+from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, side_by_side
 from tests.engine.server.live import wait_until
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
@@ -22,7 +21,14 @@ def client_of(server: Child, api_key: str = TOKEN) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
 
-Start = Callable[..., Child]
+Servers = Callable[[str], Child]
+SERVERS = {
+    "ngram": ("--drafter", "ngram"),
+    "plain": ("--drafter", "none"),
+    "patient": (),
+    "impatient": ("--drain-seconds", "0.2"),
+    "without a model": ("--model-dir", "nothing"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +37,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(model_dir: Path) -> Iterator[Start]:
-    with ExitStack() as stack:
-        yield lambda *arguments: stack.enter_context(running(model_dir, *arguments))
+def servers(model_dir: Path) -> Iterator[Servers]:
+    with side_by_side(model_dir, SERVERS) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="module")
-def server(start: Start) -> Child:
-    return start("--drafter", "ngram")
+def server(servers: Servers) -> Child:
+    return servers("ngram")
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +289,11 @@ def test_a_client_that_leaves_stops_the_generation(server: Child, client: openai
     wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
 
 
-def test_drafting_does_not_change_the_answer(start: Start, client: openai.OpenAI) -> None:
+def test_drafting_does_not_change_the_answer(servers: Servers, client: openai.OpenAI) -> None:
     options: dict[str, Any] = ASK | {"max_tokens": 60, "temperature": 0.8, "seed": 11, "n": 4}
     drafted = client.chat.completions.create(**options)
 
-    with client_of(start("--drafter", "none")) as plain_client:
+    with client_of(servers("plain")) as plain_client:
         plain = plain_client.chat.completions.create(**options)
 
     assert [choice.message.content for choice in drafted.choices] == [
@@ -295,10 +301,10 @@ def test_drafting_does_not_change_the_answer(start: Start, client: openai.OpenAI
     ]
 
 
-def test_a_drafter_swapped_in_mid_answer_changes_no_token(start: Start, client: openai.OpenAI) -> None:
+def test_a_drafter_swapped_in_mid_answer_changes_no_token(servers: Servers, client: openai.OpenAI) -> None:
     options: Any = ASK | {"max_tokens": 400, "temperature": 0.8, "seed": 12, "extra_body": {"ignore_eos": True}}
     plain = client.chat.completions.create(**options)
-    server = start("--drafter", "none")
+    server = servers("plain")
 
     with client_of(server) as swapped, client_of(server, api_key=OPERATOR_TOKEN) as operator:
         stream = swapped.chat.completions.create(**options, stream=True)
@@ -312,11 +318,11 @@ def test_a_drafter_swapped_in_mid_answer_changes_no_token(start: Start, client: 
     assert figures["num_spec_steps"] > 0  # of this very answer, since the swap
 
 
-def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(start: Start) -> None:
-    server = start()
+def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(servers: Servers) -> None:
+    server = servers("patient")
     with client_of(server) as client:
         stream = client.chat.completions.create(
-            **ASK, stream=True, max_tokens=1500, seed=1, extra_body={"ignore_eos": True}
+            **ASK, stream=True, max_tokens=800, seed=1, extra_body={"ignore_eos": True}
         )
         chunks = [next(stream)]
 
@@ -331,8 +337,8 @@ def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(start: Start) -> N
     assert server.process.wait(20) == 0
 
 
-def test_what_outlasts_the_drain_gets_an_error_event(start: Start) -> None:
-    server = start("--drain-seconds", "0.2")
+def test_what_outlasts_the_drain_gets_an_error_event(servers: Servers) -> None:
+    server = servers("impatient")
     with client_of(server) as client:
         stream = client.chat.completions.create(**ASK, stream=True, extra_body={"ignore_eos": True})
         next(stream)
@@ -345,11 +351,12 @@ def test_what_outlasts_the_drain_gets_an_error_event(start: Start) -> None:
     assert server.process.wait(20) == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
-    process = launch("--model-dir", str(tmp_path / "nothing"))
+def test_a_model_that_cannot_be_loaded_is_said_in_one_line(servers: Servers) -> None:
+    server = servers("without a model")
 
-    output, _ = process.communicate(timeout=120)
+    rest, _ = server.process.communicate(timeout=120)
 
-    event = json.loads(output)
-    assert (event["event"], event["code"], process.returncode) == ("failed", "model_not_loadable", 1)
+    event = server.ready
+    assert (event["event"], event["code"], server.process.returncode) == ("failed", "model_not_loadable", 1)
     assert "nothing" in event["message"]
+    assert rest == ""

@@ -1,6 +1,7 @@
 """Hyperparameters of multi-token-prediction modules."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from workers.hyperparameters.fields import require_range
 from workers.hyperparameters.loop import LoopParameters
@@ -13,7 +14,9 @@ class MtpHyperparameters:
     draft_vocab_size: int = 8192  # at most; only tokens that the answers use are kept
     soft_target_weight: float = 0.5  # of the target's own distribution against its chosen token
     step_decay: float = 0.9  # loss of step s counts step_decay ** s
-    loop: LoopParameters = field(default_factory=LoopParameters)
+    # Measured with SmolLM2-135M on 300 answers to GSM8K questions, two processor minutes, trees of 31 nodes: batches of
+    # four at 1e-3 2.19, of two 2.25, at 2e-3 2.28.
+    loop: LoopParameters = field(default_factory=partial(LoopParameters, batch_rows=2, learning_rate=2e-3))
 
     def __post_init__(self) -> None:
         require_range(self, 1, 8, "steps")

@@ -1,11 +1,17 @@
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import openai
 import pytest
+from django.conf import settings
+from pytest_django.plugin import DjangoDbBlocker
 
-from tests.e2e.stack import Stack, start_stack, wait_for
+from control.tenancy.scope import Across, across_tenants
+from tests.databases import connected_to
+from tests.e2e.stack import Stack, assert_nothing_is_left, start_stack, wait_for
 from tests.tiny_model import make_tiny_model
+from tests.workers.tasks.history import check_histories
 
 MODEL = "tiny"
 SHORT_LEASES = {
@@ -23,14 +29,28 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Stack]:
-    """One for all tests here; its end is a test as well."""
+def stack(
+    tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Stack]:
+    """One for all tests here; its end is a test as well, unless the last one has killed it."""
     stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
     yield stack
-    assert stack.stop() == 0
-    assert stack.processes() == []
-    assert stack.endpoints() == []
-    assert not (stack.data_dir / "ready.json").exists()
+    if stack.process.poll() is None:
+        assert stack.stop() == 0
+        assert_nothing_is_left(stack)
+    with django_db_blocker.unblock():
+        check_jobs(stack.data_dir)
+
+
+def check_jobs(data_dir: Path) -> None:
+    """What became of them, whatever was killed meanwhile."""
+    config = settings.SLIPSTREAM.model_copy(update={"data_dir": data_dir})
+    with (
+        patch.object(settings, "SLIPSTREAM", config),
+        connected_to(None, sqlite_path=data_dir / "slipstream.sqlite3"),
+        across_tenants(Across.COMMAND),
+    ):
+        check_histories()
 
 
 @pytest.fixture(scope="session")
@@ -39,14 +59,20 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def endpoint(client: openai.OpenAI) -> str:
-    """The name of a deployment without a speculator, ready."""
+@pytest.fixture(scope="session", autouse=True)
+def deployment(client: openai.OpenAI) -> str:
+    """The id of one without a speculator, which gets ready while the first tests run."""
     answer = client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
     assert isinstance(answer, dict)
+    return str(answer["id"])
+
+
+@pytest.fixture(scope="session")
+def endpoint(client: openai.OpenAI, deployment: str) -> str:
+    """The name of the deployment, once it is ready."""
 
     def is_ready() -> bool:
-        now = client.get(f"/deployments/{answer['id']}", cast_to=object)
+        now = client.get(f"/deployments/{deployment}", cast_to=object)
         assert isinstance(now, dict)
         assert now["state"] in ("provisioning", "ready"), now
         return bool(now["state"] == "ready")

@@ -76,6 +76,13 @@ def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
     return Stack(data_dir, process, f"{values['url']}/v1", values["api_key"])
 
 
+def assert_nothing_is_left(stack: Stack) -> None:
+    """After an end as it should be."""
+    assert stack.processes() == []
+    assert stack.endpoints() == []
+    assert not (stack.data_dir / "ready.json").exists()
+
+
 def _ready(data_dir: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((data_dir / "ready.json").read_text()))

@@ -50,26 +50,26 @@ def test_a_file_is_kept_byte_for_byte_until_it_is_deleted(client: openai.OpenAI)
         client.files.retrieve(file.id)
 
 
-def test_a_batch_answers_every_row_once_and_in_order(client: openai.OpenAI) -> None:
-    batch = run_batch(client, [json.dumps(row(number)) for number in range(10)])
-
-    assert batch.status == "completed"
-    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (10, 10, 0)
-    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(10)]
-    assert all(answer["response"]["body"]["choices"][0]["finish_reason"] for answer in answers)
-    assert batch.error_file_id is None
-
-
-def test_rows_that_the_model_refuses_go_to_the_error_file(client: openai.OpenAI) -> None:
+@pytest.fixture(scope="module")
+def batch(client: openai.OpenAI) -> Any:
+    """Eleven rows, the sixth of which is too long."""
     too_long = [{"role": "user", "content": "x" * 2000}]  # a token a byte, and the model takes 1024
-    lines = [json.dumps(row(0)), json.dumps(row(1, messages=too_long)), json.dumps(row(2))]
+    return run_batch(
+        client, [json.dumps(row(number, **({"messages": too_long} if number == 5 else {}))) for number in range(11)]
+    )
 
-    batch = run_batch(client, lines)
 
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+def test_a_batch_answers_every_row_once_and_in_order(client: openai.OpenAI, batch: Any) -> None:
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (11, 10, 1)
+    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(11) if number != 5]
+    assert all(answer["response"]["body"]["choices"][0]["finish_reason"] for answer in answers)
+
+
+def test_a_row_that_the_model_refuses_goes_to_the_error_file(client: openai.OpenAI, batch: Any) -> None:
     (refused,) = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
-    assert refused["custom_id"] == "row-1"
+    assert refused["custom_id"] == "row-5"
     assert refused["response"]["status_code"] == 400
 
 

@@ -11,7 +11,7 @@ import httpx2
 import openai
 
 from tests.e2e.conftest import MODEL, SHORT_LEASES
-from tests.e2e.stack import ROOT, Stack, start_stack, wait_for
+from tests.e2e.stack import ROOT, Stack, assert_nothing_is_left, start_stack, wait_for
 from tests.e2e.test_openai import ENDED, row, upload
 
 
@@ -51,6 +51,7 @@ def test_a_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: Stack
     wait_for(lambda: client.batches.retrieve(batch.id).status in ENDED, 120.0, "the batch has not ended")
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "completed"
+    assert ended.error_file_id is None
     assert ended.output_file_id is not None
     answers = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
     assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(64)]
@@ -84,21 +85,16 @@ def test_a_second_stack_over_the_same_data_is_refused(stack: Stack) -> None:
     assert f"another `up` (pid {stack.process.pid}) serves the data folder" in second.stderr
 
 
-def test_a_killed_stack_leaves_no_process_and_starts_again(tmp_path: Path, model_dir: Path) -> None:
-    """`kill -9` of `up` itself, with an endpoint running; then the same data folder again."""
-    arguments = ("--model", f"{MODEL}={model_dir}")
-    stack = start_stack(tmp_path / "data", *arguments, **SHORT_LEASES)
-    with openai.OpenAI(base_url=stack.url, api_key=stack.key) as client:
-        client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
-    wait_for(lambda: bool(stack.endpoints()), 30.0, "no endpoint was started")
+def test_a_killed_stack_leaves_no_process_and_starts_again(stack: Stack, endpoint: str, model_dir: Path) -> None:
+    """`kill -9` of `up` itself, with an endpoint running; then the same data folder again. The last: it ends them."""
+    assert stack.endpoints()
 
     stack.process.kill()
     stack.process.wait(10)
 
     wait_for(lambda: not stack.processes() and not stack.endpoints(), 10.0, "processes are left")
-    again = start_stack(tmp_path / "data", *arguments, **SHORT_LEASES)
+    again = start_stack(stack.data_dir, "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
     assert again.key == stack.key
     assert serves(again)
     assert again.stop() == 0
-    assert again.processes() == []
-    assert again.endpoints() == []
+    assert_nothing_is_left(again)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,20 @@ from workers.exports.tensors import read_tensors
 
 pytestmark = pytest.mark.soak
 
-PAIRS = [("medusa", "medusa"), ("eagle3", "speculators"), ("eagle3", "specforge"), ("draft_model", "hugging_face")]
-_OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"token_input": False}}
+PAIRS = [
+    ("medusa", "medusa"),
+    ("eagle3", "speculators"),
+    ("eagle3", "specforge"),
+    ("draft_model", "hugging_face"),
+    ("dflash", "speculators"),
+    ("dspark", "speculators"),
+]
+_KIND_OF = {"dflash": "block", "dspark": "block"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "medusa": {"token_input": False},
+    "dflash": {"sample_from_anchor": False, "markov_rank": 0, "confidence": False},
+}
+_REFUSAL = "does not support: dspark"  # vLLM's own words; whatever else it says is an error
 _LOAD = """
 import json, sys
 import torch
@@ -53,32 +64,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trained")
 
 
-@cache
-def trained(kind: str, folder: Path) -> Path:
-    """The answers it learns from are given once for all kinds."""
+def trained(name: str, folder: Path) -> Path:
+    """Once; the answers it learns from are given once for all."""
+    if (kept := folder / f"{name}.speculator").exists():
+        return kept
+    kind, options = _KIND_OF.get(name, name), json.dumps(_OPTIONS.get(name, {}))
     command = [sys.executable, "-m", "benchmarks.train", "--kind", kind, "--rows", "200", "--minutes", "2"]
-    command += ["--folder", str(folder), "--hyperparameters", json.dumps(_OPTIONS.get(kind, {}))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return Path(json.loads(done.stdout.splitlines()[-1])["speculator"])
+    command += ["--folder", str(folder), "--hyperparameters", options]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    speculator = Path(json.loads(done.stdout.splitlines()[-1])["speculator"])
+    return speculator.rename(kept)  # where the next of this kind does not overwrite it
 
 
 @pytest.mark.usefixtures("peer")
-@pytest.mark.parametrize(("kind", "form"), PAIRS)
-def test_vllm_accepts_as_much_as_our_engine_over_the_same_prompts(kind: str, form: str, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "form"), PAIRS)
+def test_vllm_accepts_as_much_as_our_engine_over_the_same_prompts(name: str, form: str, folder: Path) -> None:
     model = prepare()
     prompts = read_prompts(None, Tokenizer.load(model), max_seq_len=800, limit=50)
     job = Job([list(prompt.token_ids) for prompt in prompts], max_tokens=128, concurrency=16)
 
-    found = compare(model, trained(kind, folder), form, job)
+    try:
+        found = compare(model, trained(name, folder), form, job)
+    except PeerMissing as error:
+        if _REFUSAL not in str(error):
+            raise
+        pytest.skip(f"vLLM's build for the CPU refuses it: {error}")
 
+    print(json.dumps({"speculator": name, "format": form, **found}))
     assert found["acceptance_length"] > 1.3, "nothing was learned, so nothing is compared"
     assert found["ratio"] == pytest.approx(1.0, abs=_TOLERANCE), found
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
-def test_the_package_speculators_loads_what_is_in_its_format(kind: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark"])
+def test_the_package_speculators_loads_what_is_in_its_format(name: str, folder: Path, tmp_path: Path) -> None:
     model, out = prepare(), tmp_path / "out"
-    export(trained(kind, folder), "speculators", model, out)
+    export(trained(name, folder), "speculators", model, out)
     try:
         SPECULATORS.ensure()
     except PeerMissing as error:

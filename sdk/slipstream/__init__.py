@@ -41,6 +41,9 @@ from slipstream.errors import (
     WaitTimeout,
     WebhookError,
 )
+from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
+from slipstream.jobs import Job, JobEvent
+from slipstream.organization import AuditEvent, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
@@ -78,6 +81,7 @@ __all__ = [
     "Adapter",
     "ApiKey",
     "AsyncClient",
+    "AuditEvent",
     "AuthenticationError",
     "BadRequestError",
     "BaseModel",
@@ -98,7 +102,13 @@ __all__ = [
     "EvaluationFailed",
     "Event",
     "File",
+    "FineTuningCheckpoint",
+    "FineTuningEvent",
+    "FineTuningJob",
     "InternalServerError",
+    "Job",
+    "JobEvent",
+    "Member",
     "Model",
     "NotFoundError",
     "PermissionDeniedError",
@@ -106,6 +116,7 @@ __all__ = [
     "PipelineFailed",
     "PipelineRun",
     "Progress",
+    "Project",
     "Quote",
     "RateLimitError",
     "Rollout",

@@ -18,6 +18,10 @@ class Models(Resource[D]):
         """Base models, which batches and pipelines take, and deployments, which chat takes."""
         return self.http.pages(Model, "models")
 
+    @procedure
+    def retrieve(self, name: str) -> Steps[Model]:
+        return self.http.get(Model, path_of("models", name))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:

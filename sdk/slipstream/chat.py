@@ -1,4 +1,4 @@
-"""Chat with a deployment: an answer as a whole, or as it comes."""
+"""Chat with a deployment, or have it go on with a text: an answer as a whole, or as it comes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,16 @@ import httpx2
 
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.errors import stream_error
-from slipstream.http import D, Lines, Resource, connection_error
+from slipstream.http import D, Http, Lines, Resource, connection_error
 from slipstream.sse import next_data
 from slipstream.types import Completion, parsed
-
-PATH = "chat/completions"
 
 
 class Chat(Resource[D]):
     @procedure
     def create(self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Steps[Completion]:
         """Args: options: the request's other fields, such as `max_tokens`, `temperature`, `tools`."""
-        return self.http.post(Completion, PATH, {"model": model, "messages": list(messages), **options})
+        return self.http.post(Completion, "chat/completions", {"model": model, "messages": list(messages), **options})
 
     @iteration
     def stream(self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Items[Completion]:
@@ -29,16 +27,34 @@ class Chat(Resource[D]):
             APIStreamError: the service broke the answer off.
             APIConnectionError: the connection broke; what came so far is not taken back, and nothing is asked again.
         """
-        body = {"model": model, "messages": list(messages), "stream_options": {"include_usage": True}, **options}
-        exchange = Exchange(method="POST", path=PATH, options={"json": {**body, "stream": True}}, stream=True)
-        source = Lines((yield from self.http.send(exchange)))
-        try:
-            while (data := (yield from next_data(source))) is not None and data != "[DONE]":
-                values = json.loads(data)
-                if "error" in values:
-                    raise stream_error(values["error"])
-                yield Item(parsed(Completion, values))
-        except httpx2.TransportError as error:
-            raise connection_error(exchange, error) from error
-        if data is None:
-            raise stream_error({"message": "the answer ended without [DONE]", "code": "upstream_terminated"})
+        return _streamed(self.http, "chat/completions", {"model": model, "messages": list(messages), **options})
+
+
+class Completions(Resource[D]):
+    """Of a prompt as it is, without a chat template."""
+
+    @procedure
+    def create(self, /, *, model: str, prompt: str | Sequence[int], **options: Any) -> Steps[Completion]:
+        """Args: prompt: text, or token ids."""
+        return self.http.post(Completion, "completions", {"model": model, "prompt": prompt, **options})
+
+    @iteration
+    def stream(self, /, *, model: str, prompt: str | Sequence[int], **options: Any) -> Items[Completion]:
+        """As `Chat.stream`."""
+        return _streamed(self.http, "completions", {"model": model, "prompt": prompt, **options})
+
+
+def _streamed(http: Http, path: str, body: Mapping[str, Any]) -> Items[Completion]:
+    asked = {"stream_options": {"include_usage": True}, **body, "stream": True}
+    exchange = Exchange(method="POST", path=path, options={"json": asked}, stream=True)
+    source = Lines((yield from http.send(exchange)))
+    try:
+        while (data := (yield from next_data(source))) is not None and data != "[DONE]":
+            values = json.loads(data)
+            if "error" in values:
+                raise stream_error(values["error"])
+            yield Item(parsed(Completion, values))
+    except httpx2.TransportError as error:
+        raise connection_error(exchange, error) from error
+    if data is None:
+        raise stream_error({"message": "the answer ended without [DONE]", "code": "upstream_terminated"})

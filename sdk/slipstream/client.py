@@ -14,7 +14,7 @@ from slipstream.adapters import Adapters
 from slipstream.batches import Batches
 from slipstream.captures import Captures
 from slipstream.catalog import BaseModels, Models, Speculators
-from slipstream.chat import Chat
+from slipstream.chat import Chat, Completions
 from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
 from slipstream.distillations import Distillations
@@ -23,7 +23,10 @@ from slipstream.errors import SlipstreamError
 from slipstream.evaluations import Evaluations
 from slipstream.events import Events
 from slipstream.files import Files
+from slipstream.fine_tuning import FineTuning
 from slipstream.http import D, Http
+from slipstream.jobs import Jobs
+from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
 from slipstream.rollouts import Rollouts
 from slipstream.spending import SpendCaps
@@ -37,18 +40,24 @@ class Resources(Generic[D]):
     def __init__(self, http: Http, driver: D) -> None:
         self.adapters = Adapters(http, driver)
         self.api_keys = ApiKeys(http, driver)
+        self.audit_events = AuditEvents(http, driver)
         self.base_models = BaseModels(http, driver)
         self.batches = Batches(http, driver)
         self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)
+        self.completions = Completions(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)
-        self.evaluations = Evaluations(http, driver)
         self.distillations = Distillations(http, driver)
+        self.evaluations = Evaluations(http, driver)
         self.events = Events(http, driver)
         self.files = Files(http, driver)
+        self.fine_tuning = FineTuning(http, driver)
+        self.jobs = Jobs(http, driver)
+        self.members = Members(http, driver)
         self.models = Models(http, driver)
         self.pipelines = Pipelines(http, driver)
+        self.projects = Projects(http, driver)
         self.quotes = Quotes(http, driver)
         self.rollouts = Rollouts(http, driver)
         self.speculators = Speculators(http, driver)

@@ -1,30 +1,49 @@
 """Files: prompts in, answers out. What is large goes up in parts, and what was cut off is taken up again."""
 
+import hashlib
 import io
-import os
-import threading
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import httpx2
 
 from slipstream.drivers import Answer, Exchange, Items, Read, Steps, iteration, procedure
+from slipstream.errors import APIResponseError, APIStatusError
 from slipstream.http import D, Http, Resource, connection_error, path_of, pause
 from slipstream.types import File
+
+_SHA256 = re.compile(r'"([0-9a-f]{64})"')
 
 
 class Files(Resource[D]):
     @procedure
-    def upload(self, source: Path | str | bytes, *, purpose: str = "batch", filename: str | None = None) -> Steps[File]:
-        """Send a file from a path, or from bytes under `filename`."""
+    def upload(
+        self,
+        source: Path | str | bytes,
+        *,
+        purpose: str = "batch",
+        filename: str | None = None,
+        expires_after_seconds: int | None = None,
+    ) -> Steps[File]:
+        """Send a file from a path, or from bytes under `filename`.
+
+        In one request; `uploads` has what a file needs that is too large for that.
+
+        Args: expires_after_seconds: 3,600 to 2,592,000; None: it stays until it is deleted.
+        """
+        fields = {"purpose": purpose}
+        if expires_after_seconds is not None:
+            fields |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_seconds)}
         if isinstance(source, bytes):
-            return (yield from self._upload(io.BytesIO(source), purpose, filename or "upload.jsonl"))
+            return (yield from self._upload(io.BytesIO(source), fields, filename or "upload.jsonl"))
         path = Path(source)
         with path.open("rb") as opened:
-            return (yield from self._upload(opened, purpose, filename or path.name))
+            return (yield from self._upload(opened, fields, filename or path.name))
 
-    def _upload(self, source: BinaryIO, purpose: str, filename: str) -> Steps[File]:
-        return self.http.upload(File, "files", {"purpose": purpose}, {"file": (filename, source)})
+    def _upload(self, source: BinaryIO, fields: dict[str, str], filename: str) -> Steps[File]:
+        return self.http.upload(File, "files", fields, {"file": (filename, source)})
 
     @procedure
     def retrieve(self, file_id: str) -> Steps[File]:
@@ -46,27 +65,50 @@ class Files(Resource[D]):
 
     @procedure
     def download(self, file_id: str, to: Path | str) -> Steps[Path]:
-        """Write the content to `to`; the file appears there whole or not at all."""
-        return save(self.http, path_of("files", file_id, "content"), Path(to))
+        """Write the content to `to`; the file appears there whole or not at all.
+
+        What was read of one that broke off stays beside it: the same call, in another process too, goes on from there.
+
+        Raises: APIResponseError: what came is not what the service has; nothing of it is kept.
+        """
+        return save(self.http, path_of("files", file_id, "content"), Path(to), identity=file_id)
 
 
-def save(http: Http, path: str, to: Path) -> Steps[Path]:
-    """Write the body of a GET into a file beside `to`, then rename it."""
+def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
+    """Write the body of a GET into a file beside `to`, then rename it.
+
+    Args: identity: of content that never changes; what is there of it is gone on from. Two calls at a time write the
+        same bytes to the same places.
+    """
     to.parent.mkdir(parents=True, exist_ok=True)
-    part = to.with_name(f".{to.name}.{os.getpid()}-{threading.get_ident()}")
+    part = to.with_name(f".{to.name}.{identity or 'new'}.part")
+    part.touch()
     try:
-        with part.open("wb") as written:
-            yield from fetch(http, path, written)
+        with part.open("r+b") as written:
+            if identity is None:
+                written.truncate()
+            written.seek(max(0, part.stat().st_size - 1))  # the last byte again: a range of none is an error
+            expected = yield from fetch(http, path, written)
+            written.flush()
+            written.seek(0)
+            if expected is not None and hashlib.file_digest(written, "sha256").hexdigest() != expected:
+                written.truncate(0)
+                raise APIResponseError(f"GET {path}: what came does not have the SHA-256 {expected}; ask again")
+    except BaseException:
+        if part.exists() and not part.stat().st_size:
+            part.unlink(missing_ok=True)
+        raise
+    with suppress(FileNotFoundError):  # another call was done a moment ago
         part.replace(to)
-    finally:
-        part.unlink(missing_ok=True)
     return to
 
 
-def fetch(http: Http, path: str, to: BinaryIO) -> Steps[None]:
-    """Write the body of a GET to the empty `to`. After a break it goes on where it was, if the service lets it.
+def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
+    """Write the body of a GET to `to`, from its position on. After a break it goes on where it was, if it may.
 
-    A service without ranges sends the whole again, which then replaces what is there.
+    A service without ranges, or with fewer bytes than are here, sends the whole, which then replaces what is there.
+
+    Returns: the SHA-256 of the whole, where the service tells.
     Raises: APIConnectionError: broken more than `max_retries` times without a byte in between.
     """
     failures, furthest, version = 0, 0, ""
@@ -77,15 +119,22 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[None]:
             headers["If-Range"] = version  # else a part of other content could follow what is here
         options = {"headers": headers} if begin else {}
         exchange = Exchange(method="GET", path=path, options=options, stream=True)
-        answer: Answer = yield from http.send(exchange)
+        try:
+            answer: Answer = yield from http.send(exchange)
+        except APIStatusError as error:
+            if error.status != httpx2.codes.RANGE_NOT_SATISFIABLE or not begin:
+                raise
+            to.seek(0)
+            continue
         version = answer.response.headers.get("etag", "")
-        if begin and not answer.response.headers.get("content-range", "").startswith(f"bytes {begin}-"):
+        if not begin or not answer.response.headers.get("content-range", "").startswith(f"bytes {begin}-"):
             to.seek(0)
             to.truncate()
         try:
             while (piece := (yield Read(answer))) is not None:
                 to.write(piece)
-            return
+            found = _SHA256.fullmatch(version)
+            return found[1] if found else None
         except httpx2.TransportError as error:
             failures = 1 if to.tell() > furthest else failures + 1
             furthest = max(furthest, to.tell())

@@ -155,7 +155,8 @@ def pause(attempt: int, headers: Mapping[str, str], reason: str) -> Pause:
 
 def connection_error(exchange: Exchange, error: httpx2.TransportError) -> APIConnectionError:
     kind = APITimeoutError if isinstance(error, httpx2.TimeoutException) else APIConnectionError
-    return kind(f"{exchange.method} {exchange.path}: {error or type(error).__name__}")
+    url = str(error.request.url).partition("?")[0]
+    return kind(f"{exchange.method} {url}: {error or type(error).__name__}")
 
 
 def _should_retry(response: httpx2.Response) -> bool:

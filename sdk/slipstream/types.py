@@ -367,7 +367,7 @@ class Completion:
     def text(self) -> str:
         """Of the first choice."""
         choice = self.choices[0] if self.choices else {}
-        return (choice.get("message") or choice.get("delta") or {}).get("content") or ""
+        return choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
 
 
 def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

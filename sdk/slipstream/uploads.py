@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from slipstream.drivers import Items, Steps, collected, iteration, procedure
 from slipstream.errors import APIResponseError, UploadError
@@ -14,8 +14,19 @@ PART_BYTES = 64 << 20  # OpenAI's limit for one part
 
 class Uploads(Resource[D]):
     @procedure
-    def create(self, *, filename: str, num_bytes: int, purpose: str, mime_type: str) -> Steps[Upload]:
-        body = {"filename": filename, "bytes": num_bytes, "purpose": purpose, "mime_type": mime_type}
+    def create(
+        self,
+        *,
+        filename: str,
+        num_bytes: int,
+        purpose: str,
+        mime_type: str,
+        expires_after_seconds: int | None = None,
+    ) -> Steps[Upload]:
+        """Args: expires_after_seconds: of the file, once it is completed."""
+        body: dict[str, Any] = {"filename": filename, "bytes": num_bytes, "purpose": purpose, "mime_type": mime_type}
+        if expires_after_seconds is not None:
+            body["expires_after"] = {"anchor": "created_at", "seconds": expires_after_seconds}
         return self.http.post(Upload, "uploads", body)
 
     @procedure

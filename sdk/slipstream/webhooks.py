@@ -73,6 +73,11 @@ class WebhookEndpoints(Resource[D]):
         return self.http.pages(WebhookDelivery, path, {"status": status})
 
     @procedure
+    def delivery(self, endpoint_id: str, delivery_id: str) -> Steps[WebhookDelivery]:
+        path = path_of("deliveries", delivery_id)
+        return self.http.get(WebhookDelivery, path_of("webhook_endpoints", endpoint_id, path))
+
+    @procedure
     def replay(self, endpoint_id: str, delivery_id: str) -> Steps[WebhookDelivery]:
         path = path_of("deliveries", delivery_id, "replay")
         return self.http.post(WebhookDelivery, path_of("webhook_endpoints", endpoint_id, path))

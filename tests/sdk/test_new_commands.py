@@ -1,12 +1,13 @@
-"""`slipstream caps`, `distillations`, `models`, `adapters`, `rollouts`: what they ask and print."""
+"""What the newer commands ask and print."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from tests.sdk.api import ScriptedApi, file_json, ok, page, pipeline_json
+from tests.sdk.api import ScriptedApi, failure, file_json, ok, page, pipeline_json, stage_json
 from tests.sdk.test_cli import Run, run
 
 __all__ = ["run"]  # the fixture
@@ -92,3 +93,72 @@ def test_a_rollout_is_begun_and_listed(run: Run) -> None:
     api = ScriptedApi(page(ROLLOUT))
     assert printed(run("--json", "rollouts", "list", "dep_1", api=api))["id"] == "rollout_1"
     assert asked(api) == ("GET", "/v1/deployments/dep_1/rollouts")
+
+
+def test_a_file_that_is_not_here_is_wrong_usage_and_asks_for_nothing(run: Run) -> None:
+    result = run("batches", "create", "prompts.jsonl", api=ScriptedApi())
+
+    assert result.exit_code == 2
+    assert "no file prompts.jsonl" in result.stderr
+
+
+def test_a_refused_key_comes_with_advice_for_people(run: Run) -> None:
+    def refused() -> ScriptedApi:
+        return ScriptedApi(failure(401, "Incorrect API key provided.", code="invalid_api_key"))
+
+    assert "slipstream login" in run("files", "list", api=refused()).stderr
+    assert len(run("--json", "files", "list", api=refused()).stderr.splitlines()) == 1
+
+
+def test_a_bad_dataset_fails_the_check(run: Run) -> None:
+    bad = {"line": 7, "column": 2, "code": "invalid_json_line", "message": "This is no JSON.", "param": None}
+    errors = {"data": [bad], "total_count": 1, "by_code": {"invalid_json_line": 1}}
+    dataset = {"id": "dataset_1", "file_id": "file-1", "bytes": 9, "num_rows": 1, "num_answers": 0, "created_at": 1}
+
+    result = run("datasets", "check", "file-1", api=ScriptedApi(ok(dataset | {"status": "invalid", "errors": errors})))
+
+    assert result.exit_code == 4
+    assert "line 7: This is no JSON. [invalid_json_line]" in result.stderr
+    assert "slipstream datasets errors dataset_1" in result.stderr
+
+
+def test_requests_are_kept_and_made_a_file_of(run: Run) -> None:
+    kept = {"deployment_id": "dep_1", "hours": 48, "num_requests": 0, "created_at": 1}
+    api = ScriptedApi(ok(kept))
+
+    assert printed(run("--json", "captures", "set", "dep_1", "--hours", "48", api=api))["hours"] == 48
+    assert (asked(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), {"hours": 48})
+    assert printed(run("--json", "captures", "file", "dep_1", api=ScriptedApi(ok(file_json()))))["id"] == "file-1"
+
+
+def test_a_key_ends_after_its_days(run: Run) -> None:
+    key = {"id": "key_1", "name": "ci", "hint": "…", "scopes": ["files:read"], "key": "sk_live_new", "created_at": 1}
+    api = ScriptedApi(ok(key))
+
+    made = printed(run("--json", "keys", "create", "ci", "--scope", "files:read", "--days", "30", api=api))
+
+    assert made["key"] == "sk_live_new"
+    assert api.body()["scopes"] == ["files:read"]
+    assert 29 * 86400 < api.body()["expires_at"] - time.time() <= 30 * 86400
+
+
+def test_what_lies_within_an_object_is_written_in_words(run: Run) -> None:
+    progress = {"done": 7, "total": 9, "unit": "rows"}
+    report = {"speedup": 1.5701234, "equal": True, "concurrencies": [{"concurrency": 1}], "definitions": {}}
+    stages = [stage_json("distil", "running", progress=progress, job_id="job_1")]
+    pipeline = pipeline_json(stages=stages, report=report, cost={"value": 0.25, "currency": "usd"})
+
+    shown = run("pipelines", "show", "pipe_1", api=ScriptedApi(ok(pipeline))).stdout
+
+    assert "7 / 9 rows" in shown
+    assert "1.5701" in shown
+    assert "0.25 usd" in shown
+    assert "{" not in shown, "JSON is for --json"
+
+
+def test_a_row_of_a_list_is_a_line_where_no_terminal_is(run: Run) -> None:
+    api = ScriptedApi(page(file_json(id=f"file-{'1' * 32}", filename="a-long-name" * 20)))
+
+    *_, row = run("files", "list", api=api).stdout.splitlines()
+
+    assert row.split()[:2] == [f"file-{'1' * 32}", "a-long-name" * 20]

@@ -1,5 +1,6 @@
 """What goes over the wire: authentication, retries, errors, pages."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,16 +198,42 @@ def broken(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, stream=_Breaking())
 
 
-def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    api = ScriptedApi(broken, httpx2.Response(200, content=b"whole"))
-    client = api.client(max_retries=0)
+def test_a_download_that_broke_off_is_gone_on_with_by_the_next_call(tmp_path: Path) -> None:
+    to = tmp_path / "out.jsonl"
+    etag = f'"{hashlib.sha256(b"half and half").hexdigest()}"'
+    rest = httpx2.Response(206, content=b"f and half", headers={"Content-Range": "bytes 3-12/13", "ETag": etag})
+    api = ScriptedApi(broken, rest)
 
     with pytest.raises(APIConnectionError):
-        client.files.download("file-1", tmp_path / "out.jsonl")
+        api.client(max_retries=0).files.download("file-1", to)
+    assert not to.exists()
+
+    assert api.client().files.download("file-1", to).read_bytes() == b"half and half"
+    assert api.requests[1].headers["range"] == "bytes=3-"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_download_of_other_content_is_no_file(tmp_path: Path) -> None:
+    api = ScriptedApi(httpx2.Response(200, content=b"damaged", headers={"ETag": f'"{"0" * 64}"'}))
+
+    with pytest.raises(APIResponseError, match="SHA-256"):
+        api.client().files.download("file-1", tmp_path / "out.jsonl")
+
     assert list(tmp_path.iterdir()) == []
 
-    assert client.files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+def test_a_download_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        ScriptedApi(failure(404)).client().files.download("file-1", tmp_path / "out.jsonl")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_than_the_service_has_is_fetched_again(tmp_path: Path) -> None:
+    (tmp_path / ".out.jsonl.file-1.part").write_bytes(b"far too much of it")
+    api = ScriptedApi(failure(416, code="range_not_satisfiable"), httpx2.Response(200, content=b"whole"))
+
+    assert api.client().files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
 
 
 def test_a_broken_download_goes_on_where_it_was() -> None:

@@ -1,17 +1,18 @@
 """`slipstream batches`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slipstream.cli.common import add_list, add_show, file_id_of
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Watch
 from slipstream.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Batches: many prompts in, one file of answers out.")
 
-COLUMNS = ("id", "status", "num_rows", "num_completed", "num_failed", "created_at")
+add_list(app, "batches", ("id", "status", "num_rows", "num_completed", "num_failed", "created_at"))
+add_show(app, "batches")
 
 
 @app.command()
@@ -22,28 +23,14 @@ def create(
     model: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
 ) -> None:
+    """Have every row of a file answered."""
     own = context_of(context)
     with own.client() as client:
-        file_id = client.files.upload(prompts).id if Path(prompts).is_file() else prompts
-        batch = client.batches.create(input_file_id=file_id, endpoint=endpoint, model=model)
+        batch = client.batches.create(input_file_id=file_id_of(own, client, prompts), endpoint=endpoint, model=model)
         if wait:
             _wait(own, client, batch.id)
         else:
             own.output.one(batch)
-
-
-@app.command("list")
-def list_(context: typer.Context) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.batches.list(), COLUMNS)
-
-
-@app.command()
-def show(context: typer.Context, batch_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.batches.retrieve(batch_id))
 
 
 @app.command()
@@ -56,6 +43,7 @@ def wait(context: typer.Context, batch_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, batch_id: str) -> None:
+    """What is answered by then is kept."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.batches.cancel(batch_id))

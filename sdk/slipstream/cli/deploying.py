@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.common import add_delete, add_list, add_show
 from slipstream.cli.context import context_of
 from slipstream.cli.serving import deployments
 
@@ -38,34 +39,17 @@ def serve_adapters(
         own.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
 
 
+add_list(adapters, "adapters", ("id", "name", "model", "rank", "bytes", "created_at"))
+add_show(adapters, "adapters")
+add_delete(adapters, "adapters")
+
+
 @adapters.command()
 def upload(context: typer.Context, folder: Path, name: str, model: str) -> None:
     """Send the folder that peft wrote."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.adapters.upload(folder, name=name, model=model))
-
-
-@adapters.command("list")
-def list_adapters(context: typer.Context) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.adapters.list(), ("id", "name", "model", "rank", "bytes"))
-
-
-@adapters.command("show")
-def show_adapter(context: typer.Context, adapter_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.adapters.retrieve(adapter_id))
-
-
-@adapters.command("delete")
-def delete_adapter(context: typer.Context, adapter_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        client.adapters.delete(adapter_id)
-        own.output.one({"id": adapter_id, "deleted": True})
 
 
 @rollouts.command("create")
@@ -77,6 +61,7 @@ def create_rollout(
     min_requests: int | None = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is promoted or rolled back.")] = False,
 ) -> None:
+    """Give another speculator a share of the requests; what both did decides."""
     own = context_of(context)
     with own.client() as client:
         made = client.rollouts.create(
@@ -87,6 +72,7 @@ def create_rollout(
 
 @rollouts.command("list")
 def list_rollouts(context: typer.Context, deployment_id: str) -> None:
+    """Of one deployment, the newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.rollouts.list(deployment_id), ("id", "speculator_id", "status", "reason", "created_at"))
@@ -94,6 +80,7 @@ def list_rollouts(context: typer.Context, deployment_id: str) -> None:
 
 @rollouts.command("show")
 def show_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
+    """All that is known of one."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.rollouts.retrieve(deployment_id, rollout_id))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slipstream.certificates import EQUAL, verify
+from slipstream.cli.common import add_show, file_id_of
 from slipstream.cli.config import config_path
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Watch
@@ -20,6 +21,9 @@ DIFFERENT = 4
 _COLUMNS = ("id", "speculator_id", "model", "status", "result", "created_at")
 
 
+add_show(app, "evaluations")
+
+
 @app.command()
 def create(
     context: typer.Context,
@@ -30,12 +34,12 @@ def create(
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until the report is there.")] = False,
 ) -> None:
+    """Answer prompts with and without the speculator, and compare."""
     own = context_of(context)
     with own.client() as client:
-        uploaded = prompts is not None and Path(prompts).is_file()
         evaluation = client.evaluations.create(
             speculator_id=speculator_id,
-            prompts_file=client.files.upload(prompts).id if uploaded and prompts else prompts,
+            prompts_file=None if prompts is None else file_id_of(own, client, prompts),
             concurrencies=concurrency or None,
             max_tokens=max_tokens,
             price_per_gpu_hour=price_per_gpu_hour,
@@ -48,16 +52,10 @@ def create(
 
 @app.command("list")
 def list_(context: typer.Context, speculator_id: Annotated[str | None, typer.Option(help="Its alone.")] = None) -> None:
+    """All of them, the newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.evaluations.list(speculator_id=speculator_id), _COLUMNS)
-
-
-@app.command()
-def show(context: typer.Context, evaluation_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.evaluations.retrieve(evaluation_id))
 
 
 @app.command()
@@ -70,6 +68,7 @@ def wait(context: typer.Context, evaluation_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, evaluation_id: str) -> None:
+    """Without a report."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.evaluations.cancel(evaluation_id))

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.common import add_delete, add_show, send
 from slipstream.cli.context import context_of
-from slipstream.uploads import PART_BYTES
 
 app = typer.Typer(no_args_is_help=True, help="Files: prompts in, answers out.")
 
@@ -22,44 +22,30 @@ def upload(
 ) -> None:
     """Send a file; a large one goes in parts."""
     own = context_of(context)
-    num_bytes = path.stat().st_size
     with own.client() as client:
-        if resume is None and num_bytes <= PART_BYTES:
-            own.output.one(client.files.upload(path, purpose=purpose))
-            return
         if resume is None:
-            resume = client.uploads.create(
-                filename=path.name, num_bytes=num_bytes, purpose=purpose, mime_type="application/jsonl"
-            ).id
-            own.output.note(f"If this breaks off: slipstream files upload {path} --resume {resume}")
-        own.output.one(client.uploads.send(resume, path))
+            own.output.one(send(own, client, path, purpose=purpose))
+        else:
+            own.output.one(client.uploads.send(resume, path))
 
 
 @app.command("list")
-def list_(context: typer.Context, purpose: str | None = None) -> None:
+def list_(context: typer.Context, purpose: Annotated[str | None, typer.Option(help="These alone.")] = None) -> None:
+    """All of them, the newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.files.list(purpose=purpose), COLUMNS)
 
 
-@app.command()
-def show(context: typer.Context, file_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.files.retrieve(file_id))
+add_show(app, "files")
 
 
 @app.command()
 def download(context: typer.Context, file_id: str, to: Path) -> None:
-    """Write the content to a file, which appears whole or not at all."""
+    """Write the content to a file, which appears whole or not at all; one that broke off is gone on with."""
     own = context_of(context)
     with own.client() as client:
         own.output.one({"path": str(client.files.download(file_id, to))})
 
 
-@app.command()
-def delete(context: typer.Context, file_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        client.files.delete(file_id)
-        own.output.one({"id": file_id, "deleted": True})
+add_delete(app, "files")

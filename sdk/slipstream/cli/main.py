@@ -11,13 +11,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipstream.cli import batches, deploying, distillations, evaluations, files, models, pipelines, serving, spending
+from slipstream.cli import (
+    batches,
+    captures,
+    datasets,
+    deploying,
+    distillations,
+    evaluations,
+    files,
+    jobs,
+    keys,
+    models,
+    pipelines,
+    serving,
+    spending,
+)
 from slipstream.cli.config import Login, write_login
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Output
 from slipstream.client import Client
 from slipstream.errors import (
+    APIConnectionError,
     APIStatusError,
+    AuthenticationError,
     BatchFailed,
     EvaluationFailed,
     NotFoundError,
@@ -40,11 +56,14 @@ class Reporting(TyperGroup):
             known = error if isinstance(error, APIStatusError) else None
             code, request_id = (known.code, known.request_id) if known else (None, None)
             ctx.obj.output.error(str(error), code=code, request_id=request_id)
+            if advice := _advice(error):
+                ctx.obj.output.advice(advice)
             raise typer.Exit(_exit_code(error)) from error
 
 
 app = typer.Typer(cls=Reporting, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(files.app, name="files")
+app.add_typer(datasets.app, name="datasets")
 app.add_typer(batches.app, name="batches")
 app.add_typer(distillations.app, name="distillations")
 app.add_typer(models.app, name="models")
@@ -57,6 +76,10 @@ app.add_typer(serving.speculators, name="speculators")
 app.add_typer(serving.deployments, name="deployments")
 app.add_typer(evaluations.app, name="evaluations")
 app.add_typer(evaluations.certificates, name="certificates")
+app.add_typer(captures.app, name="captures")
+app.add_typer(jobs.app, name="jobs")
+app.command()(jobs.events)
+app.add_typer(keys.app, name="keys")
 
 
 @app.callback()
@@ -113,6 +136,19 @@ def usage(
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.usage.total(start_time=int(time.time()) - days * 86400))
+
+
+def _advice(error: Exception) -> str | None:
+    """What to do about it, where that is known here better than by the service."""
+    if isinstance(error, AuthenticationError):
+        return "`slipstream login` keeps another key; SLIPSTREAM_API_KEY goes before it."
+    if isinstance(error, APIConnectionError):
+        return "Does it run, and is that its URL? `slipstream login` keeps another; SLIPSTREAM_BASE_URL goes before it."
+    if isinstance(error, APIStatusError) and error.code == "unknown_url":
+        return "The URL of the API ends in /v1: `slipstream login`, or SLIPSTREAM_BASE_URL."
+    if isinstance(error, PipelineFailed) and error.pipeline.status in ("failed", "cancelled"):
+        return f"`slipstream pipelines resume {error.pipeline.id}` goes on from there."
+    return None
 
 
 def _exit_code(error: Exception) -> int:

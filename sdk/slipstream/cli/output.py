@@ -2,34 +2,34 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from slipstream.types import Batch, Evaluation, Pipeline
+
+WIDEST = 1000  # where no terminal sets a width
 
 
 class Output:
     def __init__(self, *, is_json: bool) -> None:
         self.is_json = is_json
         self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = WIDEST  # for grep and awk: a row is a line
         self.errors = Console(stderr=True, highlight=False)
 
     def one(self, value: Any) -> None:
         if self.is_json:
             self.json(_plain(value))
             return
-        table = Table(box=None, show_header=False)
-        for name, field in _plain(value).items():
-            if field not in (None, [], {}):
-                table.add_row(name, _cell(name, field))
-        self.console.print(table)
+        self.console.print(_fields(_plain(value)))
 
     def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
         """JSON has one object a line with all of its fields, as they come."""
@@ -37,11 +37,14 @@ class Output:
             for value in values:
                 self.json(_plain(value))
             return
-        table = Table(*columns, box=None)
+        table = _table(columns)
         for value in values:
             plain = _plain(value)
-            table.add_row(*(_cell(name, plain[name]) for name in columns))
+            table.add_row(*(_text(name, plain.get(name)) for name in columns))
         self.console.print(table)
+
+    def line(self, value: Any) -> None:
+        self.json(_plain(value))
 
     def json(self, value: object) -> None:
         self.console.out(json.dumps(value, ensure_ascii=False), highlight=False)
@@ -59,6 +62,11 @@ class Output:
             self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
         else:
             self.errors.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
+
+    def advice(self, message: str) -> None:
+        """For people alone."""
+        if not self.is_json:
+            self.note(message)
 
 
 class Watch:
@@ -108,6 +116,11 @@ class Watch:
         )
 
 
+def _table(columns: Sequence[str]) -> Table:
+    """Ids are for copying: on a narrow terminal they are folded, never cut off."""
+    return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
+
+
 def _plain(value: Any) -> dict[str, Any]:
     """Fields that are not for the wire, such as the client in a `PipelineRun`, take no part in its repr."""
     if isinstance(value, dict):
@@ -122,9 +135,56 @@ def _inner(value: Any) -> Any:
     return [_inner(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _cell(name: str, value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int) and (name.endswith("_at") or name in ("start_time", "end_time", "created")):
-        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%SZ}"
-    return escape(json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value))
+def _fields(values: Mapping[str, Any]) -> Table:
+    """One a line, without what is absent."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, field in values.items():
+        if field not in (None, "", [], {}):
+            table.add_row(name, _shown(name, field))
+    return table
+
+
+def _shown(name: str, value: object) -> RenderableType:
+    """Objects within objects as tables, two levels deep; `--json` has all of it."""
+    if isinstance(value, dict) and not _is_figure(value):
+        return _fields({key: field for key, field in value.items() if not _is_nested(field)})
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        columns = [key for key in value[0] if any(item.get(key) not in (None, [], {}) for item in value)]
+        flat = [key for key in columns if not any(_is_nested(item.get(key)) for item in value)]
+        table = _table(flat)
+        for item in value:
+            table.add_row(*(_text(key, item.get(key)) for key in flat))
+        return table
+    return _text(name, value)
+
+
+def _is_nested(value: object) -> bool:
+    if isinstance(value, dict):
+        return not _is_figure(value)
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+def _is_figure(value: Mapping[str, Any]) -> bool:
+    """Money, or how far something is: one thing to a reader."""
+    return value.keys() in ({"value", "currency"}, {"done", "total", "unit"})
+
+
+def _text(name: str, value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.endswith("_at") or name in ("start_time", "end_time", "created"):
+            return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%SZ}"
+        case float():
+            return f"{value:.5g}"
+        case {"value": amount, "currency": currency}:
+            return f"{amount:.6g} {currency}"
+        case {"done": done, "total": total, "unit": unit}:
+            return f"{done} / {total} {unit}" if total else ""
+        case list() if not _is_nested(value):
+            return escape(", ".join(_text(name, item) for item in value))
+        case dict() | list():
+            return escape(json.dumps(value, ensure_ascii=False))
+    return escape(str(value))

@@ -1,18 +1,16 @@
 """`slipstream pipelines`."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from slipstream.cli.common import add_list, add_show, file_id_of
 from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Watch
 from slipstream.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: from prompts to a faster endpoint.")
-
-COLUMNS = ("id", "name", "model", "status", "created_at")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -23,6 +21,10 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise typer.BadParameter("expected a JSON object")
     return value
+
+
+add_list(app, "pipelines", ("id", "name", "model", "status", "created_at"))
+add_show(app, "pipelines")
 
 
 @app.command()
@@ -39,13 +41,14 @@ def create(
     quote_id: Annotated[str | None, typer.Option(help="Whose cap pauses it.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is live.")] = False,
 ) -> None:
+    """Prompts in, an endpoint out: distil, train, evaluate, gate, deploy."""
     own = context_of(context)
     is_distilled = prompts.startswith("distill_")
     with own.client() as client:
         pipeline = client.pipelines.create(
             name=name,
             model=model,
-            prompts_file=None if is_distilled else _prompts_file(client, prompts),
+            prompts_file=None if is_distilled else file_id_of(own, client, prompts),
             distillation_id=prompts if is_distilled else None,
             held_out=held_out,
             held_out_file=held_out_file,
@@ -60,20 +63,6 @@ def create(
             own.output.one(pipeline)
 
 
-@app.command("list")
-def list_(context: typer.Context) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.pipelines.list(), COLUMNS)
-
-
-@app.command()
-def show(context: typer.Context, pipeline_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.pipelines.retrieve(pipeline_id))
-
-
 @app.command()
 def wait(context: typer.Context, pipeline_id: str) -> None:
     """Until it is live; exit code 4 if it fails, is rejected or cancelled."""
@@ -84,6 +73,7 @@ def wait(context: typer.Context, pipeline_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, pipeline_id: str) -> None:
+    """Stages that are finished are kept; `resume` goes on behind them."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.pipelines.cancel(pipeline_id))
@@ -95,10 +85,6 @@ def resume(context: typer.Context, pipeline_id: str) -> None:
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.pipelines.resume(pipeline_id))
-
-
-def _prompts_file(client: Client, prompts: str) -> str:
-    return client.files.upload(prompts).id if Path(prompts).is_file() else prompts
 
 
 def _wait(own: Context, client: Client, pipeline_id: str) -> None:

@@ -7,27 +7,16 @@ from typing import Annotated
 
 import typer
 
-from slipstream import Client
+from slipstream.cli.common import add_delete, add_list, add_show, send
 from slipstream.cli.context import context_of
-from slipstream.types import File
-from slipstream.uploads import PART_BYTES
 
 speculators = typer.Typer(no_args_is_help=True, help="Speculators: what was trained.")
 deployments = typer.Typer(no_args_is_help=True, help="Deployments: endpoints, called by their name.")
 
 
-@speculators.command("list")
-def list_speculators(context: typer.Context) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.speculators.list(), ("id", "name", "version", "kind", "model", "status"))
-
-
-@speculators.command("show")
-def show_speculator(context: typer.Context, speculator_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.speculators.retrieve(speculator_id))
+add_list(speculators, "speculators", ("id", "name", "version", "kind", "model", "status", "created_at"))
+add_show(speculators, "speculators")
+add_delete(speculators, "speculators")
 
 
 @speculators.command()
@@ -58,26 +47,8 @@ def import_speculator(
         archive = source
         if source.is_dir():
             archive = Path(shutil.make_archive(str(Path(folder) / source.name), "zip", source))
-        file = _send(client, archive)
+        file = send(own, client, archive, purpose="user_data", mime_type="application/zip")
         own.output.one(client.speculators.import_(file_id=file.id, format=form, model=model, name=name))
-
-
-def _send(client: Client, archive: Path) -> File:
-    num_bytes = archive.stat().st_size
-    if num_bytes <= PART_BYTES:
-        return client.files.upload(archive, purpose="user_data")
-    upload = client.uploads.create(
-        filename=archive.name, num_bytes=num_bytes, purpose="user_data", mime_type="application/zip"
-    )
-    return client.uploads.send(upload.id, archive)
-
-
-@speculators.command("delete")
-def delete_speculator(context: typer.Context, speculator_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        client.speculators.delete(speculator_id)
-        own.output.one({"id": speculator_id, "deleted": True})
 
 
 @speculators.command()
@@ -88,29 +59,22 @@ def plot(context: typer.Context, speculator_id: str, to: Path) -> None:
         own.output.one({"path": str(client.speculators.plot(speculator_id, to))})
 
 
+add_list(deployments, "deployments", ("id", "name", "model", "speculator_id", "state", "created_at"))
+add_show(deployments, "deployments")
+add_delete(deployments, "deployments")
+
+
 @deployments.command()
 def create(context: typer.Context, name: str, model: str, speculator_id: str | None = None) -> None:
+    """Serve a model, with or without a speculator."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.create(name=name, model=model, speculator_id=speculator_id))
 
 
-@deployments.command("list")
-def list_deployments(context: typer.Context) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.deployments.list(), ("id", "name", "model", "speculator_id", "state"))
-
-
-@deployments.command("show")
-def show_deployment(context: typer.Context, deployment_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.deployments.retrieve(deployment_id))
-
-
 @deployments.command()
 def start(context: typer.Context, deployment_id: str) -> None:
+    """Bring it up again."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.start(deployment_id))
@@ -118,14 +82,7 @@ def start(context: typer.Context, deployment_id: str) -> None:
 
 @deployments.command()
 def stop(context: typer.Context, deployment_id: str) -> None:
+    """No new request reaches it; those it has are finished."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.stop(deployment_id))
-
-
-@deployments.command()
-def delete(context: typer.Context, deployment_id: str) -> None:
-    own = context_of(context)
-    with own.client() as client:
-        client.deployments.delete(deployment_id)
-        own.output.one({"id": deployment_id, "deleted": True})

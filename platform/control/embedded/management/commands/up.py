@@ -99,6 +99,8 @@ class Command(BaseCommand):
                 f"  password  {credentials.admin_password}   (shown this once)",
                 f"  API key   {credentials.api_key}   (kept in credentials.json of the data folder)",
             ]
+        else:
+            lines.append("  API key   in credentials.json of the data folder")
         self.stdout.write("\n".join(lines))
         self.stdout.flush()
 

@@ -1,0 +1,50 @@
+"""`slipstream keys`."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.common import add_list, add_show
+from slipstream.cli.context import context_of
+
+app = typer.Typer(no_args_is_help=True, help="API keys: who may do what.")
+
+add_list(app, "api_keys", ("id", "name", "hint", "scopes", "expires_at", "revoked_at", "last_used_at"))
+add_show(app, "api_keys")
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: str,
+    scopes: Annotated[list[str] | None, typer.Option("--scope", help="May be given again; none: all you have.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="It ends after so many.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="Its usage counts there.")] = None,
+) -> None:
+    """Make a key; it is shown this once."""
+    own = context_of(context)
+    ends = None if days is None else int((datetime.now(UTC) + timedelta(days=days)).timestamp())
+    with own.client() as client:
+        own.output.one(client.api_keys.create(name=name, scopes=scopes, project_id=project_id, expires_at=ends))
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    key_id: str,
+    grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key goes on for so long.")] = None,
+) -> None:
+    """Make a successor with the same rights; it is shown this once."""
+    own = context_of(context)
+    with own.client() as client:
+        own.output.one(client.api_keys.rotate(key_id, grace_seconds=grace_seconds))
+
+
+@app.command()
+def revoke(context: typer.Context, key_id: str) -> None:
+    """Refuse it from the next request on, for good."""
+    own = context_of(context)
+    with own.client() as client:
+        client.api_keys.revoke(key_id)
+        own.output.one({"id": key_id, "revoked": True})

@@ -1,0 +1,92 @@
+"""Fine-tuning jobs as OpenAI's clients know them: pipelines by another name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningJob:
+    id: str
+    model: str
+    status: str  # validating_files, queued, running, succeeded, failed, cancelled
+    training_file: str
+    validation_file: str | None = None
+    fine_tuned_model: str | None = None
+    method: Mapping[str, Any]
+    turbo: Mapping[str, Any]  # ours: state, pipeline_id, speculator_id, deployment_id, kind, progress, report
+    error: Mapping[str, Any] | None = None
+    metadata: Mapping[str, str]
+    created_at: int
+    finished_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningEvent:
+    id: str
+    level: str  # info, warn, error
+    message: str
+    type: str  # message, metrics
+    data: Mapping[str, Any]
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningCheckpoint:
+    id: str
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    step_number: int
+    metrics: Mapping[str, Any]
+    created_at: int
+
+
+class FineTuningJobs(Resource[D]):
+    @procedure
+    def create(
+        self,
+        *,
+        model: str,
+        training_file: str,
+        validation_file: str | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        method: Mapping[str, Any] | None = None,
+        turbo: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Steps[FineTuningJob]:
+        """Args: turbo: `kind`, `hyperparameters`, `held_out`, `evaluation`, `gate`, `deploy`, as in a pipeline."""
+        body = {"model": model, "training_file": training_file, "validation_file": validation_file, "suffix": suffix}
+        body |= {"seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
+        return self.http.post(FineTuningJob, "fine_tuning/jobs", body)
+
+    @procedure
+    def retrieve(self, job_id: str) -> Steps[FineTuningJob]:
+        return self.http.get(FineTuningJob, path_of("fine_tuning/jobs", job_id))
+
+    @iteration
+    def list(self) -> Items[FineTuningJob]:
+        return self.http.pages(FineTuningJob, "fine_tuning/jobs")
+
+    @procedure
+    def cancel(self, job_id: str) -> Steps[FineTuningJob]:
+        return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "cancel"))
+
+    @iteration
+    def events(self, job_id: str) -> Items[FineTuningEvent]:
+        return self.http.pages(FineTuningEvent, path_of("fine_tuning/jobs", job_id, "events"))
+
+    @iteration
+    def checkpoints(self, job_id: str) -> Items[FineTuningCheckpoint]:
+        return self.http.pages(FineTuningCheckpoint, path_of("fine_tuning/jobs", job_id, "checkpoints"))
+
+
+class FineTuning(Resource[D]):
+    """Where the `openai` package has it: `client.fine_tuning.jobs`."""
+
+    @property
+    def jobs(self) -> FineTuningJobs[D]:
+        return FineTuningJobs(self.http, self.driver)

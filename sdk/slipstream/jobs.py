@@ -1,0 +1,60 @@
+"""Jobs: what batches, trainings and evaluations are to the workers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+from slipstream.types import Progress, record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    id: str
+    kind: str  # batch, training, evaluation
+    status: str  # queued, running, paused, succeeded, failed, cancelled
+    attempt: int
+    paused: Mapping[str, Any] | None = None
+    progress: Progress | None = None
+    metrics: Mapping[str, Any]
+    result: Mapping[str, Any]
+    error: Mapping[str, Any] | None = None  # class, code, message, retryable
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    cancel_requested_at: int | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        progress = values.get("progress")
+        return record(cls, {**values, "progress": None if progress is None else record(Progress, progress)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    id: str
+    job_id: str
+    type: str
+    data: Mapping[str, Any]
+    created_at: int
+
+
+class Jobs(Resource[D]):
+    @procedure
+    def retrieve(self, job_id: str) -> Steps[Job]:
+        return self.http.get(Job, path_of("jobs", job_id))
+
+    @iteration
+    def list(self) -> Items[Job]:
+        return self.http.pages(Job, "jobs")
+
+    @iteration
+    def events(self, job_id: str) -> Items[JobEvent]:
+        """Oldest first."""
+        return self.http.pages(JobEvent, path_of("jobs", job_id, "events"))
+
+    @procedure
+    def cancel(self, job_id: str) -> Steps[Job]:
+        """What is finished is kept; the job ends within seconds."""
+        return self.http.post(Job, path_of("jobs", job_id, "cancel"))

@@ -1,0 +1,87 @@
+"""Who belongs to the organization, how it is divided, and what was changed in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.http import D, Resource, path_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    id: str
+    email: str
+    role: str  # owner, member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    id: str
+    name: str
+    created_at: int
+    archived_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    id: str
+    action: str
+    actor: Mapping[str, Any]  # type, id
+    target: Mapping[str, Any]  # type, id
+    ip: str | None = None
+    request_id: str
+    created_at: int
+
+
+class Members(Resource[D]):
+    @procedure
+    def create(self, *, email: str, role: str = "member") -> Steps[Member]:
+        return self.http.post(Member, "members", {"email": email, "role": role})
+
+    @procedure
+    def retrieve(self, member_id: str) -> Steps[Member]:
+        return self.http.get(Member, path_of("members", member_id))
+
+    @iteration
+    def list(self) -> Items[Member]:
+        return self.http.pages(Member, "members")
+
+    @procedure
+    def update(self, member_id: str, *, role: str) -> Steps[Member]:
+        """The last owner stays one."""
+        return self.http.patch(Member, path_of("members", member_id), {"role": role})
+
+    @procedure
+    def delete(self, member_id: str) -> Steps[None]:
+        return self.http.delete(path_of("members", member_id))
+
+
+class Projects(Resource[D]):
+    @procedure
+    def create(self, *, name: str) -> Steps[Project]:
+        return self.http.post(Project, "projects", {"name": name})
+
+    @procedure
+    def retrieve(self, project_id: str) -> Steps[Project]:
+        return self.http.get(Project, path_of("projects", project_id))
+
+    @iteration
+    def list(self) -> Items[Project]:
+        return self.http.pages(Project, "projects")
+
+    @procedure
+    def update(self, project_id: str, *, name: str) -> Steps[Project]:
+        return self.http.patch(Project, path_of("projects", project_id), {"name": name})
+
+    @procedure
+    def archive(self, project_id: str) -> Steps[Project]:
+        """Its keys are refused from now on."""
+        return self.http.post(Project, path_of("projects", project_id, "archive"))
+
+
+class AuditEvents(Resource[D]):
+    @iteration
+    def list(self) -> Items[AuditEvent]:
+        """Every change that a key or an operator made, newest first."""
+        return self.http.pages(AuditEvent, "audit_events")

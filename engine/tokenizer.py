@@ -15,7 +15,12 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from engine.deadline import TooSlow, deadline
+
+TEMPLATE_SECONDS = 10.0  # common ones take a millisecond
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# How a template may stumble over what it is given: text added to what is none, a missing key, itself without end.
+_STUMBLES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class ChatTemplateError(ValueError):
@@ -69,7 +74,7 @@ class Tokenizer:
         Args:
             template_variables: what the template may read beside the messages, such as Qwen3's `enable_thinking`.
 
-        Raises: ChatTemplateError: no template, one that refuses the messages, or a reserved variable.
+        Raises: ChatTemplateError: no template, one that refuses the messages or takes too long, or a reserved variable.
         """
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
@@ -77,17 +82,21 @@ class Tokenizer:
         if not self._tokenizer.chat_template:
             raise ChatTemplateError("this model has no chat template; use /v1/completions with a prompt")
         try:
-            ids = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=True,
-                return_dict=False,
-                **variables,
-            )
-        # A template may stumble in its own ways over what it is given: text added to what is none, a missing key.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+            with deadline(TEMPLATE_SECONDS):
+                ids = self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] if tools else None,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=True,
+                    return_dict=False,
+                    **variables,
+                )
+        except TooSlow as error:
+            message = f"the model's chat template takes more than {TEMPLATE_SECONDS:g} s for these messages"
+            raise ChatTemplateError(message) from error
+        except _STUMBLES as error:
+            message = f"the model's chat template refuses these messages: {error or type(error).__name__}"
+            raise ChatTemplateError(message) from error
         return cast(list[int], ids)  # so with tokenize and without return_dict
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

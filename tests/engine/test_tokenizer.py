@@ -102,6 +102,31 @@ def test_a_template_cannot_leave_its_sandbox(model_dir: Path, tmp_path: Path, at
         tokenizer.encode_chat(USER_ASKS)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
+    ],
+)
+def test_a_template_that_computes_for_long_is_ended(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr("engine.tokenizer.TEMPLATE_SECONDS", 0.1)
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
+
+    with pytest.raises(ChatTemplateError, match=r"takes more than 0\.1 s"):
+        tokenizer.encode_chat(USER_ASKS)
+
+
+def test_a_template_that_calls_itself_without_end_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    template = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
+    tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
+
+    with pytest.raises(ChatTemplateError, match="recursion"):
+        tokenizer.encode_chat(USER_ASKS)
+
+
 def test_a_template_reads_the_variables_of_a_request(model_dir: Path, tmp_path: Path) -> None:
     template = "{% if enable_thinking %}think{% else %}speak{% endif %}"
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))

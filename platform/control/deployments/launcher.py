@@ -47,7 +47,7 @@ def log_path(config: Config, deployment_id: str) -> Path:
 def stage(config: Config, deployment: Deployment) -> Path | None:
     """Copies what the engine reads out of storage, once per artifact: the model, adapters and the speculator.
 
-    Returns: the speculator's folder. Raises: StorageError, OSError.
+    Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
     """
     with suppress(UnusableModel):  # the launch says so
         model_folder(deployment.base_model)

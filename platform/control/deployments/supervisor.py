@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
 from django.utils import timezone
 
@@ -159,7 +160,7 @@ class Supervisor:
         staged = self._staging.pop(key)
         try:
             endpoint = launch(self.config, deployment, speculator_dir=staged.result(), lifeline=self.lifeline)
-        except (StorageError, OSError) as error:
+        except (StorageError, ClientError, BotoCoreError, OSError) as error:
             log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
             self._crashed(deployment, "speculator_unavailable", "The speculator could not be read from storage.")
             return

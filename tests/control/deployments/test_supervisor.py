@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
@@ -16,7 +17,7 @@ from control.deployments.observations import backoff_seconds
 from control.deployments.processes import MARK, ProcessIdentity
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
 from control.deployments.supervisor import Patience, Supervisor
-from control.storage import get_storage
+from control.storage import FolderStorage, get_storage
 from tests.control.deployments.conftest import PATIENCE
 from tests.control.deployments.support import (
     FAKE_ENGINE,
@@ -89,6 +90,24 @@ def test_the_engine_gets_the_speculator_from_storage(supervisor: Supervisor, tmp
 
 @pytest.mark.usefixtures("no_pause")
 def test_a_speculator_missing_from_storage_fails_the_deployment(supervisor: Supervisor, tmp_path: Path) -> None:
+    organization = make_organization()
+    model = make_served_model(tmp_path / "model")
+    deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
+
+    tick_until_state(supervisor, deployment, State.FAILED)
+
+    assert deployment.error is not None
+    assert "could not be read from storage" in deployment.error["message"]
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_storage_that_cannot_be_reached_is_a_crash_like_any_other(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="http://storage")
+
+    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would say it
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
     deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))

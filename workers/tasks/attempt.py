@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import structlog
 from botocore.exceptions import BotoCoreError, ClientError
-from django.db import DatabaseError
+from django.db import Error
 
 from control.jobs.failures import CRASH_LOOP, Failure
 from control.jobs.models import Job
@@ -169,7 +169,7 @@ def _classify(error: Exception) -> Failure:
         return Failure(failure_class=FailureClass.INFRA, code="disk_full", message="The worker's disk is full.")
     if isinstance(error, StorageError | BotoCoreError | ClientError):
         return Failure(failure_class=FailureClass.INFRA, code="storage_error", message="Storage could not be used.")
-    if isinstance(error, DatabaseError):
+    if isinstance(error, Error):  # also of the connection, which is none of DatabaseError
         return Failure(failure_class=FailureClass.INFRA, code="database_error", message="The database failed.")
     if isinstance(error, OSError):
         return Failure(failure_class=FailureClass.INFRA, code="io_error", message="The worker's machine failed.")
@@ -177,13 +177,21 @@ def _classify(error: Exception) -> Failure:
     return Failure(failure_class=FailureClass.BUG, code="internal_error", message="The worker made an error.")
 
 
+def work_folders_sweep() -> None:
+    """Removes what killed attempts left on this machine, also where others went on with their jobs."""
+    for folder in _work_root().glob("*.*"):
+        job_id, _, fence = folder.name.rpartition(".")
+        if not Job.objects.filter(pk=job_id, fence=fence, status=Job.Status.RUNNING).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work_root() -> Path:
+    return get_config().data_dir.resolve() / "work"
+
+
 @contextmanager
 def _work_folder(claim: Claim) -> Iterator[Path]:
-    """Effects: folders that killed attempts at this job left on this machine are removed too."""
-    root = get_config().data_dir.resolve() / "work"
-    for left in root.glob(f"{claim.job_id}.*"):
-        shutil.rmtree(left, ignore_errors=True)
-    folder = root / f"{claim.job_id}.{claim.fence}"
+    folder = _work_root() / f"{claim.job_id}.{claim.fence}"
     folder.mkdir(parents=True)
     try:
         yield folder

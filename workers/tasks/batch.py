@@ -99,11 +99,14 @@ def _expired() -> AttemptFailed:
 
 
 def _pause_at_cap(attempt: Attempt, batch: Batch) -> None:
-    """A batch whose last shard reached the cap has nothing left to cost: it is put together. Raises: Paused."""
+    """A batch whose last shard reached the cap has nothing left to cost: it is put together.
+
+    Raises: Paused; Cancelled: it was to be cancelled before it could be laid aside.
+    """
     reached = batch_cap_reached(batch)
     if reached is not None and shards_open(attempt.job.pk).exists():
-        batch_pause(batch=batch, claim=attempt.claim, reached=reached)
-        raise Paused(reached.message)
+        is_paused = batch_pause(batch=batch, claim=attempt.claim, reached=reached)
+        raise Paused(reached.message) if is_paused else Cancelled
 
 
 def next_hand(open_shards: Sequence[JobShard]) -> list[JobShard]:

@@ -2,17 +2,19 @@
 
 import threading
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import structlog
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import close_old_connections, connection
 
 from control.tenancy.scope import Across, across_tenants
 from control.webhooks.sender import Sender, due
+from workers.tasks.boundary import safely
 
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
+BREATH_SECONDS = 0.05  # between two rounds while there is much to send
 MAX_IN_FLIGHT = 8
 MAX_PER_ENDPOINT = 2  # one that takes its whole deadline must not hold up those of others
 
@@ -28,15 +30,19 @@ class Courier(threading.Thread):
 
     def run(self) -> None:
         with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="courier") as pool:
-            while not self._halt.wait(POLL_SECONDS):
+            while not self._halt.wait(BREATH_SECONDS):
                 close_old_connections()
-                try:
-                    with across_tenants(Across.HOUSEKEEPING):
-                        self._round(pool)
-                except DatabaseError as error:
-                    log.warning("webhooks not looked for", error=str(error))
-                    connection.close()
+                with across_tenants(Across.HOUSEKEEPING):
+                    safely(lambda: self._round(pool), "webhooks not looked for")
+                self._wait()
         connection.close()
+
+    def _wait(self) -> None:
+        """For the next that has arrived, since the object's next event may follow it; or for what is new."""
+        if self._in_flight:
+            wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
+        else:
+            self._halt.wait(POLL_SECONDS)
 
     def _round(self, pool: ThreadPoolExecutor) -> None:
         self._in_flight = {key: flight for key, flight in self._in_flight.items() if not flight[1].done()}

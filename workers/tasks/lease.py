@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 
 import structlog
-from django.db import DatabaseError, connection
+from django.db import Error, connection
 
 from control.jobs.services import job_renew
 from control.jobs.state import Claim, LeaseLost
@@ -58,7 +58,7 @@ class Lease:
                     if not self._closed.is_set():
                         self.lost.set()
                     return
-                except DatabaseError as error:
+                except Error as error:
                     log.warning("lease not renewed", job_id=self.claim.job_id, error=str(error))
                     connection.close()
                     if time.monotonic() - renewed_at > self._lease_seconds:

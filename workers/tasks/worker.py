@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import structlog
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import close_old_connections, connection
 
 from control.batches.selectors import batches_overdue
 from control.batches.tidy import batches_tidy
@@ -35,12 +35,14 @@ from control.settings.config import get_config
 from control.spending.services import batches_review
 from control.tenancy.scope import Across, across_tenants
 from control.uploads.services import uploads_expire
-from workers.tasks.attempt import Handler, look_at
+from workers.tasks.attempt import Handler, look_at, work_folders_sweep
 from workers.tasks.batch import BatchHandler
+from workers.tasks.boundary import safely
 from workers.tasks.courier import Courier
 from workers.tasks.evaluation import EvaluationHandler
 from workers.tasks.model_check import ModelCheckHandler
 from workers.tasks.training import TrainingHandler
+from workers.tasks.transactions import transactions_limit
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +67,7 @@ class JobWorker:
         self._house_kept_at = time.monotonic()
 
     def start(self) -> None:
+        transactions_limit()
         self._housekeeper.start()
         self._courier.start()
         log.info("worker started", worker=self.name, metrics_port=listen(self.is_alive))
@@ -73,7 +76,7 @@ class JobWorker:
         self.stop.set()
         self._housekeeper.join(timeout=10)
         self._courier.join(timeout=20)  # what is being sent has a deadline of its own
-        _safely(lambda: worker_leave(worker=self.name), "worker not signed off")
+        safely(lambda: worker_leave(worker=self.name), "worker not signed off")
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
@@ -92,7 +95,7 @@ class JobWorker:
         """Works on due jobs until `stop` is set."""
         while not self.stop.is_set():
             close_old_connections()
-            if not _safely(self.look, "could not look for jobs"):
+            if not safely(self.look, "could not look for jobs"):
                 self.stop.wait(get_job_config().poll_seconds)
 
     def _look_at(self, claim: Claim | None) -> bool:
@@ -113,6 +116,7 @@ class JobWorker:
             ("files not expired", files_expire),
             ("staging not emptied", staging_purge),
             ("batches not tidied", batches_tidy),
+            ("work of killed attempts not removed", work_folders_sweep),
             ("old events not deleted", events_prune),
             ("uploads not expired", uploads_expire),
         )
@@ -120,7 +124,7 @@ class JobWorker:
             close_old_connections()
             with across_tenants(Across.HOUSEKEEPING):
                 for complaint, chore in chores:
-                    _safely(chore, complaint)
+                    safely(chore, complaint)
                     self._house_kept_at = time.monotonic()
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
@@ -131,15 +135,4 @@ class JobWorker:
         for job_id in [*jobs_to_cancel().values_list("pk", flat=True), *overdue]:
             if not self.stop.is_set():
                 self._look_at(job_claim(job_id=job_id, worker=self.name))
-
-
-def _safely(chore: Callable[[], object], complaint: str) -> bool:
-    """The boundary of a loop that must not end: says what went wrong and lets the next round try again."""
-    try:
-        return bool(chore())
-    except DatabaseError as error:
-        log.warning(complaint, error=str(error))
-        connection.close()
-    except Exception:
-        log.exception(complaint)
-    return False
+                self._house_kept_at = time.monotonic()

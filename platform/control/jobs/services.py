@@ -30,6 +30,7 @@ from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
+FORGOTTEN_SECONDS = 24 * 3600.0
 
 
 def job_submit(
@@ -227,7 +228,8 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             data={**failure.as_error(), "pause_seconds": round(pause, 3)},
             failures=failures,
             params=_smaller(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
-            not_before=from_now(pause),
+            # whoever waits for its end must not wait for another try
+            not_before=from_now(pause) if job.cancel_requested_at is None else None,
         )
     return False
 
@@ -249,10 +251,17 @@ def job_release(*, claim: Claim) -> None:
         wake_on_commit(claim.job_id)
 
 
-def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> None:
-    """Lays an unfinished job aside until `job_resume`; what is committed stays. Raises: LeaseLost."""
+def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
+    """Lays an unfinished job aside until `job_resume`; what is committed stays.
+
+    Returns: False, and nothing changes: the customer wants it cancelled. Raises: LeaseLost.
+    """
     data = dict(why)
-    transition(claim, Job.Status.PAUSED, event="paused", data=data, paused=data, stalled_attempts=_not_stalled())
+    with transaction.atomic():
+        if job_renew(claim=claim):
+            return False
+        transition(claim, Job.Status.PAUSED, event="paused", data=data, paused=data, stalled_attempts=_not_stalled())
+    return True
 
 
 def job_resume(*, job: Job) -> bool:
@@ -274,8 +283,9 @@ def _not_stalled() -> Case:
 
 
 def worker_beat(*, worker: str, role: str) -> None:
-    """Says "I am alive", on the database's clock."""
+    """Says "I am alive", on the database's clock. Effects: the first time, those who died long ago are forgotten."""
     if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
+        Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
         Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
 
 

@@ -7,7 +7,7 @@ Work that a pause cuts off was not committed: it is neither counted nor lost, an
 """
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from control.accounts.models import Organization, Project
 from control.api.errors import ApiError
@@ -66,10 +66,12 @@ def quote_cap_set(*, quote: Quote, nanousd: int | None) -> Quote:
 
 
 @transaction.atomic
-def batch_pause(*, batch: Batch, claim: Claim, reached: Reached) -> None:
-    """Raises: LeaseLost."""
-    job_pause(claim=claim, why=reached.as_reason())
+def batch_pause(*, batch: Batch, claim: Claim, reached: Reached) -> bool:
+    """Returns: False: it is being cancelled instead. Raises: LeaseLost."""
+    if not job_pause(claim=claim, why=reached.as_reason()):
+        return False
     event_record(organization_id=batch.organization_id, type=BATCH_PAUSED, object_id=batch.pk)
+    return True
 
 
 def batches_review() -> None:
@@ -85,7 +87,8 @@ def _resume_allowed(organization_id: str) -> None:
 
 
 def _review(batch: Batch) -> None:
-    is_overdue = batch.expires_at is not None and batch.expires_at <= timezone.now()
+    # by the database's clock, as whoever takes the job asks: else the two would resume and pause in turn
+    is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return
     with transaction.atomic():

@@ -10,6 +10,8 @@ from django.utils import timezone
 from control.accounts.models import Organization
 from control.accounts.services import project_create
 from control.batches.models import Batch
+from control.batches.services import batch_cancel
+from control.events.models import Event
 from control.jobs.models import Job
 from control.spending.models import SpendCap
 from control.spending.selectors import batch_cap_reached, cap_reached
@@ -43,6 +45,33 @@ def pause(batch: Batch) -> None:
 
 def status_of(batch: Batch) -> str:
     return Job.objects.get(pk=batch.job_id).status
+
+
+def test_a_job_that_is_to_be_cancelled_is_not_paused_but_ended(organization: Organization) -> None:
+    """The cancellation came while a worker had the job and had not seen it yet."""
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    held = claim(batch.job)
+    batch_cancel(batch=batch)
+    reached = batch_cap_reached(batch)
+    assert reached is not None
+
+    assert not batch_pause(batch=batch, claim=held, reached=reached)
+
+    assert status_of(batch) == Job.Status.RUNNING
+    assert not Event.objects.filter(type="batch.paused").exists()
+
+
+def test_a_clock_that_is_wrong_resumes_nothing(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    pause(batch)
+    tomorrow = timezone.now() + dt.timedelta(days=2)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: tomorrow)
+
+    batches_review()
+
+    assert status_of(batch) == Job.Status.PAUSED
 
 
 def test_a_cap_is_made_changed_and_removed(client: Client, organization: Organization) -> None:

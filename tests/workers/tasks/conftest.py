@@ -50,7 +50,7 @@ def stack(
         "SLIPSTREAM_SHARD_ROWS": "4",
         "SLIPSTREAM_BACKOFF_SECONDS": "0.1",
         "SLIPSTREAM_POLL_SECONDS": "0.1",
-        "SLIPSTREAM_STALL_SECONDS": "5",
+        "SLIPSTREAM_STALL_SECONDS": "30",  # a child starts slowly where others are at work
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
     }
     with ExitStack() as ending:

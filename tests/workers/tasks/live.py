@@ -57,7 +57,7 @@ class LiveStack:
         log = (self.data_dir / f"worker-{len(self.workers)}.log").open("wb")
         with log:
             worker = subprocess.Popen(
-                command or (sys.executable, "manage.py", "runworker"),
+                command or (sys.executable, "-m", "workers.tasks"),
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
@@ -85,6 +85,11 @@ class LiveStack:
         open_jobs = Job.objects.filter(pk__in=job_ids, finished_at=None)
         self.wait_until(lambda: not open_jobs.exists(), timeout_seconds)
         check_histories(job_ids)
+
+    def is_started(self, worker: subprocess.Popen[bytes]) -> bool:
+        """Lives, and has got as far as looking for work."""
+        log = self.data_dir / f"worker-{self.workers.index(worker)}.log"
+        return worker.poll() is None and "worker started" in log.read_text()
 
     def wait_for_committed_shards(self, job_id: str, count: int) -> None:
         self.wait_until(lambda: num_committed(job_id) >= count, 30)
@@ -160,8 +165,9 @@ def kill_9(worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_frozen(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "T"
+    """Each of its threads: a signal to stop takes a while to reach those that run on another processor."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
 
 
 def is_listening(port: int) -> bool:

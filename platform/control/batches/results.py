@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from control.batches.lines import read_lines
 from control.batches.models import Batch
 from control.files.staging import StagedWriter
 from control.jobs.models import JobShard
-from control.storage import get_storage
+from control.storage import ObjectMissing, get_storage
 
+log = structlog.get_logger(__name__)
+
+_LOST = ("result_lost", "The result of this request was lost in storage.")
 _MAX_ENTRY_BYTES = 1 << 30  # lines of our own workers: no limit is meant
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 
@@ -39,7 +44,8 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     """Writes one line for every row of the batch to `output` or to `errors`, in input order.
 
     Args:
-        unanswered: code and message of rows whose shard has no winner; None: there must be none.
+        unanswered: code and message of rows whose shard has no winner; None: there must be none. Where there may be,
+            rows of a shard that cannot be read any more get an error line too: the batch must end.
     Raises: ResultsError.
     """
     completed, num_unanswered, num_rows = 0, 0, 0
@@ -51,15 +57,20 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
             raise ResultsError(f"batch {batch.pk}: a shard must start at row {num_rows}, got {shard.row_from}")
         usage.update({ours: shard.usage.get(theirs, 0) for ours, theirs in _USAGE.items()})
         entries = _entries(shard) if shard.storage_key else None
+        reason = unanswered
+        if entries is not None and unanswered is not None and not _is_whole(shard):
+            log.error("shard lost", batch_id=batch.pk, storage_key=shard.storage_key)
+            entries, reason = None, _LOST
         for row in range(shard.row_from, shard.row_to):
             custom_id = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")["custom_id"]
             if entries is not None:
                 code = _copy(_checked(entries, shard, row, custom_id), files)
                 completed += code is None
                 codes.update(() if code is None else (code,))
-            elif unanswered is not None:
-                files.errors.write(json_line(_unanswered(batch, row, custom_id, unanswered)))
-                num_unanswered += 1
+            elif reason is not None:
+                files.errors.write(json_line(_unanswered(batch, row, custom_id, reason)))
+                codes[reason[0]] += 1
+                num_unanswered += reason is unanswered
             else:
                 raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
         if entries is not None and next(entries, None) is not None:
@@ -67,9 +78,15 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         num_rows = shard.row_to
     if num_rows != batch.total:
         raise ResultsError(f"batch {batch.pk}: shards must cover {batch.total} rows, got {num_rows}")
-    if unanswered is not None and num_unanswered:
-        codes[unanswered[0]] += num_unanswered
     return Results(completed=completed, unanswered=num_unanswered, errors_by_code=dict(codes), usage=dict(usage))
+
+
+def _is_whole(shard: JobShard) -> bool:
+    try:
+        rows = [entry["row"] for entry in _entries(shard)]
+    except (ObjectMissing, ValueError, KeyError):
+        return False
+    return rows == list(range(shard.row_from, shard.row_to))
 
 
 def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:

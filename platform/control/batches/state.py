@@ -1,6 +1,6 @@
 """What a batch may become, and the one way to change it.
 
-validating ──> in_progress ──> finalizing ──> completed | expired | failed
+validating ──> in_progress ──> finalizing ──> completed | expired | failed | cancelled
     │               │
     ├──> failed     └──> cancelling ──> cancelled
     ├──> expired
@@ -21,7 +21,8 @@ Status = Batch.Status
 LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.EXPIRED, Status.CANCELLING}),
     Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
-    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED}),
+    # To cancelled: its job was cancelled once whoever finalized it had died.
+    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED, Status.CANCELLED}),
     Status.CANCELLING: frozenset({Status.CANCELLED}),
     Status.COMPLETED: frozenset(),
     Status.FAILED: frozenset(),

@@ -7,6 +7,7 @@ from control.api.errors import ApiError
 from control.audit.record import audit_record, audited
 from control.batches.models import Batch
 from control.batches.services import batch_cancel
+from control.batches.state import TERMINAL as BATCH_ENDED
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.selectors import base_model_get, speculator_get
 from control.deployments.models import Deployment
@@ -140,14 +141,15 @@ def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
             raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
         with transaction.atomic():
             if transition(pipeline, Status.CANCELLED):
-                _stop_stage(pipeline)
-                return pipeline_fresh(pipeline)
+                now = pipeline_fresh(pipeline)  # with what its stage has started since it was read above
+                _stop_stage(Status(pipeline.status), now)
+                return now
         # It moved on meanwhile: look again.
 
 
-def _stop_stage(pipeline: Pipeline) -> None:
-    match pipeline.status:
-        case Status.DISTILLING if pipeline.batch is not None and not pipeline.batch.job.finished_at:
+def _stop_stage(stage: Status, pipeline: Pipeline) -> None:
+    match stage:
+        case Status.DISTILLING if pipeline.batch is not None and pipeline.batch.status not in BATCH_ENDED:
             batch_cancel(batch=pipeline.batch)
         case Status.TRAINING if pipeline.training_job is not None:
             job_cancel(job=pipeline.training_job)

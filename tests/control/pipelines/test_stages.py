@@ -1,15 +1,19 @@
 """One way through all stages, and every way out."""
 
+from typing import Any
+
 import pytest
 
 from control.batches.models import Batch
 from control.catalog.models import Speculator
 from control.deployments.models import Deployment
 from control.jobs.models import Job
+from control.pipelines import services
 from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.services import pipeline_cancel, pipeline_resume
 from control.pipelines.stages import pipeline_advance, pipelines_advance_after_job, pipelines_reconcile
+from control.pipelines.state import transition
 from control.storage import get_storage
 from tests.control.factories import make_organization
 from tests.control.pipelines.helpers import (
@@ -56,7 +60,7 @@ def test_prompts_become_an_endpoint() -> None:
     assert pipeline.status == "evaluating"
     assert pipeline.evaluation_job is not None
     params = pipeline.evaluation_job.params
-    assert (params["drafter"], params["max_tokens"], params["concurrencies"]) == ("medusa", 64, [1])
+    assert (params["drafter"], params["max_tokens"], params["concurrencies"]) == ("medusa+suffix", 64, [1])
     pipeline = end_evaluation(pipeline)
     assert pipeline.status == "deploying"
     assert pipeline.deployment is not None
@@ -185,6 +189,36 @@ def test_cancelling_stops_the_stages_job_and_can_be_resumed(stage: str) -> None:
     assert job.cancel_requested_at is not None
     assert pipeline_advance(pipeline=cancelled).status == "cancelled"
     assert pipeline_resume(pipeline=cancelled).status == pipeline.status
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    job = current_job(pipeline)
+    assert job is not None
+    field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
+    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # a worker is about to start it
+
+    def and_a_worker_was_faster(*arguments: Any) -> bool:
+        Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})
+        return transition(*arguments)
+
+    monkeypatch.setattr(services, "transition", and_a_worker_was_faster)
+
+    pipeline_cancel(pipeline=pipeline)
+
+    job.refresh_from_db()
+    assert job.cancel_requested_at is not None
+
+
+def test_a_pipeline_is_cancelled_while_its_batch_has_just_ended() -> None:
+    """Its job has a last write to make."""
+    pipeline = make_pipeline()
+    Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED)
+
+    assert pipeline_cancel(pipeline=pipeline).status == "cancelled"
 
 
 def test_resuming_without_its_prompts_fails_the_pipeline_with_a_word_about_them() -> None:

@@ -1,13 +1,19 @@
 """A folder as one file: a zip, stored and not compressed, since weights would not shrink."""
 
+import lzma
 import shutil
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 from workers.exports.errors import invalid
 
 _COPY_BYTES = 1 << 20
 _MAX_FILES = 200
+# What zipfile and what unpacks for it say of a damaged or strange archive.
+_DAMAGES = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError)
+_DAMAGES += (zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError)
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -27,7 +33,7 @@ def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
     try:
         with zipfile.ZipFile(archive) as source:
             _unpack(source, folder, limit_bytes)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+    except _DAMAGES as error:
         raise invalid(f"the file is no readable zip archive: {error}") from error
 
 

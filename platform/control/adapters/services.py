@@ -14,6 +14,7 @@ from control.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_ada
 from control.adapters.models import Adapter
 from control.api.errors import ApiError
 from control.audit.record import audit_record, audited
+from control.catalog.folder import MAX_JSON_BYTES
 from control.catalog.models import BaseModel
 from control.files.models import File
 from control.ids import adapter_id
@@ -95,8 +96,12 @@ def _read(file: File) -> bytes:
 
 
 def _config_of(base_model: BaseModel) -> dict[str, Any] | None:
+    """None: it is not on this machine, or is not what was checked any more."""
     path = Path(base_model.path) / "config.json"
-    if not base_model.path or not path.is_file():
+    if not base_model.path or not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return None
-    values: dict[str, Any] = json.loads(path.read_bytes())
-    return values
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -49,6 +49,8 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
         path = Path(base_model.path)
         if not path.is_dir():
             raise UnusableModel("model_folder_missing", "this machine does not have the folder")
+        if base_model.organization_id is not None:
+            _check_unlinked(path)
         return path.resolve()
     kept = _kept_at(base_model)
     if kept.is_dir():
@@ -63,6 +65,15 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
         shutil.rmtree(found.path, ignore_errors=True)
         raise UnusableModel("model_changed", "its source in S3 holds other weights than were registered")
     return found.path
+
+
+def _check_unlinked(path: Path) -> None:
+    """A customer's folder may have become a link since it was checked, or hold one, to a model of somebody else.
+
+    Raises: UnusableModel.
+    """
+    if path.resolve() != path or any(entry.is_symlink() for entry in path.iterdir()):
+        raise UnusableModel("model_changed", "the folder has become, or holds, a symbolic link since it was registered")
 
 
 def _fetched(base_model: BaseModel) -> ModelFolder:

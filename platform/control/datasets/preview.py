@@ -27,7 +27,7 @@ def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
     readings: list[dict[str, Any]] | None = None
     rows = _first(dataset.file, limit)
     if dataset.base_model is not None:
-        with model_reader(dataset.base_model, num_shown=MAX_PREVIEW_TOKENS) as reader:
+        with model_reader(dataset.organization, dataset.base_model, num_shown=MAX_PREVIEW_TOKENS) as reader:
             for _, example in rows:
                 reader.see(example)
             readings = reader.readings()

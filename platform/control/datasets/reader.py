@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.catalog.models import BaseModel
 from control.child_environment import child_environment
@@ -19,8 +22,10 @@ from control.datasets.formats import Example
 from control.datasets.rendering import UNREADABLE
 
 CPU_SECONDS = 10  # for all rows of a file
+MAX_READERS = 4  # of one organization in one server: what it starts must leave the machine to others too
 _WALL_SECONDS = 60.0  # from the last row to the answer, on a machine that may be busy
 _IMPORT_ROOT = str(Path(__file__).parents[2])
+_lock, _num_readers = threading.Lock(), Counter[str]()
 
 
 class ModelReader:
@@ -52,23 +57,43 @@ class ModelReader:
 
 
 @contextmanager
-def model_reader(base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: how many tokens of each row its reading holds."""
+def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
+    """Args: num_shown: how many tokens of each row its reading holds.
+
+    Raises: ApiError: 429, the organization has as many at work as it may.
+    """
     environment = {**child_environment(), "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     arguments = (base_model.path, str(num_shown), str(CPU_SECONDS))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "control.datasets.rendering", *arguments],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    with process:
-        try:
-            yield ModelReader(process)
-        finally:
-            process.kill()
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it left rows unread
-                process.stdin.close()
+    with _place(organization.pk):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "control.datasets.rendering", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        with process:
+            try:
+                yield ModelReader(process)
+            finally:
+                process.kill()
+                assert process.stdin is not None
+                with suppress(BrokenPipeError):  # it left rows unread
+                    process.stdin.close()
+
+
+@contextmanager
+def _place(organization_id: str) -> Iterator[None]:
+    with _lock:
+        if _num_readers[organization_id] >= MAX_READERS:
+            message = f"{MAX_READERS} files of your organization are being read already. Try again in a moment."
+            raise ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "2"})
+        _num_readers[organization_id] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_readers[organization_id] -= 1
+            if not _num_readers[organization_id]:
+                del _num_readers[organization_id]

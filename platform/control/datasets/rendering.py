@@ -8,6 +8,7 @@ starts; and without Django, which would take it a second to load.
 """
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,10 @@ class Rendered:
 class Renderer:
     def __init__(self, folder: Path) -> None:
         """Raises: OSError, ValueError: the folder has no tokenizer that can be read."""
+        if folder.resolve() != folder:
+            raise ValueError("the folder is a link now, which it was not when it was checked")
         try:
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.tokenizer = Tokenizer.from_str(_read(folder / "tokenizer.json") or "")
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._settings = _read_json(folder / "tokenizer_config.json")
@@ -119,8 +122,9 @@ def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> Template | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    source: Any = _read(folder / "chat_template.jinja")
+    if source is None:
+        source = settings.get("chat_template")
     if isinstance(source, list):  # named ones
         source = next((item["template"] for item in source if item.get("name") == "default"), None)
     if not isinstance(source, str):
@@ -144,8 +148,18 @@ def _token(value: Any) -> str:
     return str(value["content"]) if isinstance(value, dict) else str(value or "")
 
 
+def _read(path: Path) -> str | None:
+    """None: there is no such file. Raises: OSError: a link, which might lead to what is somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, encoding="utf-8") as file:
+        return file.read()
+
+
 def _read_json(path: Path) -> dict[str, Any]:
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    values = json.loads(_read(path) or "{}")
     if not isinstance(values, dict):
         raise ValueError(f"{path.name} must hold an object")
     return values

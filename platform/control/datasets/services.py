@@ -38,7 +38,7 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
 
     Args:
         base_model: whose tokens are counted; None: none are.
-    Raises: ApiError: 404, the file is gone; 400, the model takes too long to read it.
+    Raises: ApiError: 404, the file is gone; 400, the model takes too long to read it; 429, too many at once.
     """
     if base_model is None:
         found, tokens = file_examine(file, see=_ignore), _Tokens(None, True)
@@ -70,7 +70,7 @@ def dataset_delete(*, dataset: Dataset) -> None:
 
 
 def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
-    with model_reader(base_model, num_shown=0) as reader:
+    with model_reader(file.organization, base_model, num_shown=0) as reader:
         counter = TokenCounter(reader, size_bytes=file.size_bytes)
         found = file_examine(file, see=counter.see)
         num = counter.total()

@@ -37,6 +37,7 @@ from workers.exports.target import Target
 Status = Speculator.Status
 
 MAX_BYTES = 8 << 30  # of an import, unpacked
+_MAX_GROWTH, _FREE_BYTES = 2, 64 << 20
 _ENDED_JOBS = (Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED)
 _ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
 _USES = ("speculator_id", "initial_speculator_id")  # of a job's parameters
@@ -90,7 +91,8 @@ def speculator_import(
         except ObjectMissing as error:
             raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
         with _refusals("file_id"):
-            unpack(archive, given, limit_bytes=MAX_BYTES)
+            # Weights hardly shrink: what grows to many times its size was made to fill the disk.
+            unpack(archive, given, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
             kind = import_speculator(given, form, _target(base_model), made, provenance=provenance)
         prefix = f"{organization.pk}/speculators/{speculator_id()}"

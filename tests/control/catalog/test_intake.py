@@ -1,5 +1,6 @@
 """Models that customers register: where from, and what becomes of them."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_a_folder_is_checked_by_a_worker_and_then_ready(
     assert model_folder(base_model_get(organization, "mine")) == folder
     assert Event.objects.filter(type="base_model.ready", object_id=made["id"]).count() == 1
     assert Job.objects.get().status == Job.Status.SUCCEEDED
+
+
+def test_a_folder_that_becomes_a_link_to_somebody_elses_is_not_served(
+    client: Client, organization: Organization, roots: Path
+) -> None:
+    """Only what was checked is theirs to run: the link could lead anywhere on the machine."""
+    theirs = make_folder(roots / "another-organization" / "secret")
+    folder = make_folder(roots / organization.pk / "llama")
+    register(client, folder)
+    work()
+    model = base_model_get(organization, "mine")
+    weights = next(folder.glob("*.safetensors"))
+
+    weights.unlink()
+    weights.symlink_to(next(theirs.glob("*.safetensors")))
+    with pytest.raises(UnusableModel, match="symbolic link"):
+        model_folder(model)
+
+    shutil.rmtree(folder)
+    folder.symlink_to(theirs)
+    with pytest.raises(UnusableModel, match="symbolic link"):
+        model_folder(model)
 
 
 def test_a_folder_with_code_is_refused_and_says_why(client: Client, organization: Organization, roots: Path) -> None:

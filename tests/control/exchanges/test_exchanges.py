@@ -150,8 +150,16 @@ def test_one_in_training_does_not_leave(client: Client, speculator: Speculator) 
     assert error["code"] == "speculator_not_ready"
 
 
+def damaged(archive: bytes) -> bytes:
+    """What is packed in it is no packed data."""
+    begin = archive.index(b"config.json") + len("config.json")
+    return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
+    "a damaged one": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
+    "a name that is no text": (zipped(ä=b"").replace("ä".encode(), b"\xff\xff"), "no readable zip"),
     "nothing in it": (zipped(), "holds 1 to 200 files"),
     "a way out": (zipped(**{"../../config.json": b"{}"}), "the archive must hold"),
     "an absolute path": (zipped(**{"/etc/config.json": b"{}"}), "the archive must hold"),
@@ -186,6 +194,18 @@ def test_an_archive_that_unfolds_into_too_much_is_refused(
     error = take_in(client, organization, bomb, status=400)["error"]
 
     assert "at most 65,536 bytes" in error["message"]
+
+
+def test_a_small_archive_that_unfolds_into_much_is_refused(
+    client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each upload counts against a quota, what it unfolds into does not."""
+    monkeypatch.setattr("control.exchanges.services._FREE_BYTES", 1 << 10)
+    bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
+
+    error = take_in(client, organization, bomb, status=400)["error"]
+
+    assert f"at most {(1 << 10) + 2 * len(bomb):,} bytes" in error["message"]
 
 
 def test_what_cannot_be_recorded_leaves_no_bytes(

@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tm
 def test_a_large_file_goes_in_parts_and_says_how_to_go_on(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.cli.files.PART_BYTES", 2)
+    monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n")
     upload = {"id": "upload_1", "filename": "a.jsonl", "bytes": 3, "purpose": "batch", "created_at": 1, "expires_at": 2}

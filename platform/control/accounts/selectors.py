@@ -15,7 +15,8 @@ def api_key_authenticate(token: str) -> ApiKey:
 
     Raises: ApiError: 401. One message for every cause, so that a caller learns nothing about keys that exist.
     """
-    refused = ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    message = "Incorrect API key provided. It is mistyped, revoked or expired."
+    refused = ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     try:
         given = parse_token(token)
     except MalformedKey:

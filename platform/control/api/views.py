@@ -35,6 +35,8 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if _is_console(request):
         return defaults.page_not_found(request, exception)
     message = f"Unknown request URL: {request.method} {request.path}."
+    if not request.path.startswith("/v1/"):
+        message += " The API is below /v1, the console at /admin/."
     return error_response(ApiError(404, message, "unknown_url"))
 
 

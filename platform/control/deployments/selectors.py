@@ -7,6 +7,7 @@ from django.db.models import QuerySet
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.api.lookup import one_of
+from control.catalog.selectors import base_models_list
 from control.deployments.models import Deployment
 
 
@@ -28,9 +29,14 @@ def deployment_by_name(organization: Organization, name: str, *, only: Sequence[
     own_name, _, adapter = name.partition(":")
     deployment = deployments_list(organization, only=only).filter(name=own_name).first()
     if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
-        message = f"The model {name[:80]!r} does not exist or you do not have access to it."
-        raise ApiError(404, message, "model_not_found", "model")
+        raise ApiError(404, _unknown(organization, name), "model_not_found", "model")
     return deployment
+
+
+def _unknown(organization: Organization, name: str) -> str:
+    if base_models_list(organization).filter(name=name).exists():
+        return f"{name!r} is a base model. Deploy it (POST /v1/deployments) and put the deployment's name into `model`."
+    return f"The model {name[:80]!r} does not exist or you do not have access to it."
 
 
 def canary_of(deployment: Deployment) -> Deployment | None:

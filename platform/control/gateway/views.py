@@ -30,7 +30,7 @@ from control.api.request_id import request_id
 from control.captures.services import request_capture
 from control.deployments.models import Deployment
 from control.deployments.selectors import canary_of, deployment_by_name
-from control.gateway.meter import asks_for_usage, metered, metered_request, tokens_of
+from control.gateway.meter import Wish, metered, metered_request, tokens_of
 from control.gateway.upstream import Target, forward
 from control.observability import metrics, tracing
 from control.observability.tracing import Kind, Span
@@ -85,7 +85,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
             span.end()
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
-    stream = metered(answer.body, shows_usage=asks_for_usage(routed.body), count=count)
+    stream = metered(answer.body, wish=Wish.of(routed.body), count=count)
     return StreamingHttpResponse(stream, status=answer.status, headers=headers)
 
 
@@ -187,5 +187,11 @@ def _not_ready(deployment: Deployment) -> ApiError:
     on_its_way = deployment.state == Deployment.State.PROVISIONING
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} | ({} if on_its_way else {"x-should-retry": "false"})
     code = "deployment_not_ready" if on_its_way else f"deployment_{deployment.state}"
-    message = f"The deployment {deployment.name!r} is {deployment.state}."
+    start = f"POST /v1/deployments/{deployment.pk}/start starts it."
+    advice = {
+        Deployment.State.PROVISIONING: "Try again in some seconds.",
+        Deployment.State.STOPPED: start,
+        Deployment.State.FAILED: f"{(deployment.error or {}).get('message', '').rstrip('.')}. {start}".lstrip(". "),
+    }.get(Deployment.State(deployment.state), "")
+    message = f"The deployment {deployment.name!r} is {deployment.state}. {advice}".rstrip()
     return ApiError(503, message, code, headers=headers)

@@ -21,7 +21,7 @@ def refused(token: str) -> bool:
     try:
         api_key_authenticate(token)
     except ApiError as error:
-        return (error.status, error.message) == (401, "Incorrect API key provided.")
+        return (error.status, error.message) == (401, "Incorrect API key provided. It is mistyped, revoked or expired.")
     return False
 
 

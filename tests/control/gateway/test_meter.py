@@ -11,7 +11,7 @@ import pytest
 
 from control.accounts.models import ApiKey, Organization
 from control.deployments.models import Deployment
-from control.gateway.meter import asks_for_usage, metered_request, tokens_of
+from control.gateway.meter import metered_request, tokens_of
 from control.usage.models import UsageRecord
 from control.usage.services import Tokens
 
@@ -47,12 +47,13 @@ def test_a_request_is_counted_with_its_key(client: httpx2.Client, caller: Organi
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-def test_who_does_not_ask_for_usage_gets_no_chunk_without_choices(client: httpx2.Client, options: Any) -> None:
+def test_who_does_not_ask_for_usage_gets_none(client: httpx2.Client, options: Any) -> None:
     answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
 
     events = [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
     assert events.pop() == "[DONE]"
     assert [len(json.loads(event)["choices"]) for event in events] == [1, 1]
+    assert not any("usage" in event for event in events)
 
 
 @pytest.mark.usefixtures("deployment")
@@ -64,11 +65,20 @@ def test_who_asks_for_usage_gets_it_last(base_url: str, token: str) -> None:
             stream=True,
             stream_options={"include_usage": True},
         )
-        last = list(stream)[-1]
+        *others, last = stream
 
+    assert [(len(chunk.choices), chunk.usage) for chunk in others] == [(1, None), (1, None)], "clients add up"
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == 2
+
+
+@pytest.mark.usefixtures("deployment")
+def test_who_asks_for_usage_in_every_chunk_gets_it(client: httpx2.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
+
+    assert [line.count('"completion_tokens"') for line in answer.text.split("\n\n")[:3]] == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("deployment")
@@ -108,7 +118,6 @@ def test_a_stream_is_asked_for_usage_and_keeps_what_else_was_said() -> None:
 
     options = {"include_obfuscation": False, "include_usage": True, "continuous_usage_stats": True}
     assert sent == body | {"stream_options": options}
-    assert not asks_for_usage(body)
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"usage": null}', b'{"usage": {"prompt_tokens": 1}}', b"\xff"])

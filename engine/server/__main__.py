@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
 import json
-import logging
 import socket
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoa
 from engine.load import load_drafter, load_engine
 from engine.openai.tool_calls import CallForm
 from engine.server.app import ServerApp, ServerConfig
+from engine.server.log import log_to_stderr
 from engine.server.process import Process
 from engine.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the
 
 def main() -> None:
     args = _arguments()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     listener = _listen(args.host, args.port)
     app = _load(args)
     host, port = listener.getsockname()[:2]

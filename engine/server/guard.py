@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.errors import Unauthorized
+from engine.server.log import REQUEST
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -43,6 +44,7 @@ class Guard:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req_{uuid4().hex}"
+        REQUEST.set(request_id)  # each request is a task, with a context of its own
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,5 +1,6 @@
 """One response in the making: the engine's steps of all its choices, as text."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,8 @@ from engine.responses import merged_stats
 from engine.server.desk import Desk, Generation
 from engine.server.metrics import ServerMetrics
 from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -38,7 +41,9 @@ class Run:
         self._generation: Generation = desk.open(parsed.engine_requests(request_id, adapter=adapter))
         self._started_at = time.monotonic()
         self._heard_at: dict[int, float] = {}
+        self._name = request_id
         metrics.prompt_tokens.inc(parsed.num_prompt_tokens)
+        logger.info("%s begins: %d tokens to read", request_id, parsed.num_prompt_tokens)
 
     @property
     def stats(self) -> SpeculationStats:
@@ -95,6 +100,9 @@ class Run:
     def _finish(self, index: int, speculation: SpeculationStats | None) -> None:
         finish_reason = self._streams[index].finish_reason
         assert finish_reason is not None
-        self._metrics.request_ended(str(finish_reason), seconds=time.monotonic() - self._started_at)
+        seconds = time.monotonic() - self._started_at
+        self._metrics.request_ended(str(finish_reason), seconds=seconds)
+        num_tokens = self._streams[index].num_tokens
+        logger.info("%s choice %d ends: %s, %d tokens in %.3f s", self._name, index, finish_reason, num_tokens, seconds)
         if speculation is not None:
             self._parts[index] = speculation

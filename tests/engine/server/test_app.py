@@ -1,6 +1,7 @@
 """The HTTP server in front of a scripted engine: shapes, errors, limits, and clients that leave."""
 
 import json
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from engine.server.log import name_request
 from engine.tokenizer import Tokenizer
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.live import MODEL, Live, serve, wait_until
@@ -215,6 +217,25 @@ def test_a_request_has_an_id_its_own_or_the_callers(live: Live) -> None:
     assert live.http.get("/health").headers["x-request-id"].startswith("req_")
     assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_logged_of_a_request_names_it_as_its_caller_knows_it(
+    live: Live, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO, "engine.server.run")
+    caplog.handler.addFilter(name_request)
+    try:
+        live.http.post("/v1/completions", json={"prompt": "x", "stream": stream}, headers={"x-request-id": "abc-1"})
+    finally:
+        caplog.handler.removeFilter(name_request)
+
+    logged = [record for record in caplog.records if record.name == "engine.server.run"]
+    assert [record.__dict__["request"] for record in logged] == ["abc-1"] * 2
+    begins, ends = (record.getMessage() for record in logged)
+    assert begins.split()[0] == ends.split()[0], "the engine's own name of it"
+    assert "begins: 1 tokens to read" in begins
+    assert "ends: stop, 14 tokens" in ends
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -19,12 +19,15 @@ JOB_EVENTS: Mapping[str, str] = {
     "failed": "job.failed",
     "cancelled": "job.cancelled",
 }
+# What the end of an evaluation's job is to the evaluation.
+EVALUATION_EVENTS: Mapping[str, str] = {end: f"evaluation.{end}" for end in ("succeeded", "failed", "cancelled")}
 BATCH_PAUSED, BATCH_RESUMED = "batch.paused", "batch.resumed"  # the batch is in progress all the while
 ENDPOINT_TEST, ENDPOINT_DISABLED = "webhook_endpoint.test", "webhook_endpoint.disabled"
 EVENT_TYPES = (
     *(f"batch.{status}" for status in Batch.Status if status != Batch.Status.VALIDATING),
     BATCH_PAUSED,
     BATCH_RESUMED,
+    *EVALUATION_EVENTS.values(),
     *(f"fine_tuning.job.{status}" for status in ("succeeded", "failed", "cancelled")),
     *JOB_EVENTS.values(),
     *(f"pipeline.{status}" for status in Pipeline.Status),

@@ -20,7 +20,7 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from control.events.services import event_record
-from control.events.types import JOB_EVENTS
+from control.events.types import EVALUATION_EVENTS, JOB_EVENTS
 from control.jobs.fair import share_charge
 from control.jobs.models import Job, JobEvent
 
@@ -82,5 +82,7 @@ def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # no
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
     if type in JOB_EVENTS:
-        organization_id = Job.objects.values_list("organization_id", flat=True).get(pk=job_id)
+        organization_id, evaluation = Job.objects.values_list("organization_id", "evaluation__id").get(pk=job_id)
         event_record(organization_id=organization_id, type=JOB_EVENTS[type], object_id=job_id)
+        if evaluation is not None and type in EVALUATION_EVENTS:
+            event_record(organization_id=organization_id, type=EVALUATION_EVENTS[type], object_id=evaluation)

@@ -14,7 +14,9 @@ from control.catalog.models import Speculator
 from control.evaluations.models import Evaluation
 from control.evaluations.selectors import worker_seconds
 from control.evaluations.services import evaluation_finish
+from control.events.models import Event
 from control.jobs.models import Job, JobEvent
+from control.jobs.services import job_claim, job_end_cancelled
 from control.jobs.state import event_add
 from control.pipelines.held_out import held_out_key
 from control.settings.config import Config
@@ -49,7 +51,7 @@ def test_an_evaluation_is_a_job_over_the_rows_of_a_file(client: Client, organiza
 
     assert (made["status"], made["concurrencies"], made["report"]) == ("queued", [1, 4, 16, 32], None)
     job = Job.objects.get(pk=made["job_id"])
-    assert (job.kind, job.params["drafter"], job.params["max_tokens"]) == ("evaluation", "medusa", 64)
+    assert (job.kind, job.params["drafter"], job.params["max_tokens"]) == ("evaluation", "medusa+suffix", 64)
     assert (job.params["price_per_gpu_hour"], job.params["training_seconds"]) == (2.5, None)
     with get_storage().open(job.params["rows_key"]) as rows:
         assert len(rows.readlines()) == 3
@@ -227,3 +229,16 @@ def test_workers_time_is_counted_from_each_claim_to_its_end() -> None:
         JobEvent.objects.filter(pk=event.pk).update(created_at=start + dt.timedelta(seconds=seconds))
 
     assert worker_seconds(job) == 5 + 30
+
+
+def test_the_end_of_an_evaluation_is_an_event_of_its_own(client: Client, organization: Organization) -> None:
+    made = ask(client, organization)
+
+    client.post(f"/v1/evaluations/{made['id']}/cancel")
+    claim = job_claim(job_id=made["job_id"], worker="worker-1")
+    assert claim is not None
+    job_end_cancelled(claim=claim)
+
+    told = Event.objects.filter(object_id=made["id"]).values_list("type", flat=True)
+    assert list(told) == ["evaluation.cancelled"]
+    assert Event.objects.filter(object_id=made["job_id"], type="job.cancelled").exists()

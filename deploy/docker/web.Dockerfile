@@ -14,6 +14,7 @@ COPY manage.py ./
 COPY platform ./platform
 COPY workers/__init__.py workers/contracts.py ./workers/
 COPY workers/hyperparameters ./workers/hyperparameters
+COPY workers/exports ./workers/exports
 RUN /opt/venv/bin/python -m compileall -q manage.py platform workers
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app:/app/platform \

@@ -12,8 +12,10 @@ from workers.exports.errors import invalid
 _COPY_BYTES = 1 << 20
 _MAX_FILES = 200
 # What zipfile and what unpacks for it say of a damaged or strange archive.
-_DAMAGES = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError)
-_DAMAGES += (zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError)
+_DAMAGES = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
+    *(zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),
+)
 
 
 def pack(folder: Path, archive: Path) -> None:

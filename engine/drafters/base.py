@@ -73,6 +73,10 @@ class Drafter(Protocol):
         """The request ended or was preempted; in the latter case it comes back with its prompt made longer."""
         return
 
+    def forget_past(self) -> None:
+        """Drops what was kept of requests that ended."""
+        return
+
 
 def slices(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
     """For drafters that share a pass, whose `tap_layers` stand one after the other in it: what each asked for."""

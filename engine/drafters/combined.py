@@ -58,6 +58,10 @@ class CombinedDrafter(Drafter):
         for drafter in self._drafters:
             drafter.forget(request_id)
 
+    def forget_past(self) -> None:
+        for drafter in self._drafters:
+            drafter.forget_past()
+
     def _drafts(self, drafter: Drafter, sequences: Many[Sequence], budget: int) -> list[Draft]:
         """Nothing, where a drafter fails: the others go on without it."""
         try:

@@ -44,5 +44,9 @@ class PerAdapterDrafter(Drafter):
         for drafter in self._drafters:
             drafter.forget(request_id)
 
+    def forget_past(self) -> None:
+        for drafter in self._drafters:
+            drafter.forget_past()
+
     def _drafter_of(self, sequence: Sequence) -> Drafter:
         return self.own.get(sequence.request.adapter or "", self.general)

@@ -53,9 +53,10 @@ class SuffixDrafter(Drafter):
     max_depth = _MAX_DEPTH
 
     def __init__(self, *, past_tokens: int = _PAST_TOKENS) -> None:
-        self._past = SuffixIndex(past_tokens)
+        self._past_tokens = past_tokens
         self._requests: dict[str, _Request] = {}
         self._record = Record()
+        self.forget_past()
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         return [self._propose(sequence, budget) for sequence in sequences]
@@ -74,6 +75,9 @@ class SuffixDrafter(Drafter):
         start = max(0, len(request.sequence.request.prompt_token_ids) - LONGEST)
         self._past.extend(tokens[start:])
         self._past.extend((BREAK,))
+
+    def forget_past(self) -> None:
+        self._past = SuffixIndex(self._past_tokens)
 
     def _read(self, sequence: Sequence, end: int) -> _Request:
         """Brings the request's index up to `end` tokens."""

@@ -83,6 +83,10 @@ def test_past_answers_help_the_next_request_until_newer_ones_displace_them() -> 
 
     (draft,) = drafter.propose([make_sequence("second", [7, 8], answer[:20])], 8)
     assert draft.tokens == tuple(answer[20:28]), "a chain: nothing else was ever seen"
+    drafter.forget_past()
+    assert len(drafter.propose([make_sequence("later", [7, 8], answer[:20])], 8)[0]) == 0
+    drafter.propose([first], 8)
+    drafter.forget("first")
 
     for number in range(10):
         drafter.propose([make_sequence(f"{number}", [5], list(range(1000 * number, 1000 * number + 40)))], 8)

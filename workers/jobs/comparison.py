@@ -85,6 +85,7 @@ def measure(
     totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
+        arms.speculative.drafter.forget_past()  # else the prompts' own answers, given before, would be copied
         for total in totals.values():
             total.num_tokens.append(0)
             total.seconds.append(0.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from django.conf import settings
 
 from control.adapters.models import Adapter
+from control.catalog.drafters import drafter_of
 from control.catalog.folder import UnusableModel
 from control.catalog.sources import model_folder
 from control.child_environment import child_environment
@@ -114,7 +115,7 @@ def _command(config: Config, deployment: Deployment, *, port: int, speculator_di
         "--device": config.device,
     }
     if speculator_dir is not None and deployment.speculator is not None:
-        arguments |= {"--drafter": deployment.speculator.kind, "--speculator-dir": str(speculator_dir.resolve())}
+        arguments |= {"--drafter": drafter_of(deployment.speculator), "--speculator-dir": str(speculator_dir.resolve())}
     words = [word for pair in arguments.items() for word in pair]
     for adapter in deployment.adapters.all():
         folder = adapter_dir(config, deployment, adapter).resolve()

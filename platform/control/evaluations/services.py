@@ -9,6 +9,7 @@ from django.utils import timezone
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.audit.record import audit_record, audited
+from control.catalog.drafters import drafter_of
 from control.catalog.models import Speculator
 from control.catalog.services import speculator_report
 from control.evaluations.certificates import certificate_of
@@ -77,7 +78,7 @@ def evaluation_start(
         "base_model_id": speculator.base_model_id,
         "speculator_id": speculator.pk,
         "rows_key": rows_key,
-        "drafter": speculator.kind,
+        "drafter": drafter_of(speculator),
         "training_seconds": None if pipeline is None else round(making_seconds(pipeline), 1),
         **chosen,
     }

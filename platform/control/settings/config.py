@@ -48,6 +48,7 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier ones, comma-separated: read with, never written with
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    suffix_decoding: bool = True  # beside every speculator; on a GPU it takes drafting back to the host
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
     certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name hosts of this very network

@@ -84,7 +84,7 @@ def test_the_engine_gets_the_speculator_from_storage(supervisor: Supervisor, tmp
     tick_until_state(supervisor, deployment, State.READY)
 
     options = ask(deployment).json()["options"]
-    assert options["drafter"] == "medusa"
+    assert options["drafter"] == "medusa+suffix"
     assert Path(options["speculator_dir"], "config.json").read_text() == "{}"
 
 
@@ -243,7 +243,7 @@ def test_another_speculator_restarts_the_engine_and_counts_as_no_crash(superviso
 
     assert not first.is_alive()
     assert deployment.crashes == []
-    assert ask(deployment).json()["options"]["drafter"] == "medusa"
+    assert ask(deployment).json()["options"]["drafter"] == "medusa+suffix"
 
 
 def test_the_next_supervisor_adopts_what_the_last_one_left(supervisor: Supervisor, tmp_path: Path) -> None:

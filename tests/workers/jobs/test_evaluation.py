@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from control.catalog.folder import inspect_folder
+from engine.config import EngineConfig
 from engine.grammars import GrammarCompiler
+from engine.load import load_engine
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
 from workers.contracts import EvaluationSpec, Event, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
-from workers.jobs.comparison import ArmTotals, Measurement
+from workers.jobs.comparison import Arms, ArmTotals, Measurement, measure
 from workers.jobs.economy import Economics
 from workers.jobs.evaluation import Live, run_evaluation
 from workers.jobs.evidence import evidence
@@ -45,6 +47,23 @@ def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> Evaluati
         concurrencies=(1, 4),
         max_tokens=12,
     )
+
+
+def test_no_run_copies_from_the_answers_of_the_one_before(tiny_model: Path) -> None:
+    tokenizer, always = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
+    arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=always))
+    rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
+    found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
+    length = found.speculative.speculation.mean_acceptance_length
+    assert length < 1.2, "random answers: each is new, unless it was seen before"
+
+
+def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> RowRequest:
+    row = InputRow(number, f"row-{number}", "/v1/chat/completions", chat_row("x", content, **body)["body"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
+    request = prepare_row(row, tokenizer=tokenizer, grammars=grammars, max_seq_len=1024, seed_key="job")
+    assert isinstance(request, RowRequest)
+    return request
 
 
 def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_model: Path) -> None:
@@ -182,11 +201,7 @@ class Factory:
         self._tokenizer = tokenizer
 
     def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
-        row = InputRow(number, f"row-{number}", "/v1/chat/completions", chat_row("x", "hello")["body"])
-        grammars = GrammarCompiler(self._tokenizer, self._tokenizer.eos_token_ids)
-        request = prepare_row(row, tokenizer=self._tokenizer, grammars=grammars, max_seq_len=1024, seed_key="job")
-        assert isinstance(request, RowRequest)
-        answer = RowAnswer(request, self._tokenizer)
+        answer = RowAnswer(prepared(number, "hello", self._tokenizer), self._tokenizer)
         stats = SpeculationStats(
             num_spec_steps=passes,
             num_draft_tokens=4 * passes,

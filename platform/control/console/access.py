@@ -11,12 +11,24 @@ from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from control.accounts.models import ApiKey, Member, User
-from control.accounts.services import api_key_create, api_key_revoke, member_add
+from control.accounts.models import ApiKey, Member, Project, User
+from control.accounts.serializers import DEFAULT_GRACE
+from control.accounts.services import (
+    api_key_create,
+    api_key_revoke,
+    api_key_rotate,
+    member_add,
+    member_change,
+    member_remove,
+    project_archive,
+    project_create,
+)
 from control.audit.models import AuditEvent
 from control.console.base import CreatableAdmin, RowsAdmin, service_action
 from control.tenancy.models import Limits
 from control.tenancy.services import LimitValues, limits_set
+
+SHOWN_ONCE = 'The key, shown this once: <strong class="console-secret">{}</strong>'
 
 admin.site.unregister(Group)  # rights here are a user's own
 
@@ -41,10 +53,14 @@ class LimitsAdmin(CreatableAdmin):
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(RowsAdmin):
-    list_display = ["created_at", "action", "object_id", "organization", "actor_type", "actor_id", "ip"]
+    list_display = ["created_at", "action", "object_id", "organization", "actor"]
     list_filter = ["organization", "action"]
     search_fields = ["object_id", "actor_id", "request_id"]
-    fields = [*list_display, "object_type", "request_id"]
+    fields = [*list_display, "object_type", "ip", "request_id"]
+
+    @admin.display(description="by", ordering="actor_id")
+    def actor(self, row: AuditEvent) -> str:
+        return f"{row.get_actor_type_display()} {row.actor_id}"
 
 
 @admin.register(Member)
@@ -52,9 +68,49 @@ class MemberAdmin(CreatableAdmin):
     list_display = ["user", "organization", "role"]
     list_filter = ["organization", "role"]
     fields = ["organization", "user", "role"]
+    actions_detail = ["change_role", "remove"]
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Member:
         return member_add(**values)
+
+    @service_action("Change role", "An owner becomes a member, a member an owner.", icon="swap_horiz")
+    def change_role(self, row: Member) -> str:
+        other = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
+        return f"{row.user} is {member_change(member=row, role=other).role} now."
+
+    @service_action("Remove", "Keys stay: they belong to the organization.", icon="person_remove", danger=True)
+    def remove(self, row: Member) -> str:
+        member_remove(member=row)
+        return f"{row.user} is a member of {row.organization} no more."
+
+
+def _is_open(row: Project) -> bool:
+    return row.archived_at is None
+
+
+@admin.register(Project)
+class ProjectAdmin(CreatableAdmin):
+    list_display = ["name", "organization", "id", "created_at", "archived_at"]
+    list_filter = ["organization"]
+    search_fields = ["name", "id"]
+    list_select_related = ["organization"]
+    actions_detail = ["archive"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        asked = ["organization", "name"]
+        return asked if obj is None else [*asked, "id", "created_at", "archived_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Project:
+        return project_create(**values)
+
+    @service_action(
+        "Archive", "Its keys are refused from now on, for good.", icon="archive", danger=True, when=_is_open
+    )
+    def archive(self, row: Project) -> str:
+        return f"{project_archive(project=row).name} is archived."
 
 
 def _is_valid(row: ApiKey) -> bool:
@@ -66,7 +122,7 @@ class ApiKeyAdmin(CreatableAdmin):
     list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
     list_filter = ["organization"]
     search_fields = ["name", "id"]
-    actions_detail = ["revoke"]
+    actions_detail = ["rotate", "revoke"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         asked = ["organization", "name", "expires_at"]
@@ -81,8 +137,7 @@ class ApiKeyAdmin(CreatableAdmin):
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> ApiKey:
         key, token = api_key_create(**values)
-        shown_once = format_html('The key, shown this once: <strong class="console-secret">{}</strong>', token)
-        messages.warning(request, shown_once)
+        messages.warning(request, format_html(SHOWN_ONCE, token))
         return key
 
     @service_action(
@@ -91,6 +146,13 @@ class ApiKeyAdmin(CreatableAdmin):
     def revoke(self, row: ApiKey) -> str:
         api_key_revoke(key=row)
         return f"{row.name} is revoked."
+
+    @service_action(
+        "Rotate", "Makes a key with the same rights; this one goes on for a day.", icon="autorenew", when=_is_valid
+    )
+    def rotate(self, row: ApiKey) -> str:
+        _, token = api_key_rotate(key=row, grace=DEFAULT_GRACE)
+        return format_html(SHOWN_ONCE, token)
 
 
 @admin.register(User)

@@ -1,5 +1,5 @@
 """Where Django looks for the console's pages; each module registers its own."""
 
-from control.console import access, jobs, money, organizations, serving, trials, webhooks, work
+from control.console import access, findings, jobs, money, organizations, serving, trials, webhooks, work
 
-__all__ = ["access", "jobs", "money", "organizations", "serving", "trials", "webhooks", "work"]
+__all__ = ["access", "findings", "jobs", "money", "organizations", "serving", "trials", "webhooks", "work"]

@@ -9,6 +9,7 @@ from django.contrib.admin.utils import unquote
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from unfold.admin import ModelAdmin
 from unfold.dataclasses import ActionDialog, UnfoldAction
 from unfold.decorators import action
@@ -103,8 +104,9 @@ def service_action(
 
 
 def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
-    """Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
-    target = page_of(row)
+    """Or to the list, if the row is gone. Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
+    is_there = row.pk is not None and type(row)._default_manager.filter(pk=row.pk).exists()
+    target = page_of(row) if is_there else reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_changelist")
     if "HX-Request" not in request.headers:
         return redirect(target)
     return HttpResponse(status=204, headers={"HX-Redirect": target})

@@ -26,9 +26,10 @@ def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable
     return [line for line in found if line.points]
 
 
-def charts(key: str, lines: Iterable[Line]) -> SafeString:
-    """Side by side, one a line, each with its own scale. `key` is what `live.js` knows it by."""
-    return render_to_string("console/charts.html", {"key": key, "charts": [_drawn(line) for line in lines]})
+def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
+    """Side by side, one a line, each with its own scale. `key` is what `live.js` knows it by, `unit` is of steps."""
+    context = {"key": key, "unit": unit, "charts": [_drawn(line) for line in lines]}
+    return render_to_string("console/charts.html", context)
 
 
 def _drawn(line: Line) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def _drawn(line: Line) -> dict[str, Any]:
         "latest": number(ys[-1]),
         "low": number(min(ys)),
         "high": number(max(ys)),
-        "first": number(round(xs[0])),
-        "last": number(round(xs[-1])),
+        "first": number(abs(round(xs[0]))),
+        "last": number(abs(round(xs[-1]))),
         "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
         "end": points[-1],
     }

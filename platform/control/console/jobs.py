@@ -5,7 +5,9 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.db.models import Model, Q
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from control.batches.models import Batch
@@ -13,10 +15,12 @@ from control.batches.services import batch_cancel
 from control.console.base import RowsAdmin, service_action
 from control.console.charts import charts, lines_of
 from control.console.logs import log_tail
-from control.console.rendering import badge, error_text, pairs, progress_bar, table
+from control.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.evaluations.models import Evaluation
 from control.jobs.models import Job
 from control.jobs.selectors import job_events
 from control.jobs.services import job_cancel
+from control.pipelines.models import Pipeline
 from control.settings.config import get_config
 
 MAX_TIMELINE = 200
@@ -38,9 +42,9 @@ class JobAdmin(RowsAdmin):
     list_select_related = ["organization"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "kind", "state", "held_back", "progress", "failure", "curves", "latest_metrics",
-        "timeline", "log", "attempt", "stalled_attempts", "worker", "fence", "lease_until", "not_before", "created_at",
-        "started_at", "finished_at", "parameters", "outcome",
+        "id", "organization", "kind", "belongs_to", "state", "held_back", "progress", "failure", "curves",
+        "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "worker", "fence", "lease_until",
+        "not_before", "created_at", "started_at", "finished_at", "parameters", "outcome",
     ]  # fmt: skip
 
     def change_view(
@@ -65,6 +69,16 @@ class JobAdmin(RowsAdmin):
     def state(self, row: Job) -> SafeString:
         return badge(row, row.status, active=row.status in ACTIVE_JOBS)
 
+    @admin.display(description="belongs to")
+    def belongs_to(self, row: Job) -> SafeString | str:
+        """What customers know it by."""
+        batch = Batch.objects.filter(job=row).first()
+        owners: list[Model | None] = [batch, Evaluation.objects.filter(job=row).first()]
+        stages = Q(training_job=row) | Q(evaluation_job=row) | Q(batch__job=row)
+        owners += Pipeline.objects.filter(organization=row.organization_id).filter(stages)[:1]
+        found = [(owner._meta.verbose_name, link(owner)) for owner in owners if owner is not None]
+        return format_html_join(", ", "{} {}", found) or "–"
+
     @admin.display
     def progress(self, row: Job) -> SafeString:
         return progress_bar(row, row.progress_done, row.progress_total, row.progress_unit)
@@ -82,7 +96,7 @@ class JobAdmin(RowsAdmin):
         """Figures of every committed checkpoint; those of a repeated step count as they were last."""
         events = job_events(row).filter(type="checkpoint_committed").order_by("-seq")[:MAX_POINTS]
         by_step = {event.data["step"]: event.data.get("metrics") or {} for event in reversed(events)}
-        return charts(f"{row.pk}-curves", lines_of(sorted(by_step.items()), CHARTED))
+        return charts(f"{row.pk}-curves", lines_of(sorted(by_step.items()), CHARTED), unit="steps")
 
     @admin.display(description="metrics")
     def latest_metrics(self, row: Job) -> SafeString:
@@ -104,7 +118,7 @@ class JobAdmin(RowsAdmin):
     def timeline(self, row: Job) -> SafeString:
         """Newest first."""
         events = job_events(row).order_by("-seq")[:MAX_TIMELINE]
-        lines = [(event.created_at.strftime("%H:%M:%S"), event.type, _brief(event.data)) for event in events]
+        lines = [(event.created_at.strftime("%m-%d %H:%M:%S"), event.type, _brief(event.data)) for event in events]
         return table(row, "timeline", ["time (UTC)", "event", "data"], lines)
 
     @service_action(

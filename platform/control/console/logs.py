@@ -16,6 +16,6 @@ def _tail(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return log.read().decode(errors="replace")
+            return log.read().decode(errors="replace") or "Empty so far."
     except FileNotFoundError:
-        return "–"
+        return f"Not on this machine; who wrote it has it, in {'/'.join(path.parts[-3:])} of its data folder."

@@ -1,6 +1,7 @@
 """Tenants: what each has, used, may use and did."""
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -101,8 +102,14 @@ class OrganizationAdmin(CreatableAdmin):
     @admin.display(description="audit, the latest")
     def audit(self, row: Organization) -> SafeString:
         events = audit_events_list(row).order_by("-created_at", "-pk")[:LATEST]
-        lines = [(event.created_at, event.action, event.object_id, event.actor_id) for event in events]
+        keys = ApiKey.objects.in_bulk({event.actor_id for event in events})
+        lines = [(event.created_at, event.action, event.object_id, _actor(event.actor_id, keys)) for event in events]
         return table(row, "audit", ["at", "action", "object", "by"], lines)
+
+
+def _actor(identity: str, keys: Mapping[str, ApiKey]) -> SafeString | str:
+    """A key by its name; a user of the console has one already."""
+    return link(keys[identity]) if identity in keys else identity
 
 
 def _figures(sums: Sums) -> tuple[str, ...]:
@@ -116,5 +123,5 @@ def _validity(key: ApiKey) -> str:
     if key.revoked_at is not None:
         return "revoked"
     if key.expires_at is not None:
-        return f"{'expired' if key.expires_at <= timezone.now() else 'until'} {key.expires_at:%Y-%m-%d %H:%M}"
+        return f"{'expired' if key.expires_at <= timezone.now() else 'until'} {key.expires_at:%Y-%m-%d %H:%M} UTC"
     return "valid"

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from control.catalog.intake import base_model_delete
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.plots import training_plots
 from control.console.base import RowsAdmin, service_action
@@ -23,8 +24,11 @@ from control.deployments.figures import stretches
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.evaluations.requests import EvaluationRequest
 from control.evaluations.serializers import evaluation_body
+from control.evaluations.services import evaluation_create
 from control.events.models import Event
+from control.exchanges.services import speculator_delete
 from control.settings.config import get_config
 from control.usage.selectors import WIDTHS, Window
 
@@ -35,11 +39,16 @@ MOVING = (
 )  # fmt: skip
 
 
+def _is_an_organizations(row: BaseModel) -> bool:
+    return row.organization_id is not None
+
+
 @admin.register(BaseModel)
 class BaseModelAdmin(RowsAdmin):
     list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
     search_fields = ["name", "id"]
     list_filter = ["status"]
+    actions_detail = ["delete"]
     fields = [
         "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "created_at",
     ]  # fmt: skip
@@ -52,6 +61,17 @@ class BaseModelAdmin(RowsAdmin):
     def failure(self, row: BaseModel) -> SafeString | str:
         return error_text(row.error)
 
+    @service_action(
+        "Delete", "One that anything was made with stays.", icon="delete", danger=True, when=_is_an_organizations
+    )
+    def delete(self, row: BaseModel) -> str:
+        base_model_delete(base_model=row, organization=row.organization)
+        return f"{row.name} is deleted."
+
+
+def _is_ready(row: Speculator) -> bool:
+    return row.status == Speculator.Status.READY
+
 
 @admin.register(Speculator)
 class SpeculatorAdmin(RowsAdmin):
@@ -61,6 +81,7 @@ class SpeculatorAdmin(RowsAdmin):
     ordering = ["-id"]
     list_select_related = ["organization", "base_model"]
     actions = ["compare"]
+    actions_detail = ["evaluate", "delete"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
         "evaluations", "training_result", "training_plots", "target_revision", "created_at",
@@ -101,7 +122,7 @@ class SpeculatorAdmin(RowsAdmin):
     def evaluations(self, row: Speculator) -> SafeString:
         """Newest first, each with the job that ran it."""
         found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
-        lines = [(x.pk, link(x.job), x.job.status, evaluation_body(x)["result"] or "–") for x in found]
+        lines = [(link(x), link(x.job), x.job.status, evaluation_body(x)["result"] or "–") for x in found]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 
     @admin.display(description="training curves")
@@ -118,6 +139,19 @@ class SpeculatorAdmin(RowsAdmin):
     @admin.display(description="training")
     def training_result(self, row: Speculator) -> SafeString:
         return pairs(row, "training", row.training)
+
+    @service_action(
+        "Evaluate", "Once more, on the prompts that were held out when it was made.", icon="speed", when=_is_ready
+    )
+    def evaluate(self, row: Speculator) -> str:
+        request = EvaluationRequest(speculator_id=row.pk)
+        made = evaluation_create(organization=row.organization, speculator=row, prompts=None, request=request)
+        return format_html("{} is queued.", link(made))
+
+    @service_action("Delete", "One that is served or worked with stays.", icon="delete", danger=True, when=_is_ready)
+    def delete(self, row: Speculator) -> str:
+        speculator_delete(speculator=row)
+        return f"{row} is deleted."
 
 
 def _is_there(row: Deployment) -> bool:
@@ -166,7 +200,7 @@ class DeploymentAdmin(RowsAdmin):
     def num_crashes(self, row: Deployment) -> int:
         return len(row.crashes)
 
-    @admin.display(description=f"of {CHARTED_HOURS} hours, by minutes ago")
+    @admin.display(description=f"the last {CHARTED_HOURS} hours")
     def curves(self, row: Deployment) -> SafeString:
         minute = WIDTHS["1m"]
         end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
@@ -176,7 +210,7 @@ class DeploymentAdmin(RowsAdmin):
             figures = {name: getattr(stretch, name) for name in CHARTED}
             known = {name: value for name, value in figures.items() if value is not None}
             entries.append(((at - end).total_seconds() / minute.seconds, known))
-        return charts(f"{row.pk}-curves", lines_of(entries, CHARTED))
+        return charts(f"{row.pk}-curves", lines_of(entries, CHARTED), unit="minutes ago:")
 
     @admin.display(description="health over time")
     def health(self, row: Deployment) -> SafeString:

@@ -37,6 +37,7 @@ UNFOLD: dict[str, Any] = {
                     _link("Jobs", "pending_actions", "jobs_job"),
                     {"title": "Queue and workers", "icon": "groups", "link": reverse_lazy("queue")},
                     _link("Files", "description", "files_file"),
+                    _link("Datasets", "fact_check", "datasets_dataset"),
                 ],
             },
             {
@@ -45,7 +46,9 @@ UNFOLD: dict[str, Any] = {
                 "items": [
                     _link("Deployments", "rocket_launch", "deployments_deployment"),
                     _link("Rollouts", "science", "rollouts_rollout"),
+                    _link("Captures", "save", "captures_capture"),
                     _link("Speculators", "bolt", "catalog_speculator"),
+                    _link("Evaluations", "speed", "evaluations_evaluation"),
                     _link("Adapters", "extension", "adapters_adapter"),
                     _link("Base models", "neurology", "catalog_basemodel"),
                 ],
@@ -55,7 +58,8 @@ UNFOLD: dict[str, Any] = {
                 "separator": True,
                 "items": [
                     _link("Organizations", "domain", "accounts_organization"),
-                    _link("Limits", "speed", "tenancy_limits"),
+                    _link("Projects", "folder", "accounts_project"),
+                    _link("Limits", "production_quantity_limits", "tenancy_limits"),
                     _link("Spend caps", "savings", "spending_spendcap"),
                     _link("Quotes", "request_quote", "quotes_quote"),
                     _link("Webhooks", "webhook", "webhooks_webhookendpoint"),

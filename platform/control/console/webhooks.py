@@ -28,7 +28,7 @@ class WebhookEndpointAdmin(RowsAdmin):
     list_filter = ["disabled", "organization"]
     search_fields = ["url", "id"]
     list_select_related = ["organization"]
-    actions_detail = ["test", "enable"]
+    actions_detail = ["test", "enable", "disable"]
     fields = [
         "id", "organization", "url", "description", "patterns", "disabled", "failing_since", "deliveries", "created_at",
     ]  # fmt: skip
@@ -51,6 +51,10 @@ class WebhookEndpointAdmin(RowsAdmin):
     @service_action("Enable", "What waits for it is sent from now on.", icon="play_arrow", when=_is_disabled)
     def enable(self, row: WebhookEndpoint) -> str:
         return f"{endpoint_update(endpoint=row, changes={'enabled': True}).url} is enabled."
+
+    @service_action("Disable", "What is for it waits until it is enabled.", icon="pause", danger=True, when=_is_enabled)
+    def disable(self, row: WebhookEndpoint) -> str:
+        return f"{endpoint_update(endpoint=row, changes={'enabled': False}).url} is disabled."
 
 
 @admin.register(WebhookDelivery)

@@ -17,6 +17,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "control.settings.formats"
+LOGIN_REDIRECT_URL = "admin:index"  # only staff sign in
 
 INSTALLED_APPS = [
     "unfold",  # before django.contrib.admin: it replaces its templates

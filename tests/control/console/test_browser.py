@@ -1,4 +1,4 @@
-"""The console in a real browser, at 1280 and 390 pixels: nothing sticks out, nothing complains.
+"""The console in a real browser, at 1280 and 390 pixels: nothing sticks out, is squeezed or complains.
 
 SCREENSHOTS=DIR keeps a picture of every page.
 """
@@ -39,6 +39,11 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Text that has no room but for a letter a line.
+SQUEEZED = """
+return [...document.querySelectorAll("td, th")].filter((cell) => cell.offsetHeight > 4 * cell.offsetWidth)
+    .map((cell) => cell.innerText.slice(0, 40)).filter((text) => text.length > 1)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,7 @@ def paths(claim: Claim) -> dict[str, str]:
     make_key(world.organization)
     job = Job.objects.get(pk=claim.job_id)
     report = {"acceptance_length": 2.31, "speedup": 1.72, "outputs_equal": 200, "tokens_per_second_speculative": 64.2}
+    report |= {"model": "a-model-with-a-name", "acceptance_rate_per_position_without_loops": [0.61, 0.27, 0.11]}
     compared = [
         make_speculator(world.base_model, world.organization, name=f"a-rather-long-name-{n}", report=report).pk
         for n in range(4)
@@ -89,10 +95,20 @@ def paths(claim: Claim) -> dict[str, str]:
         "pipeline": ("pipelines_pipeline", world.pipeline.pk),
         "deployment": ("deployments_deployment", world.deployment.pk),
         "speculator": ("catalog_speculator", world.speculator.pk),
+        "report": ("catalog_speculator", compared[0]),
         "delivery": ("webhooks_webhookdelivery", world.delivery.pk),
         "webhook": ("webhooks_webhookendpoint", world.delivery.endpoint_id),
+        "evaluation": ("evaluations_evaluation", World(make_organization("Initech")).evaluation.pk),
+        "dataset": ("datasets_dataset", world.dataset.pk),
     }
-    lists = ("jobs_job", "batches_batch", "accounts_organization", "webhooks_webhookdelivery", "audit_auditevent")
+    lists = (
+        "jobs_job",
+        "evaluations_evaluation",
+        "batches_batch",
+        "accounts_organization",
+        "webhooks_webhookdelivery",
+        "audit_auditevent",
+    )
     return {
         "overview": reverse("admin:index"),
         "queue": reverse("queue"),
@@ -135,8 +151,9 @@ def test_every_page_fits_and_is_silent(browser: Chrome, live_server: LiveServer,
             browser.get(f"{live_server.url}{path}")
             keep_picture(browser, f"{name}-{width}")
             overflow, said = browser.execute_script(OVERFLOW), messages_of(browser)
-            if overflow > 0 or said:
-                found[f"{name} at {width}"] = (overflow, said)
+            squeezed = browser.execute_script(SQUEEZED)
+            if overflow > 0 or said or squeezed:
+                found[f"{name} at {width}"] = (overflow, said, squeezed)
     assert found == {}
 
 

@@ -1,5 +1,6 @@
 """The console over the same services as the API: what it shows, what its buttons do, who may press them."""
 
+import datetime as dt
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from django.contrib.admin import site
 from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from control.accounts.models import ApiKey, Member, Organization, User
 from control.accounts.selectors import api_key_authenticate
@@ -14,7 +16,8 @@ from control.catalog.models import Speculator
 from control.console.base import RowsAdmin
 from control.deployments.models import Deployment
 from control.deployments.states import State
-from control.jobs.models import Job
+from control.jobs.models import Job, Worker
+from control.jobs.services import worker_beat
 from tests.control.console.support import change_path, operator_client, page, press
 from tests.control.deployments.support import make_deployment, make_speculator
 from tests.control.factories import make_base_model, make_file, make_job, make_key, make_organization
@@ -62,12 +65,16 @@ def test_every_page_opens(operator: Client) -> None:
 def test_the_overview_counts(operator: Client) -> None:
     make_job(status=Job.Status.RUNNING)
     make_job(status=Job.Status.FAILED)
+    for name in ("jobs-1", "jobs-2"):
+        worker_beat(worker=name, role="jobs")
+    Worker.objects.filter(pk="jobs-2").update(heartbeat_at=timezone.now() - dt.timedelta(minutes=1))
 
     text = page(operator, reverse("admin:index"))
 
     cards = re.findall(r'card-title">([^<]+)<.*?card-count">(\d+)</span> ([^<]+)<', text, re.DOTALL)
     assert ("Jobs running", "1", "of 2") in cards
     assert ("Jobs failed", "1", "of 2") in cards
+    assert ("Workers heard of", "1", "of 2") in cards
 
 
 def test_nothing_is_edited_or_deleted_that_services_own(operator: Client) -> None:
@@ -207,3 +214,11 @@ def test_the_console_is_closed_to_strangers(db: None) -> None:
     for path in (reverse("admin:index"), reverse("admin:jobs_job_changelist")):
         answer = Client().get(path)
         assert (answer.status_code, answer.headers["location"].split("?")[0]) == (302, "/admin/login/")
+
+
+def test_who_signs_in_on_the_page_itself_gets_to_the_overview(client: Client, db: None) -> None:
+    User.objects.create_superuser("ana", password="correct horse")
+
+    answer = client.post(reverse("admin:login"), {"username": "ana", "password": "correct horse"})
+
+    assert (answer.status_code, answer.headers["Location"]) == (302, reverse("admin:index"))

@@ -5,6 +5,9 @@ Every test over a `LiveStack` ends with `check_histories`; `test_history` plants
 
 from collections.abc import Iterable, Sequence
 
+from django.db import transaction
+from django.utils import timezone
+
 from control.batches.models import Batch
 from control.files.models import File
 from control.jobs.models import Job, JobEvent, JobShard
@@ -21,15 +24,17 @@ def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) ->
         accepted: ids that a customer was given.
         all_ended: as after a run that was waited for.
     """
-    jobs = list(Job.objects.all())
-    lost = set(accepted) - {job.pk for job in jobs}
+    statuses = dict(Job.objects.values_list("pk", "status"))
+    lost = set(accepted) - statuses.keys()
     assert not lost, f"accepted and gone: {lost}"
-    for job in jobs:
-        assert not all_ended or job.status in ENDINGS, f"{job.pk} has no end"
-        check_history(job)
+    for job_id, status in statuses.items():
+        assert not all_ended or status in ENDINGS, f"{job_id} has no end"
+        check_history(job_id)
 
 
-def check_history(job: Job) -> None:
+@transaction.atomic
+def check_history(job_id: str) -> None:
+    job = Job.objects.select_for_update().get(pk=job_id)  # nobody writes of it meanwhile: workers may be at work
     events = list(JobEvent.objects.filter(job=job).order_by("seq"))
     shards = list(JobShard.objects.filter(job=job))
     _check_ending(job, events)
@@ -48,6 +53,9 @@ def _check_ending(job: Job, events: Sequence[JobEvent]) -> None:
     assert endings == ([job.status] if job.status in ENDINGS else []), "a job ends once, as its row says"
     assert not endings or events[-1].type in ENDINGS, "something happened after the end"
     assert (job.finished_at is not None) == bool(endings), "the time of the end is wrong"
+    is_asleep = job.not_before is not None and job.not_before > timezone.now()
+    waits = job.status == Job.Status.PAUSED or (job.status == Job.Status.QUEUED and is_asleep)
+    assert not (waits and job.cancel_requested_at), "a job that is to be cancelled waits for something else"
 
 
 def _check_fences(job: Job, events: Sequence[JobEvent]) -> None:

@@ -1,6 +1,7 @@
 """The checker of every chaos run: quiet about a life as it should be, loud about each fault that is planted in one."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,19 @@ def the_row_says_another_end(job: Job) -> None:
 
 def the_end_is_forgotten(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(status="running")
+
+
+def the_cancelled_sleeps(job: Job) -> None:
+    later = timezone.now() + timedelta(minutes=1)
+    JobEvent.objects.filter(job=job, type="succeeded").delete()
+    Job.objects.filter(pk=job.pk).update(
+        status="queued", finished_at=None, cancel_requested_at=timezone.now(), not_before=later
+    )
+
+
+def the_cancelled_is_paused(job: Job) -> None:
+    JobEvent.objects.filter(job=job, type="succeeded").delete()
+    Job.objects.filter(pk=job.pk).update(status="paused", finished_at=None, cancel_requested_at=timezone.now())
 
 
 def a_fence_is_given_twice(job: Job) -> None:
@@ -186,6 +200,14 @@ def test_each_planted_fault_is_found(job: Job, complaint: str, plant: Callable[[
 
     with pytest.raises(AssertionError, match=complaint):
         check_histories([job.pk], all_ended=True)
+
+
+@pytest.mark.parametrize("plant", [the_cancelled_sleeps, the_cancelled_is_paused])
+def test_a_job_that_is_to_be_cancelled_and_waits_is_found(job: Job, plant: Callable[[Job], None]) -> None:
+    plant(job)
+
+    with pytest.raises(AssertionError, match="waits for something else"):
+        check_histories([job.pk])
 
 
 def test_an_accepted_job_that_is_gone_is_missed(job: Job) -> None:

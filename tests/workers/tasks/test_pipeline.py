@@ -7,12 +7,18 @@ from control.deployments.models import Deployment
 from control.jobs.models import Job
 from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
+from control.pipelines.state import ACTIVE
 from tests.control.pipelines.helpers import make_pipeline
 from tests.workers.tasks.live import LiveStack, kill_9, read_object
 
 
 def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeline:
-    stack.wait_until(lambda: pipeline_fresh(pipeline).status == status, 120)
+    def is_there() -> bool:
+        now = pipeline_fresh(pipeline)
+        assert now.status in (*ACTIVE, status), f"{now.status} instead of {status}: {now.error}"
+        return now.status == status
+
+    stack.wait_until(is_there, 120)
     return pipeline_fresh(pipeline)
 
 
@@ -20,7 +26,9 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
     stack.start_worker()
 
-    pipeline = wait_for_status(stack, pipeline, "deploying")
+    wait_for_status(stack, pipeline, "deploying")
+    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)  # it is made after the move
+    pipeline = pipeline_fresh(pipeline)
 
     assert pipeline.speculator is not None
     assert pipeline.speculator.report["prompts_held_out"] == 2

@@ -1,8 +1,10 @@
 """Workers and API over a PostgreSQL that goes down and comes back."""
 
+import signal
 import time
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from django.db import connection
 
@@ -10,7 +12,7 @@ from control.batches.models import Batch
 from control.jobs.models import Job, JobEvent
 from tests.control.factories import client_of
 from tests.databases import needs_postgres, postgres_server
-from tests.workers.tasks.live import LiveStack, kill_9
+from tests.workers.tasks.live import LiveStack, is_frozen, kill_9
 from tests.workers.tasks.test_worker_process import expected_output, output_of
 
 pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
@@ -48,6 +50,26 @@ def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(sta
     assert output_of(batch) == expected_output(job.pk, contents)
     fences = [event.data["fence"] for event in JobEvent.objects.filter(job=job, type="claimed").order_by("seq")]
     assert fences == sorted(set(fences))
+
+
+def test_a_worker_that_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_job(stack: LiveStack) -> None:
+    """It has locked the job's row and waits for a table that we hold: there it is frozen, and gets the table then."""
+    stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
+    url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
+    inserts = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
+    look = f"SELECT 1 FROM pg_stat_activity WHERE {inserts}"
+    batch = stack.make_batch(["prompt"])
+    with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as watcher:
+        holder.execute("LOCK TABLE jobs_jobevent IN EXCLUSIVE MODE")
+        frozen = stack.start_worker()
+        stack.wait_until(lambda: watcher.execute(look).fetchone() is not None, 20)
+        frozen.send_signal(signal.SIGSTOP)
+        stack.wait_until(lambda: is_frozen(frozen.pid), 20)
+
+    stack.start_worker()
+
+    assert stack.wait_for_job(batch.job_id).status == Job.Status.SUCCEEDED
+    frozen.send_signal(signal.SIGCONT)
 
 
 def test_without_its_database_the_api_says_so_and_recovers_at_once(stack: LiveStack) -> None:

@@ -50,6 +50,19 @@ def test_a_killed_workers_child_dies_with_it(stack: LiveStack) -> None:
     stack.wait_until(lambda: children_of(stack.data_dir) == [], 5)
 
 
+def test_what_a_killed_attempt_left_is_removed_though_others_went_on_with_its_job(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt"] * 100)
+    left = stack.data_dir / "work" / f"{batch.job_id}.0"
+    left.mkdir(parents=True)
+    (left / "rows.jsonl").touch()
+
+    stack.start_worker(child="--row-seconds 0.1")
+
+    stack.wait_until(lambda: not left.exists(), 20)
+    stack.wait_for_committed_shards(batch.job_id, 2)
+    assert Job.objects.get(pk=batch.job_id).attempt == 1, "the folder of the attempt at work is not touched"
+
+
 def test_two_workers_share_the_jobs_and_answer_each_row_once(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(8)]
     batches = [stack.make_batch(contents) for _ in range(6)]

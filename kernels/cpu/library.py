@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -58,11 +59,22 @@ def _compile(compiler: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [compiler, *_FLAGS, *(str(_FOLDER / name) for name in _SOURCES), "-o", str(built), "-lm"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise CompileError(f"{' '.join(command)}\n{result.stderr[-2000:]}")
+        objects = {name: str(Path(folder) / f"{name}.o") for name in _SOURCES}
+        _run_all([compiler, *_FLAGS, "-c", str(_FOLDER / name), "-o", compiled] for name, compiled in objects.items())
+        _run_all([[compiler, *_FLAGS, *objects.values(), "-o", str(built), "-lm"]])
         built.rename(target)  # atomic: processes that start together may both build
+
+
+def _run_all(commands: Iterable[list[str]]) -> None:
+    """Side by side. Raises: CompileError: one of them failed."""
+    running = [
+        (command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        for command in commands
+    ]
+    errors = [process.communicate()[1] for _, process in running]  # of all, before one is told
+    for (command, process), said in zip(running, errors, strict=True):
+        if process.returncode != 0:
+            raise CompileError(f"{' '.join(command)}\n{said[-2000:]}")
 
 
 @functools.cache

@@ -37,10 +37,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CapturingDevice:
 
 
 def make_requests() -> list[Request]:
-    """A greedy and a filtered one, so that there are rounds of both kinds, and of one sequence and of two."""
+    """A greedy and a filtered one that ends before it, so that rounds of both kinds and sizes are run three times."""
     params = (
-        SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
-        SamplingParams(max_tokens=7, temperature=0.8, top_p=0.9, seed=2**63 + 5, ignore_eos=True),
+        SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=2**63 + 5, ignore_eos=True),
     )
     return [Request(f"r{index}", tuple(range(9 * index, 9 * index + 5)), one) for index, one in enumerate(params)]
 

@@ -1,11 +1,13 @@
 """Compiles what the launchers launch for an H100, where there is none.
 
 A driver that launches nothing stands in for CUDA's. Tensors are those of real models, empty and never touched, so they
-take no memory. Prints one JSON line a kernel: its name, how much memory it shares, and what ptxas made of it.
+take no memory. Prints one JSON line a kernel: its name, how much memory it shares, and what ptxas made of it. The
+argument says which: "layers" or "beside layers", so that two can work at once.
 """
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -149,12 +151,15 @@ def rounds() -> None:
     sample_filtered_rows(torch.zeros(16, 4096), sampling)
 
 
-def everything() -> None:
+def layers() -> None:
     layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
     layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
     layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
     attend(16, 28, 4, 128)  # seven heads a group
     attend(16, 16, 8, 256)
+
+
+def beside_layers() -> None:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
     for M in (1, 128):
@@ -177,4 +182,4 @@ def everything() -> None:
 
 if __name__ == "__main__":
     driver.set_active(_Driver())
-    everything()
+    {"layers": layers, "beside layers": beside_layers}[sys.argv[1]]()

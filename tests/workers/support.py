@@ -60,7 +60,11 @@ def start_child(spec: Spec, folder: Path) -> subprocess.Popen[str]:
 
 def run_child(spec: Spec, folder: Path) -> tuple[int, list[Event], str]:
     """Returns exit status, events and standard error. Every line of standard output must be an event."""
-    child = start_child(spec, folder)
+    return end_of(start_child(spec, folder))
+
+
+def end_of(child: subprocess.Popen[str]) -> tuple[int, list[Event], str]:
+    """Waits for a child and returns what `run_child` does."""
     stdout, stderr = child.communicate(timeout=120)
     return child.returncode, [decode_event(line) for line in stdout.splitlines()], stderr
 

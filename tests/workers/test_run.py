@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.workers.support import ROOT, chat_rows, read_lines, run_child, write_lines
-from workers.contracts import BatchSpec, Failed, Finished, ShardDone, ShardRange
+import pytest
+
+from tests.workers.support import ROOT, chat_rows, end_of, read_lines, start_child, write_lines
+from workers.contracts import BatchSpec, Event, Failed, Finished, ShardDone, ShardRange
 
 
 def make_batch(folder: Path, model: Path, *, rows: int = 3) -> BatchSpec:
@@ -21,17 +23,27 @@ def make_batch(folder: Path, model: Path, *, rows: int = 3) -> BatchSpec:
     )
 
 
-def test_a_finished_job_exits_with_0_after_its_last_event(tmp_path: Path, tiny_model: Path) -> None:
-    status, events, _ = run_child(make_batch(tmp_path, tiny_model), tmp_path)
+Ended = tuple[int, list[Event], str]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Ended, Ended]:
+    """A job with a model and one whose folder is empty, side by side."""
+    good, bad, empty = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "empty"))
+    children = start_child(make_batch(good, tiny_model), good), start_child(make_batch(bad, empty), bad)
+    return end_of(children[0]), end_of(children[1])
+
+
+def test_a_finished_job_exits_with_0_after_its_last_event(ended: tuple[Ended, Ended]) -> None:
+    (status, events, _), _ = ended
     assert status == 0
     assert isinstance(events[-1], Finished)
     (shard,) = [event for event in events if isinstance(event, ShardDone)]
     assert [line["custom_id"] for line in read_lines(Path(shard.path))] == ["row-0", "row-1", "row-2"]
 
 
-def test_a_model_that_cannot_be_loaded_is_the_customers_error_and_exits_with_1(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    status, events, stderr = run_child(make_batch(tmp_path, tmp_path / "empty"), tmp_path)
+def test_a_model_that_cannot_be_loaded_is_the_customers_error_and_exits_with_1(ended: tuple[Ended, Ended]) -> None:
+    _, (status, events, stderr) = ended
     assert status == 1
     (failed,) = events
     assert isinstance(failed, Failed)

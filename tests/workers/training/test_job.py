@@ -22,10 +22,10 @@ from engine.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
 from engine.generate import generate
 from engine.load import load_engine, load_model
 from engine.request import Request, SamplingParams
-from tests.workers.support import ROOT, Recorder, run_child, token_rows, write_lines
+from tests.workers.support import ROOT, Recorder, token_rows, write_lines
 from tests.workers.training.jobs import training_spec, write_answers
-from workers.contracts import Checkpoint, Failed, Finished, TrainingSpec, decode_event, write_spec
-from workers.failures import UserConfigError
+from workers.contracts import Checkpoint, Finished, TrainingSpec, decode_event, write_spec
+from workers.failures import InvalidInputError, UserConfigError, failed_event
 from workers.hyperparameters.loop import LoopParameters
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.training.checkpoint import load_newest_checkpoint
@@ -116,7 +116,7 @@ def weights(finished: Finished) -> bytes:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
     tmp_path: Path, tiny_model: Path, tokens: Path, kills: int
 ) -> None:
@@ -192,12 +192,10 @@ def test_a_wrong_hyperparameter_is_the_customers_error(tmp_path: Path, tiny_mode
 
 
 def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> None:
-    pytest.importorskip("structlog", reason="the supervisor's child logs with it")
     tokens = write_lines(tmp_path / "tokens.jsonl", token_rows([[5, 6]] * 3))
-    status, events, _ = run_child(make_spec(tmp_path, tiny_model, tokens), tmp_path)
-    assert status == 1
-    (failed,) = events
-    assert isinstance(failed, Failed)
+    with pytest.raises(InvalidInputError) as raised:
+        run_training(make_spec(tmp_path, tiny_model, tokens), Recorder())
+    failed = failed_event(raised.value)
     assert (failed.failure_class, failed.code) == ("invalid_input", "too_few_conversations")
 
 

@@ -4,6 +4,7 @@ SLIPSTREAM_TEST_DATABASE=postgres runs everything on PostgreSQL instead of SQLit
 """
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -41,6 +42,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
             _left_out[str(collection_path)] = lacking
             return True
     return None
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays to the end; to search it for garbage again and again takes a second each time."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

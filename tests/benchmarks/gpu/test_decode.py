@@ -146,7 +146,10 @@ def test_a_section_that_fails_or_comes_too_late_is_named_and_the_others_stand() 
     assert saved[-1] == {"failed": {}, "left_out": ["a"]}
 
 
-def test_a_rehearsal_goes_through_every_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rehearsal_goes_through_every_section(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_REPEATS", 3)
     code = decode.main(["--device", "cpu", "--results", str(tmp_path)])
 
     (path,) = tmp_path.glob("*/decode-tiny.json")

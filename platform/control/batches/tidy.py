@@ -2,7 +2,6 @@
 
 from control.batches.models import Batch
 from control.batches.selectors import batches_untidy, batches_with_stray_tokens
-from control.jobs.models import JobShard
 from control.storage import get_storage
 
 BATCHES_A_ROUND = 5
@@ -18,8 +17,6 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        shards = JobShard.objects.filter(job_id=batch.job_id).exclude(storage_key="")
-        for key in shards.values_list("storage_key", flat=True):
-            storage.delete(key)
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also of attempts that lost the job: nothing names those
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

@@ -25,6 +25,7 @@ from control.settings.config import get_config
 from control.storage import get_storage
 from tests.control.batches.helpers import commit_shard, make_batch
 from tests.control.factories import client_of, make_key
+from tests.workers.support import write_lines
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,8 @@ def test_deleted_results_are_gone_wherever_they_are_asked_for(
     for shard_no in range(4):
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
+    losers_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # of an attempt that had lost the job
+    get_storage().put_file(losers_key, write_lines(tmp_path / "loser", []))
     batch_assemble(batch=batch, final="completed")
     tokens_key = batch.tokens_key
     assert batches_tidy() == 0, "its job has not ended: a worker may still read them"
@@ -98,7 +101,7 @@ def test_deleted_results_are_gone_wherever_they_are_asked_for(
     assert client.get(f"/v1/batches/{batch.pk}/results").json()["error"]["code"] == "results_deleted"
     batches_tidy()
 
-    assert [key for key in (rows_key, tokens_key, *shard_keys) if get_storage().exists(key)] == []
+    assert [key for key in (rows_key, tokens_key, losers_key, *shard_keys) if get_storage().exists(key)] == []
     assert batches_tidy() == 0
 
 

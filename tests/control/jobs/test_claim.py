@@ -10,7 +10,7 @@ import pytest
 from django.db.models.functions import Now
 
 from control.jobs.failures import Failure
-from control.jobs.models import Job, JobEvent
+from control.jobs.models import Job, JobEvent, Worker
 from control.jobs.selectors import jobs_due
 from control.jobs.services import (
     job_cancel,
@@ -23,6 +23,7 @@ from control.jobs.services import (
     job_release,
     job_renew,
     job_succeed,
+    worker_beat,
 )
 from control.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
 from control.jobs.state import Claim, LeaseLost
@@ -132,6 +133,27 @@ def test_a_renewal_tells_of_a_cancellation() -> None:
     assert not job_renew(claim=held)
     job_cancel(job=job)
     assert job_renew(claim=held)
+
+
+def test_another_try_is_not_put_off_where_the_customer_waits_for_the_end() -> None:
+    """The cancellation came while a worker had the job and had not seen it yet."""
+    job = submit()
+    taken = claim(job)
+    job_cancel(job=job)
+
+    job_fail(claim=taken, failure=INFRA)
+
+    assert jobs_due().filter(pk=job.pk).exists()
+
+
+def test_workers_that_died_long_ago_are_forgotten() -> None:
+    for name in ("dead", "silent"):
+        worker_beat(worker=name, role="jobs")
+    Worker.objects.filter(pk="dead").update(heartbeat_at=Now() - timedelta(days=2))
+
+    worker_beat(worker="new", role="jobs")
+
+    assert set(Worker.objects.values_list("pk", flat=True)) == {"silent", "new"}
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled() -> None:

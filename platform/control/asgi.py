@@ -1,13 +1,30 @@
 """What uvicorn serves: API, gateway and console, behind a limit on request bodies."""
 
 import os
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
 
-from django.core.asgi import get_asgi_application
+import django
+from django.core.handlers.asgi import ASGIHandler
 
 from control.api.body_limit import BodyLimit
 from control.settings.config import get_config
 
-_django = get_asgi_application()
+django.setup(set_prefix=False)
+
+
+class _Django(ASGIHandler):
+    """Tells a request the length of a body that came in chunks: without one, Django takes a body to be empty."""
+
+    def create_request(self, scope: Any, body_file: Any) -> Any:
+        if not any(name == b"content-length" for name, _ in scope["headers"]):
+            body_file.seek(0, os.SEEK_END)
+            length = (b"content-length", str(body_file.tell()).encode())
+            body_file.seek(0)
+            scope = {**scope, "headers": [*scope["headers"], length]}
+        return super().create_request(scope, body_file)
+
+
+_django = _Django()
 application = BodyLimit(_django, get_config())

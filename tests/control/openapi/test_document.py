@@ -88,7 +88,8 @@ def test_answers_are_what_it_says(route: Route, method: str, client: Client, org
     """Every member, of the right type, and no other; filled lists for what lists."""
     name = f"{method} {route.path}"
     entry, world = OPERATIONS[entry_key(route, method)], World(organization)
-    world.everything()
+    if method == "GET" and not route.path.endswith("}"):
+        world.everything()  # to be listed; others make what their path names
     usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
     query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
 

@@ -9,6 +9,7 @@ job of each of the others more.
 """
 
 import datetime as dt
+from dataclasses import dataclass
 
 from django.db.models import Count, Exists, F, IntegerField, Min, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Greatest
@@ -18,7 +19,7 @@ from control.jobs.models import Job, Share
 from control.jobs.selectors import is_abandoned, is_running, is_waiting, jobs_to_cancel
 from control.settings.config import get_config
 from control.tenancy.models import Limits
-from control.tenancy.quotas import organization_hold, quota_of
+from control.tenancy.quotas import organization_hold
 from control.tenancy.scope import Across, across_tenants
 
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
@@ -26,27 +27,34 @@ OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
 
 
-def next_job() -> str | None:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    job: Job
+    limit: int | None  # of its organization's running jobs; None: there is none, as for what is only to be ended
+
+
+def next_job() -> Turn | None:
     """The job to claim next; cancelled ones before all others: they cost seconds, and somebody waits.
 
     Call it in the transaction of the claim. On PostgreSQL the row is locked, and those that others have locked are
     passed over, so that workers who look at the same time do not all reach for the same job.
     """
-    cancelled: str | None = jobs_to_cancel().select_for_update(skip_locked=True).values_list("pk", flat=True).first()
+    cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
-        return cancelled
-    organization_id = _turns().values_list("pk", flat=True).first()
-    if organization_id is None:
+        return Turn(cancelled, None)
+    turn = _turns().first()
+    if turn is None:
         return None
-    jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
-    own = jobs.order_by("-priority", "pk").values_list("pk", flat=True)
+    organization_id, limit = turn
+    own = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+    own = own.order_by("-priority", "pk")
     # One after the other: each is the first row of an index, both in one query would be a sort of all that wait.
-    job_id: str | None = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
-    return job_id
+    job = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
+    return None if job is None else Turn(job, limit)
 
 
-def _turns() -> QuerySet[Organization]:
-    """Organizations that want a worker and may have one more, in the order of their turns."""
+def _turns() -> QuerySet[Organization, tuple[str, int | None]]:
+    """Organizations that want a worker and may have one more, in the order of their turns, with their limits."""
     own = Job.objects.filter(organization=OuterRef("pk")).order_by()
     running = own.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
@@ -58,14 +66,11 @@ def _turns() -> QuerySet[Organization]:
         used_seconds=Coalesce(Subquery(used), 0.0),
     )
     may = Q(limit=None) | Q(num_running__lt=F("limit"))
-    return candidates.filter(may).order_by("num_running", "used_seconds", "pk")
+    return candidates.filter(may).order_by("num_running", "used_seconds", "pk").values_list("pk", "limit")
 
 
-def may_run_another(organization_id: str) -> bool:
+def may_run_another(organization_id: str, limit: int) -> bool:
     """Call it in the transaction of the claim: until its end nobody else claims for the organization."""
-    limit = quota_of(organization_id).running_jobs
-    if limit is None:
-        return True
     organization_hold(organization_id)
     return Job.objects.filter(is_running(), organization_id=organization_id).count() < limit
 

@@ -93,10 +93,11 @@ def job_claim_next(*, worker: str) -> Claim | None:
     """Takes the job whose turn it is. None: there is none, or others were faster again and again."""
     for _ in range(CLAIM_TRIES):
         with across_tenants(Across.CLAIM), transaction.atomic():
-            job_id = next_job()
-            if job_id is None:
+            turn = next_job()
+            if turn is None:
                 return None
-            claim = _claim(job_id, worker, within_quota=True)
+            may = turn.limit is None or may_run_another(turn.job.organization_id, turn.limit)
+            claim = _claim(turn.job, worker) if may else None
         if claim is not None:
             return claim
     return None
@@ -105,22 +106,18 @@ def job_claim_next(*, worker: str) -> Claim | None:
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
     """Takes this job, if it is due. None: it is not, or somebody has it."""
     with across_tenants(Across.CLAIM), transaction.atomic():
-        return _claim(job_id, worker)
+        job = Job.objects.select_for_update().filter(pk=job_id).first()
+        return None if job is None else _claim(job, worker)
 
 
-def _claim(job_id: str, worker: str, *, within_quota: bool = False) -> Claim | None:
+def _claim(job: Job, worker: str) -> Claim | None:
     """One UPDATE, so of two racing workers one gets the job.
 
     Args:
-        within_quota: not while the organization has as many running jobs as it may. To end a job is always allowed.
+        job: as it is before. On PostgreSQL its row is locked, on SQLite the transaction is the only one that writes.
     """
-    before = Job.objects.filter(pk=job_id).first()
-    if before is None:
-        return None
-    if within_quota and before.cancel_requested_at is None and not may_run_another(before.organization_id):
-        return None
     claimed = (
-        Job.objects.filter(pk=job_id)
+        Job.objects.filter(pk=job.pk)
         .filter(is_due())
         .update(
             status=Job.Status.RUNNING,
@@ -137,16 +134,15 @@ def _claim(job_id: str, worker: str, *, within_quota: bool = False) -> Claim | N
     )
     if not claimed:
         return None
-    row = Job.objects.get(pk=job_id)  # ours: the UPDATE holds its lock
-    if before.fence + 1 == row.fence:  # else somebody had it in between, and has been charged
-        share_charge(row.organization_id, since=before.claimed_at, until=before.lease_until)
-    event_add(job_id=job_id, type="claimed", data={"fence": row.fence, "worker": worker})
+    share_charge(job.organization_id, since=job.claimed_at, until=job.lease_until)
+    fence = job.fence + 1
+    event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker})
     return Claim(
-        job_id=job_id,
-        organization_id=row.organization_id,
-        fence=row.fence,
+        job_id=job.pk,
+        organization_id=job.organization_id,
+        fence=fence,
         worker=worker,
-        is_exhausted=row.stalled_attempts > MAX_STALLED_ATTEMPTS,
+        is_exhausted=job.stalled_attempts + 1 > MAX_STALLED_ATTEMPTS,
     )
 
 

@@ -21,12 +21,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from control.accounts.models import Organization
+from control.batches import assemble
+from control.batches.assemble import _publish
 from control.batches.models import Batch
 from control.batches.state import TERMINAL
 from control.batches.tidy import batches_tidy
-from control.jobs.models import Job
+from control.jobs.failures import MAX_STALLED_ATTEMPTS
+from control.jobs.models import Job, JobShard
 from control.jobs.services import job_claim
 from control.jobs.state import Claim, LeaseLost
+from control.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
+from control.storage import get_storage
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
 from tests.control.jobs.helpers import end_pause, expire_lease
 from tests.workers.tasks.fake_child import answer_line
@@ -49,6 +54,16 @@ ENDINGS: dict[str, Callable[[], BaseException]] = {
     "drain": Draining,
     "the supervisor is killed": KeyboardInterrupt,
 }
+MEANWHILE = (
+    "overtaken",
+    "cancelled",
+    "the job is cancelled",
+    "the cap is reached",
+    "cancelled as the cap is reached",
+)
+LAST_MOMENTS = ("killed before the batch ends", "killed before the job ends")
+FAULTS = (*["none"] * 4, *LAST_MOMENTS * 2, *MEANWHILE, *ENDINGS)
+PENNILESS, RICH = 0, 10**9
 
 
 class BatchMachine(RuleBasedStateMachine):
@@ -62,6 +77,7 @@ class BatchMachine(RuleBasedStateMachine):
         self.client: Client = client_of(self.organization)
         self.batch_id: str = self.post()
         self.seen: list[dict[str, Any]] = []
+        self.cap = spend_cap_create(organization=self.organization, project=None, nanousd=RICH)
 
     def post(self) -> str:
         body = {"input_file_id": self.file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -88,42 +104,52 @@ class BatchMachine(RuleBasedStateMachine):
         assert answer.status_code in (200, 400, 409), answer.content
 
     @rule()
-    def lease_runs_out(self) -> None:
-        expire_lease(self.job())
+    def cancel_the_job(self) -> None:
+        answer = self.client.post(f"/v1/jobs/{self.job().pk}/cancel")
+        assert answer.status_code == 202, answer.content
+
+    @rule(nanousd=st.sampled_from([PENNILESS, RICH]))
+    def set_the_cap(self, nanousd: int) -> None:
+        spend_cap_update(cap=self.cap, nanousd=nanousd)
 
     @rule()
-    def pause_ends(self) -> None:
+    def time_passes(self) -> None:
+        """As much as a dead worker's lease, or the pause before another try, takes."""
+        expire_lease(self.job())
         end_pause(self.job())
 
     @rule()
     def window_ends(self) -> None:
-        Batch.objects.filter(pk=self.batch_id).update(expires_at=Now())
+        Batch.objects.filter(pk=self.batch_id).exclude(status__in=TERMINAL).update(expires_at=Now())
 
     @rule()
     def tidy(self) -> None:
         batches_tidy()
 
-    @rule(data=st.data())
-    def work(self, data: st.DataObject) -> None:
+    @rule(fault=st.sampled_from(FAULTS), at=st.integers(0, 3))
+    def work(self, fault: str, at: int) -> None:
         claim = job_claim(job_id=self.job().pk, worker="worker")
         if claim is not None:
-            self.attempt(claim, data)
+            self.attempt(claim, fault, at)
 
-    def attempt(self, claim: Claim, data: st.DataObject | None) -> None:
-        """`data` draws what goes wrong; None: nothing does."""
+    def attempt(self, claim: Claim, fault: str = "none", at: int = 0) -> None:
+        """What goes wrong, and in which of the child's shards."""
 
         def run_child(held: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **_: object) -> object:
             if Job.objects.get(pk=claim.job_id).cancel_requested_at is not None:
                 raise Cancelled  # as the lease's thread says
-            for shard in spec.shards:
-                fault = data and data.draw(st.sampled_from(["none", "none", "overtaken", *ENDINGS]))
-                if fault == "overtaken":
-                    expire_lease(self.job())
-                    assert job_claim(job_id=claim.job_id, worker="another") is not None
-                elif fault in ENDINGS:
-                    raise ENDINGS[str(fault)]()
+            for number, shard in enumerate(spec.shards):
+                if number == at:
+                    self.happen_meanwhile(fault)
                 on_result(self.answer(claim, shard))
             return Finished(result={}, artifacts={})
+
+        def publish(*arguments: Any) -> None:
+            if fault == "killed before the batch ends":
+                raise KeyboardInterrupt
+            _publish(*arguments)
+            if fault == "killed before the job ends":
+                raise KeyboardInterrupt
 
         held = Attempt(
             claim=claim,
@@ -135,9 +161,28 @@ class BatchMachine(RuleBasedStateMachine):
         )
         with (
             patch.object(batch, "run_child", run_child),
+            patch.object(assemble, "_publish", publish),
             suppress(LeaseLost, KeyboardInterrupt),  # somebody else has the job, or will
         ):
             attempt._work(held, BatchHandler())
+
+    def happen_meanwhile(self, fault: str) -> None:
+        """While the child answers; the lease's thread has not learned of it yet."""
+        match fault:
+            case "overtaken":
+                expire_lease(self.job())
+                assert job_claim(job_id=self.job().pk, worker="another") is not None
+            case "cancelled":
+                self.cancel()
+            case "the job is cancelled":
+                self.cancel_the_job()
+            case "the cap is reached":
+                self.set_the_cap(nanousd=PENNILESS)
+            case "cancelled as the cap is reached":
+                self.cancel()
+                self.set_the_cap(nanousd=PENNILESS)
+            case _ if fault in ENDINGS:
+                raise ENDINGS[fault]()
 
     def answer(self, claim: Claim, shard: Any) -> ShardDone:
         rows = [chat_row(f"row-{number}", content=f"prompt {number}") for number in range(NUM_ROWS)]
@@ -157,40 +202,80 @@ class BatchMachine(RuleBasedStateMachine):
         check_histories()
 
     def teardown(self) -> None:
-        """Left alone, the batch comes to an end, and each row is in one of its files."""
+        """Left alone, and with money, the batch comes to an end, and each row is in one of its files."""
+        self.set_the_cap(nanousd=RICH)
         for _ in range(20):
-            expire_lease(self.job())
-            end_pause(self.job())
+            self.time_passes()
             claim = job_claim(job_id=self.job().pk, worker="last")
             if claim is None:
                 break
-            self.attempt(claim, None)
+            self.attempt(claim)
         check_histories([self.job().pk], all_ended=True)
         assert self.shown()["status"] in TERMINAL
+        spend_cap_delete(cap=self.cap)
         Batch.objects.filter(pk=self.batch_id).delete()  # the next run's checks are not of this one too
         Job.objects.filter(organization=self.organization).delete()
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("num_runs", "num_steps"), [(5, 20), pytest.param(1_000, 50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
-)
-def test_no_order_of_requests_work_and_faults_breaks_a_batch(
-    num_runs: int, num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def machine(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[BatchMachine]:
     limits = {"shard_rows": 2, "data_dir": tmp_path, "requests_per_minute": 0}
     monkeypatch.setattr(django_settings, "SLIPSTREAM", django_settings.SLIPSTREAM.model_copy(update=limits))
     BatchMachine.organization, BatchMachine.folder = make_organization(), tmp_path
     base_model = make_base_model("tiny")
     base_model.path = str(tmp_path)
     base_model.save()
-    machine: Any = BatchMachine.TestCase
-    machine.settings = settings(
+    return BatchMachine
+
+
+def test_a_batch_whose_job_is_cancelled_after_its_finalizer_died_ends(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+    life.work(fault="killed before the batch ends", at=0)
+    life.cancel_the_job()
+    life.time_passes()
+
+    life.work(fault="none", at=0)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
+
+
+def test_a_batch_cancelled_at_the_moment_that_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+
+    life.work(fault="cancelled as the cap is reached", at=1)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
+    assert life.shown()["request_counts"]["completed"] == 4
+
+
+def test_a_batch_whose_shard_is_lost_in_storage_ends_with_all_others(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+    life.work(fault="drain", at=2)
+    get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first answers what was left
+        life.time_passes()
+        life.work(fault="none", at=0)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert life.shown()["status"] == "failed"
+    counts = life.shown()["request_counts"]
+    assert (counts["completed"], counts["failed"]) == (NUM_ROWS - 2, 2)
+
+
+@pytest.mark.parametrize("num_runs", [5, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_no_order_of_requests_work_and_faults_breaks_a_batch(machine: type[BatchMachine], num_runs: int) -> None:
+    case: Any = machine.TestCase
+    case.settings = settings(
         max_examples=num_runs,
-        stateful_step_count=num_steps,
+        stateful_step_count=20 if num_runs < 100 else 50,
         suppress_health_check=list(HealthCheck),
-        derandomize=True,
+        derandomize=num_runs < 100,  # a long run looks where none has looked before
         phases=[Phase.generate],  # as it was found: to make it small takes longer than a test may
     )
 
-    machine().runTest()
+    case().runTest()

@@ -1,5 +1,6 @@
 """Workers killed and frozen at random moments of a long batch: no row lost, none doubled, the same bytes in the end."""
 
+import os
 import random
 import signal
 import sqlite3
@@ -8,13 +9,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
 
 from control.batches.models import Batch
 from control.jobs.models import Job, JobEvent
-from tests.workers.tasks.live import LiveStack, kill_9
+from tests.workers.tasks.live import LiveStack, is_frozen, kill_9
 from tests.workers.tasks.test_worker_process import expected_output, output_of
 
 LEASE_SECONDS, NUM_WORKERS = 1.0, 3
@@ -26,13 +28,22 @@ def short(stack: LiveStack) -> LiveStack:
     """Leases as short as can be, so that most of the time is spent on faults."""
     stack.environment["SLIPSTREAM_LEASE_SECONDS"] = str(LEASE_SECONDS)
     stack.environment["SLIPSTREAM_RENEW_SECONDS"] = "0.25"
+    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "60"  # a child that waits for `allow` does not hang
     return stack
 
 
-def long_batch(stack: LiveStack, num_faults: int) -> tuple[Batch, list[str], str]:
-    """The batch, its rows, and options of a child that takes about three seconds of answering for each fault."""
+def allow(stack: LiveStack, num_rows: int) -> Path:
+    """So many rows may be answered by now: the batch cannot end before the last fault, however slow the machine."""
+    path = stack.data_dir / "allowed"
+    path.touch()
+    os.truncate(path, num_rows)
+    return path
+
+
+def long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
+    """The batch, its rows, and options of a child that takes half a second for as many rows as a tenth of them."""
     contents = [f"prompt {number}" for number in range(NUM_ROWS)]
-    return stack.make_batch(contents), contents, f"--row-seconds {3 * num_faults / NUM_ROWS}"
+    return stack.make_batch(contents), contents, f"--row-seconds 0.005 --limit {allow(stack, 0)}"
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
@@ -41,13 +52,15 @@ def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[
     Never in a third attempt before it has committed anything: that would rightly end the job.
     """
     draw = random.Random(count)
-    for _ in range(count):
+    for number in range(1, count + 1):
         # Somebody must be there to take over: how long a worker needs to start is not what is measured.
-        stack.wait_until(lambda: stack.count_logged("worker started") == len(stack.workers), 60)
+        stack.wait_until(lambda: sum(map(stack.is_started, stack.workers)) >= 2, 60)
+        allow(stack, NUM_ROWS * number // (count + 1))
         stack.holder_of(job_id)
-        time.sleep(draw.uniform(0.0, 1.0))
+        time.sleep(draw.uniform(0.0, 0.5))
         stack.wait_until(lambda: Job.objects.get(pk=job_id).stalled_attempts < 2, 40)
         yield stack.holder_of(job_id), Job.objects.get(pk=job_id).fence
+    allow(stack, NUM_ROWS)
 
 
 def check_whole(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
@@ -61,7 +74,7 @@ def check_whole(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
 
 @pytest.mark.parametrize("num_kills", [10, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_workers_killed_at_random_moments_lose_no_row_and_double_none(short: LiveStack, num_kills: int) -> None:
-    batch, contents, child = long_batch(short, num_kills)
+    batch, contents, child = long_batch(short)
     for _ in range(NUM_WORKERS):
         short.start_worker(child=child)
     reclaims = []
@@ -89,6 +102,7 @@ def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
 
     def is_frozen_without_a_lock() -> bool:
         worker.send_signal(signal.SIGSTOP)
+        stack.wait_until(lambda: is_frozen(worker.pid), 20)
         if is_writable(stack):
             return True
         worker.send_signal(signal.SIGCONT)
@@ -111,7 +125,7 @@ def is_writable(stack: LiveStack) -> bool:
 
 
 def test_ten_frozen_workers_that_wake_up_after_their_lease_change_nothing(short: LiveStack) -> None:
-    batch, contents, child = long_batch(short, 10)
+    batch, contents, child = long_batch(short)
     for _ in range(NUM_WORKERS):
         short.start_worker(child=child)
     for zombie, fence in random_moments(short, batch.job_id, 10):

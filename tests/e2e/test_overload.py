@@ -1,0 +1,99 @@
+"""A real engine behind the real gateway, asked by more than it can answer at once."""
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.stack import Stack, wait_for
+
+pytestmark = pytest.mark.soak
+
+NUM_IN_FLIGHT = 80  # what an engine takes: 16 at once, 64 waiting
+OVERLOAD_SECONDS, NUM_CALLERS = 600.0, 120
+MAX_GROWTH_BYTES = 32 << 20
+
+
+def body(model: str, max_tokens: int) -> dict[str, Any]:
+    return {"model": model, "prompt": "Count on.", "max_tokens": max_tokens}
+
+
+def asker(stack: Stack) -> httpx2.AsyncClient:
+    limits = httpx2.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    return httpx2.AsyncClient(base_url=stack.url, headers=headers, timeout=120.0, limits=limits, trust_env=False)
+
+
+def test_a_stop_breaks_none_of_the_requests_in_flight(stack: Stack, client: openai.OpenAI) -> None:
+    made = client.post("/deployments", cast_to=object, body={"name": "leaving", "model": MODEL})
+    assert isinstance(made, dict)
+    path = f"/deployments/{made['id']}"
+
+    def state() -> str:
+        now = client.get(path, cast_to=object)
+        assert isinstance(now, dict)
+        return str(now["state"])
+
+    wait_for(lambda: state() == "ready", 90.0, "the deployment is not ready")
+
+    async def ask_and_stop() -> tuple[int, list[int]]:
+        async with asker(stack) as http:
+            asked = [asyncio.create_task(http.post("/completions", json=body("leaving", 16)))
+                     for _ in range(NUM_IN_FLIGHT)]  # fmt: skip
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            in_flight = sum(not task.done() for task in asked)
+            assert (await http.post(f"{path}/stop")).status_code < 300
+            return in_flight, [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    in_flight, statuses = asyncio.run(ask_and_stop())
+
+    assert in_flight >= NUM_IN_FLIGHT // 2
+    assert statuses == [200] * NUM_IN_FLIGHT
+    wait_for(lambda: state() == "stopped", 60.0, "the deployment has not stopped")
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.timeout(1800)
+def test_ten_minutes_of_overload_cost_no_memory_and_the_rest_is_told_when_to_return(
+    stack: Stack, endpoint: str
+) -> None:
+    engines = [pid for pid in stack.endpoints() if f"--model-name {endpoint}" in _command(pid)]
+    watched = [*engines, *stack.processes("uvicorn control.asgi")]
+    statuses: Counter[int] = Counter()
+    until = time.monotonic() + OVERLOAD_SECONDS
+
+    async def call_again_and_again(http: httpx2.AsyncClient) -> None:
+        while time.monotonic() < until:
+            answer = await http.post("/completions", json=body(endpoint, 32))
+            statuses[answer.status_code] += 1
+            if answer.status_code == 429:
+                await asyncio.sleep(float(answer.headers["retry-after"]) / 4)  # a caller in a hurry
+
+    async def overload() -> tuple[list[int], list[int]]:
+        async with asker(stack) as http:
+            callers = [asyncio.create_task(call_again_and_again(http)) for _ in range(NUM_CALLERS)]
+            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # caches fill, threads start
+            early = [resident_bytes(pid) for pid in watched]
+            await asyncio.gather(*callers)
+            return early, [resident_bytes(pid) for pid in watched]
+
+    early, late = asyncio.run(overload())
+
+    assert set(statuses) == {200, 429}, statuses
+    assert len(watched) >= 2
+    for pid, before, after in zip(watched, early, late, strict=True):
+        assert after - before < MAX_GROWTH_BYTES, f"{_command(pid)[:60]} grew from {before:,} to {after:,} bytes"
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -5,6 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+_LEAST_RATE = 0.1  # what is accepted more rarely is not shown: copies of past text may be long
+
 
 def report_table(report: Mapping[str, Any]) -> Table:
     """Rows of the figures that decide, then one for each concurrency measured."""
@@ -16,7 +18,7 @@ def report_table(report: Mapping[str, Any]) -> Table:
     total = report["prompts_held_out"]
     table.add_row("equal answers, token for token", f"{total}", f"{report['outputs_equal']}", "")
     table.add_row("acceptance length (tokens a pass)", "1.00", f"{report['acceptance_length']:.2f}", "")
-    rates = " ".join(f"{rate:.2f}" for rate in report["acceptance_rate_per_position"])
+    rates = " ".join(f"{rate:.2f}" for rate in report["acceptance_rate_per_position"] if rate >= _LEAST_RATE)
     table.add_row("accepted at draft position 1, 2, ...", "", rates, "")
     table.add_section()
     for row in _concurrencies(report):

@@ -15,7 +15,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-_UPLOAD_PATHS = frozenset({"/v1/files"})
+_UPLOAD_PATHS = frozenset({"/v1/files", "/admin/files/file/add/"})
 _PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 _MULTIPART_OVERHEAD_BYTES = MIB
 

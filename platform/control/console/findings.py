@@ -5,6 +5,8 @@ from django.utils.safestring import SafeString
 
 from control.captures.models import Capture, CapturedRequest
 from control.captures.services import capture_end
+from control.console.asking import AskingAdmin
+from control.console.asks import CREATE_DATASET, CREATE_EVALUATION
 from control.console.base import RowsAdmin, service_action
 from control.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
 from control.datasets.models import Dataset
@@ -21,7 +23,8 @@ def _is_active(row: Evaluation) -> bool:
 
 
 @admin.register(Evaluation)
-class EvaluationAdmin(RowsAdmin):
+class EvaluationAdmin(AskingAdmin):
+    asks = CREATE_EVALUATION
     list_display = ["id", "organization", "speculator", "state", "progress", "outputs", "created_at"]
     list_filter = ["job__status", "organization"]
     search_fields = ["id"]
@@ -76,7 +79,8 @@ class EvaluationAdmin(RowsAdmin):
 
 
 @admin.register(Dataset)
-class DatasetAdmin(RowsAdmin):
+class DatasetAdmin(AskingAdmin):
+    asks = CREATE_DATASET
     list_display = ["id", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id", "file__id"]

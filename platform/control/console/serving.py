@@ -12,10 +12,20 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from control.api.errors import ApiError
 from control.catalog.intake import base_model_delete
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.plots import training_plots
-from control.console.base import RowsAdmin, service_action
+from control.console.asking import AskingAdmin, ask_action
+from control.console.asks import (
+    CHANGE_DEPLOYMENT,
+    CREATE_DEPLOYMENT,
+    EXPORT_SPECULATOR,
+    IMPORT_SPECULATOR,
+    REGISTER_MODEL,
+    ROLL_OUT,
+)
+from control.console.base import service_action
 from control.console.charts import charts, lines_of
 from control.console.compare import MOST
 from control.console.logs import log_tail
@@ -44,7 +54,8 @@ def _is_an_organizations(row: BaseModel) -> bool:
 
 
 @admin.register(BaseModel)
-class BaseModelAdmin(RowsAdmin):
+class BaseModelAdmin(AskingAdmin):
+    asks = REGISTER_MODEL
     list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
     search_fields = ["name", "id"]
     list_filter = ["status"]
@@ -65,6 +76,8 @@ class BaseModelAdmin(RowsAdmin):
         "Delete", "One that anything was made with stays.", icon="delete", danger=True, when=_is_an_organizations
     )
     def delete(self, row: BaseModel) -> str:
+        if row.organization is None:
+            raise ApiError(403, f"{row.name!r} is there for everybody.", "base_model_shared", "model_id")
         base_model_delete(base_model=row, organization=row.organization)
         return f"{row.name} is deleted."
 
@@ -74,14 +87,15 @@ def _is_ready(row: Speculator) -> bool:
 
 
 @admin.register(Speculator)
-class SpeculatorAdmin(RowsAdmin):
+class SpeculatorAdmin(AskingAdmin):
+    asks = IMPORT_SPECULATOR
     list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
     list_filter = ["status", "kind", "organization"]
     search_fields = ["name", "id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model"]
     actions = ["compare"]
-    actions_detail = ["evaluate", "delete"]
+    actions_detail = ["evaluate", "export", "delete"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
         "evaluations", "training_result", "training_plots", "target_revision", "created_at",
@@ -148,6 +162,8 @@ class SpeculatorAdmin(RowsAdmin):
         made = evaluation_create(organization=row.organization, speculator=row, prompts=None, request=request)
         return format_html("{} is queued.", link(made))
 
+    export = ask_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
+
     @service_action("Delete", "One that is served or worked with stays.", icon="delete", danger=True, when=_is_ready)
     def delete(self, row: Speculator) -> str:
         speculator_delete(speculator=row)
@@ -167,13 +183,14 @@ def _is_down(row: Deployment) -> bool:
 
 
 @admin.register(Deployment)
-class DeploymentAdmin(RowsAdmin):
+class DeploymentAdmin(AskingAdmin):
+    asks = CREATE_DEPLOYMENT
     list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]
     list_filter = ["state", "organization"]
     search_fields = ["name", "id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model", "speculator"]
-    actions_detail = ["start", "stop", "delete"]
+    actions_detail = ["start", "change_served", "roll_out", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
         "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
@@ -226,6 +243,9 @@ class DeploymentAdmin(RowsAdmin):
     @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow", when=_is_down)
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
+
+    change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_there)
+    roll_out = ask_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
 
     @service_action(
         "Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True, when=_is_up

@@ -6,6 +6,8 @@ from django.utils.safestring import SafeString
 from control.adapters.models import Adapter
 from control.adapters.services import adapter_delete
 from control.batches.state import TERMINAL
+from control.console.asking import AskingAdmin
+from control.console.asks import CREATE_ADAPTER, CREATE_DISTILLATION
 from control.console.base import RowsAdmin, service_action
 from control.console.rendering import badge, error_text, link, number, progress_bar, table
 from control.deployments.models import Deployment
@@ -22,7 +24,8 @@ def _is_active(row: Distillation) -> bool:
 
 
 @admin.register(Distillation)
-class DistillationAdmin(RowsAdmin):
+class DistillationAdmin(AskingAdmin):
+    asks = CREATE_DISTILLATION
     list_display = ["id", "organization", "state", "created_at"]
     list_filter = ["organization"]
     search_fields = ["id"]
@@ -49,7 +52,8 @@ class DistillationAdmin(RowsAdmin):
 
 
 @admin.register(Adapter)
-class AdapterAdmin(RowsAdmin):
+class AdapterAdmin(AskingAdmin):
+    asks = CREATE_ADAPTER
     list_display = ["name", "organization", "base_model", "rank", "created_at"]
     list_filter = ["organization"]
     search_fields = ["name", "id"]

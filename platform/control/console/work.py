@@ -6,10 +6,13 @@ from django.utils.safestring import SafeString
 
 from control.batches.models import Batch
 from control.batches.services import batch_cancel
-from control.console.base import RowsAdmin, service_action
+from control.console.asking import AskingAdmin
+from control.console.asks import CREATE_BATCH, CREATE_PIPELINE, UPLOAD_FILE
+from control.console.base import service_action
 from control.console.money import usd
 from control.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.files.models import File
+from control.files.services import file_delete
 from control.pipelines.models import Pipeline
 from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.serializers import pipeline_json
@@ -31,11 +34,17 @@ def _is_resumable(row: Pipeline) -> bool:
     return row.status in RESUMABLE
 
 
+def _is_kept(row: File) -> bool:
+    return row.deleted_at is None
+
+
 @admin.register(File)
-class FileAdmin(RowsAdmin):
+class FileAdmin(AskingAdmin):
+    asks = UPLOAD_FILE
     list_display = ["filename", "id", "organization", "purpose", "size", "created_at", "deleted_at"]
     list_filter = ["purpose", "organization"]
     search_fields = ["filename", "id"]
+    actions_detail = ["delete"]
     fields = [
         "id", "filename", "organization", "purpose", "size", "sha256", "status", "created_at", "expires_at",
         "deleted_at",
@@ -45,9 +54,15 @@ class FileAdmin(RowsAdmin):
     def size(self, row: File) -> str:
         return filesizeformat(row.size_bytes)
 
+    @service_action("Delete", "Unreachable at once; its bytes are dropped.", icon="delete", danger=True, when=_is_kept)
+    def delete(self, row: File) -> str:
+        file_delete(file=row)
+        return f"{row.filename} is deleted."
+
 
 @admin.register(Batch)
-class BatchAdmin(RowsAdmin):
+class BatchAdmin(AskingAdmin):
+    asks = CREATE_BATCH
     list_display = ["id", "organization", "base_model", "state", "progress", "failed", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id"]
@@ -115,7 +130,8 @@ class BatchAdmin(RowsAdmin):
 
 
 @admin.register(Pipeline)
-class PipelineAdmin(RowsAdmin):
+class PipelineAdmin(AskingAdmin):
+    asks = CREATE_PIPELINE
     list_display = ["name", "organization", "base_model", "state", "created_at", "finished_at"]
     list_filter = ["status", "organization"]
     search_fields = ["name", "id"]

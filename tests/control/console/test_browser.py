@@ -83,7 +83,12 @@ def paths(claim: Claim) -> dict[str, str]:
     world = World(make_organization("Globex"))
     make_key(world.organization)
     job = Job.objects.get(pk=claim.job_id)
-    report = {"acceptance_length": 2.31, "speedup": 1.72, "outputs_equal": 200, "tokens_per_second_speculative": 64.2}
+    report: dict[str, object] = {
+        "acceptance_length": 2.31,
+        "speedup": 1.72,
+        "outputs_equal": 200,
+        "tokens_per_second_speculative": 64.2,
+    }
     report |= {"model": "a-model-with-a-name", "acceptance_rate_per_position_without_loops": [0.61, 0.27, 0.11]}
     compared = [
         make_speculator(world.base_model, world.organization, name=f"a-rather-long-name-{n}", report=report).pk
@@ -109,11 +114,15 @@ def paths(claim: Claim) -> dict[str, str]:
         "webhooks_webhookdelivery",
         "audit_auditevent",
     )
+    asked = ("pipelines_pipeline", "deployments_deployment", "files_file")
     return {
         "overview": reverse("admin:index"),
         "queue": reverse("queue"),
         "compare": f"{reverse('speculators-compare')}?ids={','.join(compared)}",
         "limits": f"{reverse('admin:tenancy_limits_add')}?organization={world.organization.pk}",
+        "ask-whose": reverse("admin:pipelines_pipeline_add"),
+        **{f"ask-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}" for model in asked},
+        "ask-change": reverse("admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]),
         **{f"list-{model}": reverse(f"admin:{model}_changelist") for model in lists},
         **{name: change_path(model, pk) for name, (model, pk) in rows.items()},
     }

@@ -12,12 +12,12 @@ from slipstream.http import D, Resource, path_of
 class FineTuningJob:
     id: str
     model: str
-    status: str  # validating_files, queued, running, succeeded, failed, cancelled
+    status: str  # validating_files, queued, running, paused, succeeded, failed, cancelled
     training_file: str
     validation_file: str | None = None
     fine_tuned_model: str | None = None
     method: Mapping[str, Any]
-    turbo: Mapping[str, Any]  # ours: state, pipeline_id, speculator_id, deployment_id, kind, progress, report
+    turbo: Mapping[str, Any]  # ours: state, pipeline_id, speculator_id, kind, progress, waiting_for, paused, report …
     error: Mapping[str, Any] | None = None
     metadata: Mapping[str, str]
     created_at: int
@@ -59,8 +59,9 @@ class FineTuningJobs(Resource[D]):
         metadata: Mapping[str, str] | None = None,
     ) -> Steps[FineTuningJob]:
         """Args: turbo: `kind`, `hyperparameters`, `held_out`, `evaluation`, `gate`, `deploy`, as in a pipeline."""
-        body = {"model": model, "training_file": training_file, "validation_file": validation_file, "suffix": suffix}
-        body |= {"seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
+        files = {"training_file": training_file, "validation_file": validation_file}
+        options = {"suffix": suffix, "seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
+        body = {"model": model, **files, **options}
         return self.http.post(FineTuningJob, "fine_tuning/jobs", body)
 
     @procedure
@@ -74,6 +75,16 @@ class FineTuningJobs(Resource[D]):
     @procedure
     def cancel(self, job_id: str) -> Steps[FineTuningJob]:
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "cancel"))
+
+    @procedure
+    def pause(self, job_id: str) -> Steps[FineTuningJob]:
+        """Its work stops within seconds and keeps what is finished, until `resume`."""
+        return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
+
+    @procedure
+    def resume(self, job_id: str) -> Steps[FineTuningJob]:
+        """It goes on from its last checkpoint, unless a spend cap has paused it."""
+        return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "resume"))
 
     @iteration
     def events(self, job_id: str) -> Items[FineTuningEvent]:

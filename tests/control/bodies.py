@@ -56,6 +56,8 @@ BODIES: Mapping[str, Body] = {
         {"model": "name", "training_file": "file_id", "validation_file": "file_id"},
     ),
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": NO_BODY,
+    "POST /v1/fine_tuning/jobs/{job_id}/pause": NO_BODY,
+    "POST /v1/fine_tuning/jobs/{job_id}/resume": NO_BODY,
     "POST /v1/pipelines": Body(
         _pipeline,
         {

@@ -86,6 +86,12 @@ def batch_create(
         )
 
 
+def batch_window_restart(*, batch: Batch) -> None:
+    """Its hours begin anew: the time for which its customer had paused it is none of them."""
+    until = timezone.now() + COMPLETION_WINDOWS[batch.completion_window]
+    Batch.objects.filter(pk=batch.pk).exclude(status__in=TERMINAL).update(expires_at=until)
+
+
 @audited("batch.cancel")
 def batch_cancel(*, batch: Batch) -> Batch:
     """Asks for the end: finished rows stay and are put together by whoever holds the job.

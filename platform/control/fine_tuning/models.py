@@ -18,6 +18,8 @@ class FineTuningJob(models.Model):
     metadata = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
+    has_worker: bool  # alive; of `fine_tuning_jobs_list`
+
     class Meta:
         indexes = [models.Index(fields=["organization", "-id"], name="fine_tuning_job_page")]
 

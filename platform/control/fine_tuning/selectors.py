@@ -2,22 +2,27 @@
 
 from collections.abc import Mapping
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, Q, QuerySet
 from django.db.models.fields.json import KeyTransform
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.fine_tuning.models import FineTuningJob
-from control.jobs.models import JobEvent
+from control.jobs.models import Job, JobEvent
+from control.jobs.selectors import workers_alive
+from control.pipelines.models import Pipeline
 
 _OF_PIPELINE = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
-TOLD = (CHECKPOINT, "retried", "cancel_requested")  # of a job's events: the others say what a pipeline's say as well
+PAUSED_ON_REQUEST = "paused_on_request"  # the code of a customer's pause
+# Of a job's events: the others say what a pipeline's say as well.
+TOLD = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
 
 
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
     """With all that is shown of one."""
-    jobs = FineTuningJob.objects.filter(organization=organization)
+    alive = {"has_worker": Exists(workers_alive("jobs"))}
+    jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
 
 
@@ -37,6 +42,18 @@ def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJo
         message = f"Could not find fine tune: {job_id[:80]}"
         raise ApiError(404, message, "fine_tuning_job_not_found", "fine_tuning_job_id")
     return job
+
+
+def work_of(pipeline: Pipeline) -> Job | None:
+    """What its stage waits for, if that is a job."""
+    match Pipeline.Status(pipeline.status):
+        case Pipeline.Status.DISTILLING:
+            return pipeline.batch.job if pipeline.batch else None
+        case Pipeline.Status.TRAINING:
+            return pipeline.training_job
+        case Pipeline.Status.EVALUATING:
+            return pipeline.evaluation_job
+    return None
 
 
 def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:

@@ -6,7 +6,7 @@ from typing import Any
 from control.api.times import unix
 from control.batches.models import Batch
 from control.fine_tuning.models import FineTuningJob
-from control.fine_tuning.selectors import CHECKPOINT
+from control.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, work_of
 from control.jobs.models import Job, JobEvent
 from control.jobs.serializers import progress_json
 from control.pipelines.models import Pipeline, PipelineEvent
@@ -33,6 +33,7 @@ _MESSAGES = {
     Status.CANCELLED: "The job has been cancelled",
 }
 _LEVELS = {Status.FAILED: "error", Status.REJECTED: "error", Status.CANCELLED: "warn"}
+_TOLD = {"cancel_requested": "The job is being cancelled", "paused": "The job waits", "resumed": "The job goes on"}
 _METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # ours: OpenAI's
 
 
@@ -61,7 +62,7 @@ def fine_tuning_job_body(job: FineTuningJob) -> dict[str, Any]:
         "error": _error(pipeline),
         "metadata": job.metadata,
         "method": {"type": "supervised", "supervised": {"hyperparameters": job.hyperparameters}},
-        "turbo": _turbo(pipeline),
+        "turbo": _turbo(job),
     }
 
 
@@ -69,7 +70,9 @@ def status_of(pipeline: Pipeline) -> str:
     """In OpenAI's words."""
     if ended := _ENDED.get(Status(pipeline.status)):
         return ended
-    batch = pipeline.batch
+    work, batch = work_of(pipeline), pipeline.batch
+    if work is not None and work.status == Job.Status.PAUSED:
+        return "paused"
     if pipeline.status != Status.DISTILLING or batch is None:
         return "running"
     if batch.job.status == Job.Status.QUEUED and batch.job.started_at is None:
@@ -90,8 +93,10 @@ def _error(pipeline: Pipeline) -> dict[str, Any] | None:
     return {"code": error.get("code", "failed"), "message": error.get("message", "The job failed."), "param": None}
 
 
-def _turbo(pipeline: Pipeline) -> dict[str, Any]:
-    job = pipeline.evaluation_job or pipeline.training_job or (pipeline.batch.job if pipeline.batch else None)
+def _turbo(job: FineTuningJob) -> dict[str, Any]:
+    pipeline = job.pipeline
+    now = work_of(pipeline)
+    last = pipeline.evaluation_job or pipeline.training_job or (pipeline.batch.job if pipeline.batch else None)
     hyperparameters = {name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")}
     return {
         "state": pipeline.status,
@@ -100,9 +105,19 @@ def _turbo(pipeline: Pipeline) -> dict[str, Any]:
         "deployment_id": pipeline.deployment_id,
         "kind": pipeline.training["kind"],
         "hyperparameters": hyperparameters,
-        "progress": progress_json(job) if job else None,
+        "progress": progress_json(last) if last else None,
+        "waiting_for": _waiting_for(now, has_worker=job.has_worker) if now else None,
+        "paused": now.paused if now else None,
         "report": pipeline.speculator.report if pipeline.speculator else None,
     }
+
+
+def _waiting_for(work: Job, *, has_worker: bool) -> str | None:
+    if work.paused is not None:
+        return "resume" if work.paused["code"] == PAUSED_ON_REQUEST else "spend_cap"
+    if work.status != Job.Status.QUEUED:
+        return None
+    return "turn" if has_worker else "worker"
 
 
 def events_body(
@@ -129,7 +144,10 @@ def _work_body(event: JobEvent) -> dict[str, Any]:
     if event.type == "retried":
         message = f"An attempt failed and is repeated: {event.data.get('message', '')}"
         return _event(f"j{event.pk}", event.created_at, "warn", message, {"code": event.data.get("code")})
-    return _event(f"j{event.pk}", event.created_at, "warn", "The job is being cancelled", {})
+    message = _TOLD[event.type]
+    if event.type == "paused":
+        message = f"{message}: {event.data.get('message', '')}"
+    return _event(f"j{event.pk}", event.created_at, "warn", message, {"code": event.data.get("code")})
 
 
 def _event(

@@ -9,16 +9,25 @@ from django.db import transaction
 from control.accounts.models import Organization
 from control.api.errors import ApiError
 from control.audit.record import audited
+from control.batches.services import batch_window_restart
 from control.datasets.services import prompts_file_create
 from control.files.models import File
 from control.files.selectors import file_get
 from control.files.undo import stored_bytes_undone
 from control.fine_tuning.models import FineTuningJob
 from control.fine_tuning.requests import hyperparameters_of, training_of, turbo_of
+from control.fine_tuning.selectors import PAUSED_ON_REQUEST, work_of
 from control.ids import fine_tuning_job_id
+from control.jobs.models import Job
+from control.jobs.services import job_resume, job_set_aside
+from control.pipelines.models import Pipeline
 from control.pipelines.requests import parse_pipeline_request
+from control.pipelines.selectors import pipeline_fresh
 from control.pipelines.services import pipeline_cancel, pipeline_create
+from control.pipelines.stages import pipeline_advance
+from control.pipelines.state import ACTIVE
 
+WHY_PAUSED = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
 _TAIL = 8
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
@@ -72,6 +81,47 @@ def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, A
 def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
     """Raises: ApiError: 400, it has ended."""
     pipeline_cancel(pipeline=job.pipeline)
+
+
+@audited("fine_tuning_job.pause")
+def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
+    """Its work ends within seconds, and goes on from the last checkpoint or answer when it is resumed.
+
+    Raises: ApiError: 400, it has ended, or its endpoint starts; 409, its stage is just about to end.
+    """
+    pipeline = pipeline_advance(pipeline=job.pipeline)  # beyond a stage that has ended
+    work = work_of(pipeline)
+    if work is None:
+        raise _wrong_status("pause", pipeline)
+    if not job_set_aside(job=work, why=WHY_PAUSED):
+        raise ApiError(409, "The job is just ending its stage, or is being cancelled. Try again.", "stage_ending")
+
+
+@audited("fine_tuning_job.resume")
+def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
+    """Ends a customer's pause, never that of a spend cap.
+
+    Returns: False: it is not paused.
+    Raises: ApiError: 400, it has ended; 429, a spend cap has paused it.
+    """
+    pipeline = pipeline_fresh(job.pipeline)
+    if pipeline.status not in ACTIVE:
+        raise _wrong_status("resume", pipeline)
+    work = work_of(pipeline)
+    if work is None or work.paused is None:
+        return False
+    if work.paused["code"] != PAUSED_ON_REQUEST:
+        message = f"{work.paused['message']} It goes on when the cap is raised or removed."
+        headers = {"x-should-retry": "false"}
+        raise ApiError(429, message, work.paused["code"], type="insufficient_quota", headers=headers)
+    if pipeline.batch is not None and work.kind == Job.Kind.BATCH:
+        batch_window_restart(batch=pipeline.batch)
+    return job_resume(job=work, code=PAUSED_ON_REQUEST)
+
+
+def _wrong_status(action: str, pipeline: Pipeline) -> ApiError:
+    message = f"Cannot {action} a fine-tuning job whose state is '{pipeline.status}'."
+    return ApiError(400, message, "invalid_fine_tuning_job_status")
 
 
 def model_name(model: str, suffix: str | None, identity: str) -> str:

@@ -18,7 +18,12 @@ from control.fine_tuning.selectors import (
     work_events,
 )
 from control.fine_tuning.serializers import checkpoint_body, events_body, fine_tuning_job_body
-from control.fine_tuning.services import fine_tuning_job_cancel, fine_tuning_job_create
+from control.fine_tuning.services import (
+    fine_tuning_job_cancel,
+    fine_tuning_job_create,
+    fine_tuning_job_pause,
+    fine_tuning_job_resume,
+)
 from control.pipelines.models import PipelineEvent
 
 
@@ -51,6 +56,22 @@ class FineTuningCancelView(OrganizationView):
 
     def post(self, request: Request, job_id: str) -> Response:
         fine_tuning_job_cancel(job=fine_tuning_job_get(self.organization, job_id))
+        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+
+
+class FineTuningPauseView(OrganizationView):
+    scope = "fine_tuning"
+
+    def post(self, request: Request, job_id: str) -> Response:
+        fine_tuning_job_pause(job=fine_tuning_job_get(self.organization, job_id))
+        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+
+
+class FineTuningResumeView(OrganizationView):
+    scope = "fine_tuning"
+
+    def post(self, request: Request, job_id: str) -> Response:
+        fine_tuning_job_resume(job=fine_tuning_job_get(self.organization, job_id))
         return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
 
 

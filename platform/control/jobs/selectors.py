@@ -1,11 +1,16 @@
 """Questions about jobs. The tenant comes first wherever a customer asks."""
 
+import datetime as dt
+
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.api.errors import ApiError
-from control.jobs.models import Job, JobEvent, JobShard
+from control.jobs.models import Job, JobEvent, JobShard, Worker
+
+SILENT_SECONDS = 30.0  # workers beat every few seconds
 
 
 def jobs_list(organization: Organization) -> QuerySet[Job]:
@@ -52,6 +57,10 @@ def jobs_due() -> QuerySet[Job]:
 def jobs_to_cancel() -> QuerySet[Job]:
     """Cancelled while nobody works on them: all that is left is to put partial results together."""
     return Job.objects.filter(is_due(), cancel_requested_at__isnull=False).order_by("cancel_requested_at", "pk")
+
+
+def workers_alive(role: str) -> QuerySet[Worker]:
+    return Worker.objects.filter(role=role, heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
 
 
 def shards_open(job_id: str) -> QuerySet[JobShard]:

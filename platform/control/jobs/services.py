@@ -31,6 +31,7 @@ from workers.contracts import FailureClass
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
 FORGOTTEN_SECONDS = 24 * 3600.0
+OPEN_TO_CUSTOMERS = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # who may pause and cancel
 
 
 def job_submit(
@@ -66,8 +67,7 @@ def job_cancel(*, job: Job) -> bool:
     Returns: False: it had ended, or had been cancelled, before.
     """
     with transaction.atomic():
-        open_to_it = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)
-        asked = Job.objects.filter(pk=job.pk, status__in=open_to_it, cancel_requested_at=None).update(
+        asked = Job.objects.filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None).update(
             # a paused one is claimed once more: its finished rows have to be put together
             status=Case(When(status=Job.Status.PAUSED, then=Value(Job.Status.QUEUED.value)), default=F("status")),
             paused=None,
@@ -260,12 +260,34 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
     return True
 
 
-def job_resume(*, job: Job) -> bool:
-    """Queues a paused job again. Returns: False: it is not paused any more."""
+def job_set_aside(*, job: Job, why: Mapping[str, Any]) -> bool:
+    """Pauses it for its customer, whoever works on it: no write of that attempt is accepted any more, so it ends.
+
+    What is committed stays. A pause of another code becomes this one.
+    Returns: False, and nothing changes: it has ended, or is to be cancelled.
+    """
+    data = dict(why)
+    with transaction.atomic():
+        may = Job.objects.select_for_update().filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None)
+        row = may.annotate(now=Now()).first()
+        if row is None:
+            return False
+        if row.paused is not None and row.paused["code"] == data["code"]:
+            return True
+        if row.lease_until is not None:  # it is worked on, or was
+            share_charge(row.organization_id, since=row.claimed_at, until=min(row.now, row.lease_until))
+            Job.objects.filter(pk=row.pk).update(stalled_attempts=_not_stalled())
+        Job.objects.filter(pk=row.pk).update(status=Job.Status.PAUSED, paused=data, lease_until=None)
+        event_add(job_id=row.pk, type="paused", data=data)
+    return True
+
+
+def job_resume(*, job: Job, code: str) -> bool:
+    """Queues a paused job again. Returns: False: it is not paused any more, or for another reason than `code`."""
     with transaction.atomic():
         organization_hold(job.organization_id)
         share_join(job.organization_id)
-        paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED)
+        paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED, paused__code=code)
         resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)
         if resumed:
             event_add(job_id=job.pk, type="resumed", data={})

@@ -4,7 +4,7 @@
       ^                  │
       ├─ retry, release ─┼──────> failed
       │                  ├──────> cancelled
-      └── resume, cancel ┴──────> paused
+      └── resume, cancel ┴──────> paused <── a customer's pause ── queued
 
 A cancelled or failed job too was claimed before: its partial results are put together under a lease.
 """
@@ -25,7 +25,7 @@ from control.jobs.fair import share_charge
 from control.jobs.models import Job, JobEvent
 
 LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
-    Job.Status.QUEUED: frozenset({Job.Status.RUNNING}),
+    Job.Status.QUEUED: frozenset({Job.Status.RUNNING, Job.Status.PAUSED}),
     Job.Status.RUNNING: frozenset(Job.Status),  # running to running: the claim after an expired lease
     Job.Status.PAUSED: frozenset({Job.Status.QUEUED}),
     Job.Status.SUCCEEDED: frozenset(),
@@ -36,7 +36,7 @@ TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not move
 
 
 class LeaseLost(Exception):  # a fact about the lease, and the usual name
-    """A write carried an old fence and changed nothing. The attempt must stop; somebody else has the job."""
+    """A write carried an old fence, or the job was set aside; nothing changed. The attempt must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,10 @@ class Turbo(Shape):
     kind: str
     hyperparameters: Figures
     progress: Figures | None
+    waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
+        description="Why nothing happens: no worker is alive, others are before it, or it is paused."
+    )
+    paused: Paused | None
     report: Figures | None
 
 
@@ -158,7 +162,7 @@ class FineTuningJobObject(Shape):
     fine_tuned_model: str | None
     organization_id: str
     result_files: list[str]
-    status: Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
+    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
     validation_file: str | None
     training_file: str
     hyperparameters: Figures

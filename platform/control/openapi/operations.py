@@ -187,6 +187,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("fine_tuning.views.FineTuningCancelView", "POST"): Operation(
         id="fine_tuning.jobs.cancel", answer=openai.FineTuningJobObject
     ),
+    ("fine_tuning.views.FineTuningPauseView", "POST"): Operation(
+        id="fine_tuning.jobs.pause", answer=openai.FineTuningJobObject
+    ),
+    ("fine_tuning.views.FineTuningResumeView", "POST"): Operation(
+        id="fine_tuning.jobs.resume", answer=openai.FineTuningJobObject
+    ),
     ("fine_tuning.views.FineTuningEventsView", "GET"): Operation(
         id="fine_tuning.jobs.events", answer=Page[openai.FineTuningEventObject], query=PAGING
     ),

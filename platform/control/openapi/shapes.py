@@ -33,11 +33,12 @@ class Page(Shape, Generic[_Item]):
 
 
 class Paused(Shape):
-    """Why work waits. It goes on when the cap is raised or removed, or with the next month."""
+    """Why work waits: `spend_cap_reached`, until the cap is raised or removed, or the next month; `paused_on_request`,
+    until its fine-tuning job is resumed."""
 
     code: str
     message: str
-    cap_id: str = Field(description="Of a spend cap or a quote.")
+    cap_id: str | None = Field(description="Of a spend cap or a quote.")
 
 
 class Deleted(Shape):

@@ -64,6 +64,8 @@ def _distil(pipeline: Pipeline) -> bool:
     batch = pipeline.batch
     if batch is None:
         return _start(pipeline, _make_batch)
+    if batch.job.status == Job.Status.PAUSED:  # perhaps in the instant between the batch's end and its job's
+        return False
     match batch.status:
         case Batch.Status.COMPLETED if batch.tokens_key:
             return transition(pipeline, Status.TRAINING)

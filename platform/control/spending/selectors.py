@@ -81,7 +81,9 @@ def batch_cap_reached(batch: Batch) -> Reached | None:
 
 
 def batches_paused() -> QuerySet[Batch]:
-    return Batch.objects.filter(job__status="paused").select_related("job", "quote").order_by("pk")
+    """By a cap, not by their customers."""
+    paused = Batch.objects.filter(job__status="paused", job__paused__code=REACHED)
+    return paused.select_related("job", "quote").order_by("pk")
 
 
 def _usd(nanousd: int) -> str:

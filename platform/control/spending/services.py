@@ -19,7 +19,7 @@ from control.jobs.services import job_pause, job_resume
 from control.jobs.state import Claim
 from control.quotes.models import Quote
 from control.spending.models import SpendCap
-from control.spending.selectors import Reached, batch_cap_reached, batches_paused
+from control.spending.selectors import REACHED, Reached, batch_cap_reached, batches_paused
 from control.tenancy.scope import as_tenant
 
 REVIEW_LIMIT = 100
@@ -92,5 +92,5 @@ def _review(batch: Batch) -> None:
     if not is_overdue and batch_cap_reached(batch) is not None:
         return
     with transaction.atomic():
-        if job_resume(job=batch.job):
+        if job_resume(job=batch.job, code=REACHED):
             event_record(organization_id=batch.organization_id, type=BATCH_RESUMED, object_id=batch.pk)

@@ -19,6 +19,7 @@ from control.jobs.services import (
     job_release,
     job_renew,
     job_resume,
+    job_set_aside,
     job_succeed,
 )
 from control.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
@@ -124,9 +125,15 @@ class JobMachine(RuleBasedStateMachine):
         self.attempt(claim, lambda: end(claim=claim))
 
     @rule()
-    def resume(self) -> None:
-        was_paused = self.row().status == Job.Status.PAUSED
-        assert job_resume(job=self.job) == was_paused
+    def set_aside(self) -> None:
+        row = self.row()
+        may = row.status not in TERMINAL and row.cancel_requested_at is None
+        assert job_set_aside(job=self.job, why={"code": "asked"}) == may
+
+    @rule(code=st.sampled_from(["cap", "asked"]))
+    def resume(self, code: str) -> None:
+        paused = self.row().paused
+        assert job_resume(job=self.job, code=code) == (paused is not None and paused["code"] == code)
 
     @precondition(lambda self: self.claims and len(self.winners) == len(self.shards()))
     @rule(data=st.data())

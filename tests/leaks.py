@@ -15,7 +15,7 @@ from tests.source_tree import ROOT
 SECRETS = re.compile(r'(?<!"key":")(?<!"secret":")\b(sk_live_[0-9A-Za-z]{44}|whsec_[0-9A-Za-z+/=]{32,})')
 INSIDES = re.compile(
     r"Traceback \(most recent call last\)|\b(psycopg|sqlite3)\.|django\.db|"
-    r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM)\b[^\n]{1,200}\b(FROM|VALUES|SET|WHERE)\b|secret_sha256"
+    r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM)\b[^\n]{1,200}\b(FROM|VALUES|SET|WHERE)\b|\"secret_sha256\":"
 )
 
 

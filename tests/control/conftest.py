@@ -1,8 +1,19 @@
+from collections.abc import Iterator
+
 import pytest
 from django.test import Client
 
 from control.accounts.models import Organization
 from tests.control.factories import client_of, make_organization
+from tests.leaks import answers_checked, secrets_in
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """S8, for each test there is."""
+    with answers_checked():
+        yield
+    assert secrets_in(caplog.text) == [], "a secret stands in the log"
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.source_tree import ROOT
         "sqlite3.OperationalError: no such table",
         'SELECT "jobs_job"."id" FROM "jobs_job"',
         "UPDATE jobs_job SET status = 'queued'",
+        '{"secret_sha256": "ab"}',
         settings.SECRET_KEY,
         "Authorization: Bearer sk_live_" + "a" * 44,
         "whsec_" + "A" * 32,

@@ -13,6 +13,7 @@ from control.audit.models import AuditEvent
 from control.deployments.models import Deployment
 from control.deployments.services import deployment_stop
 from control.files.staging import staged_writer
+from control.fine_tuning.services import fine_tuning_job_pause
 from control.pipelines.services import pipeline_cancel
 from control.uploads.services import part_add
 from tests.control.calls import call, path_of
@@ -44,6 +45,10 @@ def cancel_pipeline(world: World) -> None:
     pipeline_cancel(pipeline=world.pipeline)
 
 
+def pause_fine_tuning(world: World) -> None:
+    fine_tuning_job_pause(job=world.fine_tuning_job)
+
+
 def serve_deployment(world: World) -> None:
     Deployment.objects.filter(pk=world.deployment.pk).update(state=Deployment.State.READY)
 
@@ -56,6 +61,7 @@ def stop_deployment(world: World) -> None:
 BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
+    "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
     "POST /v1/deployments/{deployment_id}/start": stop_deployment,
     "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,
 }

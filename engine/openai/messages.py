@@ -17,7 +17,8 @@ def parse_messages(fields: Fields) -> list[dict[str, Any]]:
     """
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        message = f"messages must be a list of at least one message, got {kind_of(messages)}"
+        got = "an empty list" if messages == [] else kind_of(messages)
+        message = f"messages must be a list of at least one message, got {got}"
         raise InvalidRequest(message, param="messages")
     return [_message(Fields(message, path=f"messages[{i}]")) for i, message in enumerate(messages)]
 

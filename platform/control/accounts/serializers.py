@@ -8,7 +8,7 @@ from rest_framework import serializers
 from control.accounts.keys import PREFIX
 from control.accounts.models import ApiKey, Member, Project
 from control.accounts.scopes import SCOPES
-from control.api.fields import BodyInput
+from control.api.fields import BodyInput, Choice
 from control.api.times import unix
 
 MAX_GRACE = dt.timedelta(days=30)
@@ -56,7 +56,7 @@ def project_body(project: Project) -> dict[str, Any]:
 class ApiKeyInput(BodyInput):
     name = serializers.CharField(max_length=120)
     scopes = serializers.ListField(
-        child=serializers.ChoiceField(choices=list(SCOPES)),
+        child=Choice(choices=list(SCOPES)),
         min_length=1,
         max_length=len(SCOPES),
         allow_null=True,
@@ -81,11 +81,11 @@ class ApiKeyRotateInput(BodyInput):
 
 class MemberInput(BodyInput):
     email = serializers.EmailField(max_length=150)
-    role = serializers.ChoiceField(choices=Member.Role.choices, default=Member.Role.MEMBER)
+    role = Choice(choices=Member.Role.choices, default=Member.Role.MEMBER)
 
 
 class MemberUpdateInput(BodyInput):
-    role = serializers.ChoiceField(choices=Member.Role.choices)
+    role = Choice(choices=Member.Role.choices)
 
 
 class ProjectInput(BodyInput):

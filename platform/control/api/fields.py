@@ -1,10 +1,20 @@
 """What a request's body may say: the base of its serializers."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rest_framework import serializers
 
 from control.api.errors import ApiError
+
+
+class Choice(serializers.ChoiceField):
+    """Whoever asks for what is none of them is told what they are."""
+
+    def __init__(self, choices: Iterable[Any], **kwargs: Any) -> None:
+        super().__init__(list(choices), **kwargs)
+        names = ", ".join(str(name) for name in self.choices)
+        self.error_messages["invalid_choice"] = f"must be one of {names}, got {{input!a:.60}}"
 
 
 class BodyInput(serializers.Serializer[dict[str, Any]]):

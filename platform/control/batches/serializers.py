@@ -5,6 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from control.api.fields import Choice
 from control.api.metadata import MetadataInput
 from control.api.times import unix
 from control.batches.models import Batch
@@ -84,7 +85,7 @@ def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
 class BatchInput(MetadataInput):
     input_file_id = serializers.CharField(max_length=80)
     endpoint = serializers.CharField(max_length=80)
-    completion_window = serializers.ChoiceField(choices=list(COMPLETION_WINDOWS))
+    completion_window = Choice(choices=list(COMPLETION_WINDOWS))
     model = serializers.CharField(max_length=120, allow_null=True, default=None)
     output_expires_after = serializers.DictField(allow_null=True, default=None)
     quote_id = serializers.CharField(max_length=40, allow_null=True, default=None)

@@ -5,6 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from control.api.fields import Choice
 from control.api.times import unix
 from control.files.models import File
 
@@ -34,14 +35,14 @@ def file_body(file: File) -> dict[str, Any]:
 
 
 class ExpiresAfterInput(serializers.Serializer[dict[str, Any]]):
-    anchor = serializers.ChoiceField(choices=["created_at"])
+    anchor = Choice(choices=["created_at"])
     seconds = serializers.IntegerField(min_value=MIN_EXPIRY_SECONDS, max_value=MAX_EXPIRY_SECONDS)
 
 
 class UploadInput(serializers.Serializer[dict[str, Any]]):
     """A nested `expires_after` arrives flat in multipart: `expires_after[seconds]`."""
 
-    purpose = serializers.ChoiceField(choices=UPLOAD_PURPOSES)
+    purpose = Choice(choices=UPLOAD_PURPOSES)
 
 
 def expires_after(data: dict[str, Any] | None, *, param: str = "expires_after") -> dt.timedelta | None:

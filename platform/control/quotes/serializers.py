@@ -4,7 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.api.fields import BodyInput
+from control.api.fields import BodyInput, Choice
 from control.api.times import unix
 from control.quotes.models import Quote
 from control.spending.selectors import quote_spent_nanousd
@@ -45,7 +45,7 @@ def _cost(quote: Quote, output_tokens: int | None) -> dict[str, Any] | None:
 
 class QuoteInput(BodyInput):
     dataset_id = serializers.CharField(max_length=40)
-    basis = serializers.ChoiceField(choices=Quote.Basis.choices, default=Quote.Basis.PILOT)
+    basis = Choice(choices=Quote.Basis.choices, default=Quote.Basis.PILOT)
     cap = DollarsField(allow_null=True, default=None, help_text="US dollars; what is run under the quote pauses there.")
 
 

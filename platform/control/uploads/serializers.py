@@ -4,7 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.api.fields import BodyInput
+from control.api.fields import BodyInput, Choice
 from control.api.times import unix
 from control.files.serializers import UPLOAD_PURPOSES, file_body
 from control.uploads.models import Upload, UploadPart
@@ -40,7 +40,7 @@ class UploadInput(BodyInput):
     bytes = serializers.IntegerField(min_value=1)
     filename = serializers.CharField(max_length=255)
     mime_type = serializers.CharField(max_length=120)
-    purpose = serializers.ChoiceField(choices=UPLOAD_PURPOSES)
+    purpose = Choice(choices=UPLOAD_PURPOSES)
     expires_after = serializers.DictField(allow_null=True, default=None)
 
 

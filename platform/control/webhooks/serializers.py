@@ -5,7 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.api.fields import BodyInput
+from control.api.fields import BodyInput, Choice
 from control.api.times import unix
 from control.events.types import patterns
 from control.webhooks.addresses import MAX_URL_LENGTH
@@ -56,7 +56,7 @@ class _Events(serializers.ListField):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            child=serializers.ChoiceField(choices=patterns()), min_length=1, max_length=len(patterns()), **kwargs
+            child=Choice(choices=patterns()), min_length=1, max_length=len(patterns()), **kwargs
         )
 
 

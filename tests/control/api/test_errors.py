@@ -121,3 +121,26 @@ def test_every_answer_has_a_request_id_and_a_callers_own_is_kept(db: None) -> No
     assert len(set(made)) == len(made)
     assert kept == "trace-0123456789"
     assert forged.startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (
+            "/v1/uploads",
+            {"bytes": 1, "filename": "f", "mime_type": "text/plain", "purpose": "fine-tuning"},
+            "purpose: must be one of assistants, batch, fine-tune, ",
+        ),
+        ("/v1/members", {"email": "a@example.com", "role": "root"}, "role: must be one of owner, "),
+        (
+            "/v1/batches",
+            {"input_file_id": "f", "endpoint": "/v1/chat/completions", "completion_window": "1h"},
+            "completion_window: must be one of 24h, got '1h'",
+        ),
+    ],
+)
+def test_who_chooses_wrongly_is_told_the_choices(client: Client, path: str, body: Any, words: str) -> None:
+    answer = client.post(path, body, content_type="application/json")
+
+    assert answer.status_code == 400
+    assert error_of(answer)["message"].startswith(words)

@@ -1,14 +1,16 @@
 """Evaluations, datasets and captured requests: what was found out, and of what."""
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from control.captures.models import Capture, CapturedRequest
-from control.captures.services import capture_end
+from control.captures.services import capture_end, capture_export
 from control.console.asking import AskingAdmin
-from control.console.asks import CREATE_DATASET, CREATE_EVALUATION
 from control.console.base import RowsAdmin, service_action
 from control.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
+from control.console.serving_asks import CREATE_EVALUATION
+from control.console.work_asks import CREATE_DATASET
 from control.datasets.models import Dataset
 from control.evaluations.models import Evaluation
 from control.evaluations.services import evaluation_cancel
@@ -120,7 +122,7 @@ class CaptureAdmin(RowsAdmin):
     list_filter = ["organization"]
     search_fields = ["deployment__id", "deployment__name"]
     list_select_related = ["organization", "deployment"]
-    actions_detail = ["end"]
+    actions_detail = ["make_file", "end"]
     fields = ["the_deployment", "organization", "hours", "kept", "created_at"]
 
     @admin.display(description="deployment")
@@ -130,6 +132,10 @@ class CaptureAdmin(RowsAdmin):
     @admin.display(description="requests kept")
     def kept(self, row: Capture) -> str:
         return number(CapturedRequest.objects.filter(deployment=row.deployment_id).count())
+
+    @service_action("Make a file", "Of all different requests that are kept, as prompts of a pipeline.", icon="draft")
+    def make_file(self, row: Capture) -> str:
+        return format_html("{} is made.", link(capture_export(capture=row)))
 
     @service_action(
         "End", "Nothing is kept any more, and what was is deleted. Files made of it stay.", icon="delete", danger=True

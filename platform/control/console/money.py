@@ -8,8 +8,10 @@ from django.db.models import Model
 from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
 
-from control.console.base import CreatableAdmin, RowsAdmin, service_action
+from control.console.asking import AskingAdmin, ask_action
+from control.console.base import CreatableAdmin, service_action
 from control.console.rendering import link, table
+from control.console.work_asks import CHANGE_CAP, CREATE_QUOTE
 from control.quotes.models import Quote
 from control.quotes.services import quote_settle
 from control.spending.models import SpendCap
@@ -91,11 +93,13 @@ class SpendCapAdmin(CreatableAdmin):
 
 
 @admin.register(Quote)
-class QuoteAdmin(RowsAdmin):
+class QuoteAdmin(AskingAdmin):
+    asks = CREATE_QUOTE
     list_display = ["id", "organization", "basis", "status", "cap", "spent", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id"]
     list_select_related = ["organization"]
+    actions_detail = ["change_cap"]
     fields = [
         "id", "organization", "dataset", "basis", "status", "the_pilot", "output_tokens", "output_tokens_low",
         "output_tokens_high", "cap", "spent", "created_at",
@@ -105,6 +109,8 @@ class QuoteAdmin(RowsAdmin):
         """As for who asks the API: what the pilot found by now is taken over."""
         row: Quote | None = super().get_object(request, object_id, from_field)
         return None if row is None else quote_settle(quote=row)
+
+    change_cap = ask_action("change_cap", CHANGE_CAP, icon="savings", when=lambda row: True)
 
     @admin.display(description="cap, USD")
     def cap(self, row: Quote) -> str:

@@ -4,6 +4,7 @@ A form here checks nothing: it makes of its fields the body that a customer woul
 pydantic model) and service then check. So the rules and the words are the API's, and stand beside the field they name.
 """
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from unfold.widgets import (
     UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
 )
+
+from control.api.errors import ApiError
+from control.api.json_body import StrictJsonParser
 
 Choices = Sequence[tuple[str, str]]
 Contract = type[serializers.Serializer[dict[str, Any]]] | type[BaseModel]
@@ -175,6 +179,6 @@ def _shown(value: Any) -> Any:
 
 def _parsed(text: str, *, otherwise: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return StrictJsonParser().parse(io.BytesIO(text.encode()))
+    except ApiError:
         return otherwise

@@ -17,19 +17,20 @@ from control.catalog.intake import base_model_delete
 from control.catalog.models import BaseModel, Speculator
 from control.catalog.plots import training_plots
 from control.console.asking import AskingAdmin, ask_action
-from control.console.asks import (
+from control.console.base import service_action
+from control.console.charts import charts, lines_of
+from control.console.compare import MOST
+from control.console.logs import log_tail
+from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
+from control.console.serving_asks import (
     CHANGE_DEPLOYMENT,
     CREATE_DEPLOYMENT,
     EXPORT_SPECULATOR,
     IMPORT_SPECULATOR,
     REGISTER_MODEL,
     ROLL_OUT,
+    SET_CAPTURE,
 )
-from control.console.base import service_action
-from control.console.charts import charts, lines_of
-from control.console.compare import MOST
-from control.console.logs import log_tail
-from control.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.deployments.figures import stretches
 from control.deployments.launcher import log_path
 from control.deployments.models import Deployment
@@ -190,7 +191,7 @@ class DeploymentAdmin(AskingAdmin):
     search_fields = ["name", "id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model", "speculator"]
-    actions_detail = ["start", "change_served", "roll_out", "stop", "delete"]
+    actions_detail = ["start", "change_served", "roll_out", "capture", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
         "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
@@ -246,6 +247,7 @@ class DeploymentAdmin(AskingAdmin):
 
     change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_there)
     roll_out = ask_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
+    capture = ask_action("capture", SET_CAPTURE, icon="save", when=_is_there)
 
     @service_action(
         "Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True, when=_is_up

@@ -7,9 +7,10 @@ from control.adapters.models import Adapter
 from control.adapters.services import adapter_delete
 from control.batches.state import TERMINAL
 from control.console.asking import AskingAdmin
-from control.console.asks import CREATE_ADAPTER, CREATE_DISTILLATION
 from control.console.base import RowsAdmin, service_action
 from control.console.rendering import badge, error_text, link, number, progress_bar, table
+from control.console.serving_asks import CREATE_ADAPTER
+from control.console.work_asks import CREATE_DISTILLATION
 from control.deployments.models import Deployment
 from control.distillations.models import Distillation
 from control.distillations.services import distillation_cancel

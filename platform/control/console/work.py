@@ -7,10 +7,10 @@ from django.utils.safestring import SafeString
 from control.batches.models import Batch
 from control.batches.services import batch_cancel
 from control.console.asking import AskingAdmin
-from control.console.asks import CREATE_BATCH, CREATE_PIPELINE, UPLOAD_FILE
 from control.console.base import service_action
 from control.console.money import usd
 from control.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.console.work_asks import CREATE_BATCH, CREATE_PIPELINE, UPLOAD_FILE
 from control.files.models import File
 from control.files.services import file_delete
 from control.pipelines.models import Pipeline

@@ -1,23 +1,34 @@
 """What operators ask for in the name of an organization: by the API's rules, its services, and with one audit event."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from django.conf import settings
 from django.contrib.admin.utils import quote
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
+from django.utils.html import escape
 
 from control.accounts.models import Organization, User
 from control.audit.models import AuditEvent
+from control.captures.models import Capture
+from control.catalog.models import BaseModel, Speculator
 from control.deployments.models import Deployment
 from control.files.models import File
 from control.pipelines.models import Pipeline
 from control.rollouts.models import Rollout
+from control.settings.config import get_config
+from control.storage import get_storage
 from tests.control.console.support import change_path, operator_client, page, press
+from tests.control.deployments.support import make_speculator
 from tests.control.factories import make_organization
 from tests.control.world import World
+from tests.tiny_model import make_tiny_model
+from tests.workers.exports.speculators import write_speculator
 
 ADDED: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
     "deployments_deployment": (
@@ -70,6 +81,10 @@ ADDED: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
         },
     ),
     "datasets_dataset": ("dataset.create", lambda world: {"file_id": world.file.pk}),
+    "quotes_quote": (
+        "quote.create",
+        lambda world: {"dataset_id": world.counted_dataset.pk, "basis": "pilot", "cap": "2.5"},
+    ),
     "adapters_adapter": (
         "adapter.create",
         lambda world: {
@@ -139,6 +154,7 @@ def test_what_was_entered_reaches_the_service(operator: Client, world: World) ->
     [
         ({}, "name", "required"),
         ({"training": '{"epoch": 2}'}, "training", "epoch"),
+        ({"training": r'{"epochs": "\u0000"}'}, "training", "valid dictionary"),
         ({"training": "no JSON"}, "training", "valid dictionary"),
         ({"gate.min_speedup": "fast"}, "gate.min_speedup", "valid number, got 'fast'"),
         ({"prompts_file": ""}, "prompts_file", "a pipeline takes prompts_file or distillation_id"),
@@ -154,7 +170,7 @@ def test_the_apis_words_stand_beside_the_field(
     errors = answer.context["form"].errors
     assert [*errors] == [field]
     assert message in errors[field][0]
-    assert errors[field][0].replace("'", "&#x27;") in answer.content.decode()
+    assert escape(errors[field][0]) in answer.content.decode()
     assert not AuditEvent.objects.exists()
 
 
@@ -223,6 +239,59 @@ def test_a_speculator_is_rolled_out_on_a_share(operator: Client, world: World) -
     rollout = Rollout.objects.get()
     assert (rollout.speculator, rollout.share_percent, rollout.min_requests) == (world.speculator, 25, 100)
     assert AuditEvent.objects.get().action == "rollout.create"
+
+
+def test_requests_are_captured_and_made_a_file(operator: Client, world: World) -> None:
+    pk = world.deployment.pk
+    asked(operator, button_path("deployments_deployment", pk, "capture"), {"hours": "48"})
+    press(operator, "captures_capture", pk, "make_file")
+
+    assert Capture.objects.get().hours == 48
+    assert File.objects.get().purpose == File.Purpose.BATCH
+    assert [*AuditEvent.objects.order_by("pk").values_list("action", flat=True)] == ["capture.set", "capture.export"]
+
+
+def test_a_quotes_cap_is_changed(operator: Client, world: World) -> None:
+    path = button_path("quotes_quote", world.quote.pk, "change_cap")
+
+    asked(operator, path, {"cap": "3.5"})
+
+    world.quote.refresh_from_db()
+    assert world.quote.cap_nanousd == 3_500_000_000
+    assert 'value="3.5"' in page(operator, path)
+
+
+def test_a_base_model_is_registered_from_where_it_may_lie(
+    operator: Client, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"model_roots": "s3://models"}))
+    path = add_path("catalog_basemodel", world.organization)
+
+    refused = operator.post(path, {"name": "new", "source": "/etc"})
+    asked(operator, path, {"name": "new", "source": "s3://models/new"})
+
+    assert "operators of this service allow" in refused.context["form"].errors["source"][0]
+    model = BaseModel.objects.get(name="new")
+    assert (model.organization, model.source) == (world.organization, "s3://models/new")
+    assert AuditEvent.objects.get().action == "base_model.create"
+
+
+def test_a_speculator_is_exported_and_imported_again(operator: Client, world: World, tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path, num_layers=4, dtype=torch.bfloat16)
+    BaseModel.objects.filter(pk=world.base_model.pk).update(path=str(model_dir))
+    own = make_speculator(world.base_model, world.organization, kind="eagle3", storage_prefix="own")
+    get_storage().put_folder("own", write_speculator("eagle3", tmp_path / "own", model_dir))
+    path = add_path("catalog_speculator", world.organization)
+    given = {"format": "speculators", "model": world.base_model.name, "name": "guest"}
+
+    asked(operator, button_path("catalog_speculator", own.pk, "export"), {"format": "speculators"})
+    asked(operator, path, {"file_id": File.objects.get().pk, **given})
+    refused = operator.post(path, {"file_id": world.file.pk, **given})
+
+    assert Speculator.objects.get(name="guest").kind == "eagle3"
+    assert refused.context["form"].errors
+    actions = AuditEvent.objects.order_by("pk").values_list("action", flat=True)
+    assert [*actions] == ["speculator.export", "speculator.import"]
 
 
 def test_a_file_is_deleted(operator: Client, world: World) -> None:

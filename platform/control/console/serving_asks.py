@@ -72,7 +72,7 @@ def _change_deployment(row: Deployment, body: dict[str, Any]) -> Deployment:
 
 
 CHANGE_DEPLOYMENT = Ask(
-    title="Change what it serves",
+    title="Change",
     contract=DeploymentUpdateInput,
     run=_change_deployment,
     choices=_serving,
@@ -100,7 +100,7 @@ def _roll_out(row: Deployment, body: dict[str, Any]) -> Rollout:
 
 
 ROLL_OUT = Ask(
-    title="Roll out a speculator",
+    title="Roll out",
     contract=RolloutInput,
     run=_roll_out,
     choices=lambda organization: {"speculator_id": ready(organization)},
@@ -190,4 +190,4 @@ def _set_capture(row: Deployment, body: dict[str, Any]) -> Capture:
     return capture_set(deployment=deployment_get(row.organization, row.pk), hours=values["hours"])
 
 
-SET_CAPTURE = Ask(title="Capture requests", contract=CaptureInput, run=_set_capture, choices=lambda organization: {})
+SET_CAPTURE = Ask(title="Capture", contract=CaptureInput, run=_set_capture, choices=lambda organization: {})

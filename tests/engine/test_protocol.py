@@ -226,7 +226,7 @@ def test_a_name_nobody_knows_is_refused(tokenizer: Tokenizer) -> None:
         ("top_logprobs", 2, "needs logprobs to be true"),
         ("stream_options", {"include_usage": True}, "needs stream to be true"),
         ("model", 5, "a string, got 5"),
-        ("messages", [], "at least one message"),
+        ("messages", [], "at least one message, got an empty list"),
         ("messages", "hi", "got the string 'hi'"),
         ("chat_template_kwargs", [], "a JSON object, got a list"),
     ],

@@ -8,8 +8,6 @@ import httpx2
 import openai
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
-from django.core.signals import request_finished, request_started
-from django.db import close_old_connections
 
 from control.accounts.models import Organization
 from control.batches.assemble import batch_assemble
@@ -21,18 +19,7 @@ from tests.control.pipelines.helpers import end_evaluation, made_until
 
 
 @pytest.fixture
-def _one_connection(db: None) -> Iterator[None]:
-    """Requests would close the connection at their end, and with it the test's transaction."""
-    signals = (request_started, request_finished)
-    for signal in signals:
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in signals:
-        signal.connect(close_old_connections)
-
-
-@pytest.fixture
-def official(organization: Organization, _one_connection: None) -> Iterator[openai.OpenAI]:
+def official(organization: Organization, one_connection: None) -> Iterator[openai.OpenAI]:
     _, token = make_key(organization)
     with (
         httpx2.Client(transport=httpx2.WSGITransport(app=WSGIHandler())) as http,

@@ -11,6 +11,8 @@ from control.accounts.models import Organization
 from control.asgi import application
 from tests.control.factories import make_key
 
+pytestmark = pytest.mark.usefixtures("one_connection")
+
 BOUNDARY = "b0undary"
 FORM = "".join(
     f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'

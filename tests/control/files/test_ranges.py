@@ -13,7 +13,6 @@ def get(client: Client, organization: Organization, **headers: str) -> tuple[int
     file = make_file(organization, CONTENT)
     response = client.get(f"/v1/files/{file.pk}/content", headers=headers)
     body = response.getvalue()
-    response.close()
     return response.status_code, body, dict(response.headers)
 
 

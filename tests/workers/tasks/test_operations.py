@@ -61,7 +61,7 @@ def test_a_backup_restored_in_the_middle_of_a_run_goes_on_to_the_right_end(
     batch = stack.make_batch(CONTENTS)
     first = stack.start_worker(child="--row-seconds 0.05")
     stack.wait_for_committed_shards(batch.job_id, 5)
-    dumped = [program("pg_dump"), "--format=custom", f"--file={dump}", server.url(name, "postgres")]
+    dumped = [str(program("pg_dump")), "--format=custom", f"--file={dump}", server.url(name, "postgres")]
     subprocess.run(dumped, check=True, timeout=60)
     kill_9(first)
     stack.start_worker(child="--row-seconds 0.05")
@@ -71,7 +71,7 @@ def test_a_backup_restored_in_the_middle_of_a_run_goes_on_to_the_right_end(
     elsewhere, url = tmp_path / "elsewhere", server.url(f"{name}_restored")
     shutil.copytree(settings.SLIPSTREAM.storage_dir, elsewhere / "storage")
     server.create_database(f"{name}_restored")
-    restored = [program("pg_restore"), "--exit-on-error", "--no-owner"]
+    restored = [str(program("pg_restore")), "--exit-on-error", "--no-owner"]
     restored.append(f"--dbname={server.url(f'{name}_restored', OWNER)}")
     try:
         subprocess.run([*restored, dump], check=True, timeout=60)

@@ -1,18 +1,16 @@
 """The first page: how much there is of everything, what runs and what failed."""
 
-import datetime as dt
 from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 
 from control.accounts.models import Organization
 from control.batches.models import Batch
 from control.catalog.models import Speculator
-from control.console.queue import SILENT_SECONDS
 from control.deployments.models import Deployment
 from control.jobs.models import Job, Worker
+from control.jobs.selectors import workers_alive
 from control.pipelines.models import Pipeline
 
 LATEST = 8
@@ -27,7 +25,6 @@ def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 def _cards() -> list[dict[str, Any]]:
     live = Deployment.objects.filter(deleted_at=None)
     jobs, pipelines, workers = Job.objects.all(), Pipeline.objects.all(), Worker.objects.all()
-    heard = workers.filter(heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
     queue = reverse("queue")
     return [
         _card("Deployments ready", live.filter(state="ready").count(), f"of {live.count()}", "deployments_deployment"),
@@ -36,7 +33,7 @@ def _cards() -> list[dict[str, Any]]:
         _card(
             "Pipelines live", pipelines.filter(status="live").count(), f"of {pipelines.count()}", "pipelines_pipeline"
         ),
-        {"title": "Workers heard of", "count": heard.count(), "note": f"of {workers.count()}", "link": queue},
+        {"title": "Workers heard of", "count": workers_alive().count(), "note": f"of {workers.count()}", "link": queue},
         _card("Speculators", Speculator.objects.filter(status="ready").count(), "ready", "catalog_speculator"),
         _card("Batches", Batch.objects.count(), "in all", "batches_batch"),
         _card("Organizations", Organization.objects.count(), "in all", "accounts_organization"),

@@ -11,11 +11,10 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from control.jobs.models import Job, Worker
-from control.jobs.selectors import is_waiting
+from control.jobs.selectors import SILENT_SECONDS, is_waiting
 from control.settings.config import get_config
 
 MOST = 100
-SILENT_SECONDS = 30.0  # workers beat every few seconds
 
 
 def queue(request: HttpRequest) -> HttpResponse:

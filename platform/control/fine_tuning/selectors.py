@@ -21,7 +21,7 @@ TOLD = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
 
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
     """With all that is shown of one."""
-    alive = {"has_worker": Exists(workers_alive("jobs"))}
+    alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
     jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
 

@@ -59,8 +59,8 @@ def jobs_to_cancel() -> QuerySet[Job]:
     return Job.objects.filter(is_due(), cancel_requested_at__isnull=False).order_by("cancel_requested_at", "pk")
 
 
-def workers_alive(role: str) -> QuerySet[Worker]:
-    return Worker.objects.filter(role=role, heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
+def workers_alive() -> QuerySet[Worker]:
+    return Worker.objects.filter(heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
 
 
 def shards_open(job_id: str) -> QuerySet[JobShard]:

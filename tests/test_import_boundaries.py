@@ -5,6 +5,9 @@
     control  ->  workers.contracts, .hyperparameters, .exports     (no torch in the web image)
     workers.tasks  ->  control services, workers.contracts         (no torch in the supervisor)
 
+Within `control`, the rooms are in an order: a room imports those before it in ROOMS, never those after it. Within a
+room, no cycle of imports joins more than two apps.
+
 An import inside a function, under TYPE_CHECKING or through `import_module("...")` is an import all the same.
 """
 
@@ -65,7 +68,7 @@ LAYERS = (
         banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
-    Layer(module="benchmarks.datasets", ours=("control.datasets.validation",), others=frozenset()),
+    Layer(module="benchmarks.datasets", ours=("control.workflows.datasets.validation",), others=frozenset()),
     Layer(module="manage", others=frozenset({"django"})),
     Layer(module="tests", ours=tuple(OURS)),
 )
@@ -132,6 +135,87 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+ROOMS = ("core", "tenants", "billing", "queue", "data", "models", "serving", "workflows", "operations")
+
+
+def room_imports(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(where, own name, imported name) of every import from one app of `control` to another, names split at dots."""
+    for file in source_files(root):
+        own = file.module.split(".")
+        if own[0] != "control" or len(own) < 3 or file.is_migration:
+            continue  # `urls` and `asgi`, beside the rooms, join them all
+        for line, name in imports(file):
+            imported = name.split(".")
+            if imported[0] == "control" and len(imported) > 2 and imported[1:3] != own[1:3]:
+                yield f"{file.path}:{line}", own, imported
+
+
+def arrows_back(root: Path) -> list[str]:
+    """Imports of a room from one that comes after it."""
+    return [
+        f"{where} imports {'.'.join(imported)}"
+        for where, own, imported in room_imports(root)
+        if ROOMS.index(imported[1]) > ROOMS.index(own[1])
+    ]
+
+
+def long_cycles(root: Path) -> set[frozenset[str]]:
+    """Cycles of imports that join three or more apps of one room."""
+    arrows: dict[str, set[str]] = {}
+    for _, own, imported in room_imports(root):
+        if own[1] == imported[1]:
+            arrows.setdefault(".".join(own[1:3]), set()).add(".".join(imported[1:3]))
+
+    def cycles(path: tuple[str, ...]) -> Iterator[frozenset[str]]:
+        for app in arrows.get(path[-1], ()):
+            if app == path[0]:
+                yield frozenset(path)
+            elif app not in path:
+                yield from cycles((*path, app))
+
+    return {cycle for app in arrows for cycle in cycles((app,)) if len(cycle) > 2}
+
+
+def test_the_rooms_are_those_of_the_tree() -> None:
+    folders = {path.parent.name for path in (ROOT / "platform" / "control").glob("*/__init__.py")}
+
+    assert folders == set(ROOMS)
+    assert len(ROOMS) <= 9
+
+
+def test_no_arrow_between_rooms_runs_back() -> None:
+    assert arrows_back(ROOT) == []
+
+
+def test_no_cycle_joins_more_than_two_apps_of_a_room() -> None:
+    assert long_cycles(ROOT) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "statement"),
+    [
+        ("core/ids.py", "from control.tenants.accounts.models import Organization"),
+        ("queue/jobs/services.py", "from control.workflows.batches.models import Batch"),
+        ("serving/deployments/services.py", "def late() -> None:\n    from control.operations.console import base"),
+    ],
+)
+def test_a_planted_arrow_back_is_found(tmp_path: Path, path: str, statement: str) -> None:
+    target = tmp_path / "platform" / "control" / path
+    target.parent.mkdir(parents=True)
+    target.write_text(statement + "\n")
+
+    assert len(arrows_back(tmp_path)) == 1
+
+
+def test_a_planted_cycle_of_three_apps_is_found(tmp_path: Path) -> None:
+    for app, imported in (("files", "uploads"), ("uploads", "parts"), ("parts", "files")):
+        folder = tmp_path / "platform" / "control" / "data" / app
+        folder.mkdir(parents=True)
+        (folder / "models.py").write_text(f"from control.data.{imported} import models\n")
+
+    assert long_cycles(tmp_path) == {frozenset({"data.files", "data.uploads", "data.parts"})}
+
+
 def test_every_import_obeys_the_rule() -> None:
     assert violations(ROOT) == []
 
@@ -151,18 +235,18 @@ def test_every_import_obeys_the_rule() -> None:
         ("workers/contracts.py", "import workers.failures"),
         ("workers/hyperparameters/mtp.py", "import torch"),
         ("workers/hyperparameters/mtp.py", "from workers.failures import UserConfigError"),
-        ("workers/jobs/batch.py", "from control.jobs import services"),
+        ("workers/jobs/batch.py", "from control.queue.jobs import services"),
         ("workers/training/medusa/loss.py", "from workers.tasks import run"),
         ("workers/run.py", "import celery"),
         ("workers/tasks/run.py", "import torch"),
         ("workers/tasks/run.py", "def late() -> None:\n    from engine.loop import Engine"),
         ("workers/tasks/run.py", "from workers.jobs import batch"),
         ("workers/celery_app.py", "import transformers"),
-        ("platform/control/jobs/services.py", "import torch"),
-        ("platform/control/jobs/services.py", "from workers.tasks import run"),
-        ("platform/control/jobs/services.py", "from importlib import import_module\nimport_module('engine.loop')"),
-        ("platform/control/jobs/services.py", "from . import models"),
-        ("sdk/slipstream/client.py", "from control.jobs import models"),
+        ("platform/control/queue/jobs/services.py", "import torch"),
+        ("platform/control/queue/jobs/services.py", "from workers.tasks import run"),
+        ("platform/control/core/ids.py", "from importlib import import_module\nimport_module('engine.loop')"),
+        ("platform/control/queue/jobs/services.py", "from . import models"),
+        ("sdk/slipstream/client.py", "from control.queue.jobs import models"),
         ("sdk/slipstream/client.py", "import openai"),
         ("examples/demo.py", "from engine.loop import Engine"),
         ("benchmarks/decode.py", "import django"),
@@ -186,8 +270,8 @@ def test_a_planted_fault_is_found(tmp_path: Path, path: str, statement: str) -> 
         ("engine/loop.py", "from kernels.linear import linear"),
         ("engine/server/app.py", "from engine.loop import Engine\nfrom starlette.routing import Route"),
         ("workers/jobs/batch.py", "from engine.loop import Engine\nfrom workers.contracts import BatchSpec"),
-        ("workers/tasks/run.py", "import celery\nfrom control.jobs import services\nfrom workers import contracts"),
-        ("platform/control/jobs/services.py", "from django.db import models\nfrom workers.contracts import Spec"),
+        ("workers/tasks/run.py", "import celery\nfrom control.core import ids\nfrom workers import contracts"),
+        ("platform/control/queue/jobs/services.py", "from django.db import models\nfrom workers.contracts import Spec"),
         ("sdk/slipstream/client.py", "import platform\nimport httpx2"),
     ],
 )

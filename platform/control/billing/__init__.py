@@ -1,0 +1,1 @@
+"""Metered usage, prices and spend caps."""

@@ -1,0 +1,39 @@
+"""Writers of spend caps."""
+
+from django.db import IntegrityError, transaction
+
+from control.billing.spending.models import SpendCap
+from control.billing.spending.signals import spend_cap_lifted
+from control.core.api.errors import ApiError
+from control.tenants.accounts.models import Organization, Project
+from control.tenants.audit.record import audited
+
+
+@audited("spend_cap.create")
+def spend_cap_create(*, organization: Organization, project: Project | None, nanousd: int) -> SpendCap:
+    """Jobs that run are paused at their next shard. Raises: ApiError: 409, there is one."""
+    try:
+        with transaction.atomic():
+            return SpendCap.objects.create(organization=organization, project=project, nanousd=nanousd)
+    except IntegrityError as error:
+        whose = "Your organization" if project is None else f"The project {project.pk}"
+        raise ApiError(409, f"{whose} has a spend cap: change that one.", "spend_cap_exists", "project_id") from error
+
+
+@audited("spend_cap.update")
+@transaction.atomic
+def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
+    """Effects: jobs that the new cap lets go on are queued again."""
+    SpendCap.objects.filter(pk=cap.pk).update(nanousd=nanousd)
+    cap.refresh_from_db()
+    spend_cap_lifted.send(SpendCap, organization_id=cap.organization_id)
+    return cap
+
+
+@audited("spend_cap.delete")
+@transaction.atomic
+def spend_cap_delete(*, cap: SpendCap) -> None:
+    """Effects: as of a raised one."""
+    organization_id = cap.organization_id
+    cap.delete()
+    spend_cap_lifted.send(SpendCap, organization_id=organization_id)

@@ -1,0 +1,12 @@
+"""Times on the clock of the database, which all processes share."""
+
+from datetime import timedelta
+
+from django.db.models import DateTimeField, ExpressionWrapper, Value
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Now
+
+
+def from_now(seconds: float) -> Combinable:
+    """A time on the database's clock: the clocks of workers may be wrong."""
+    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())

@@ -1,0 +1,1 @@
+"""Files and multi-part uploads of customers."""

@@ -1,1 +1,0 @@
-"""Speculators that leave for other engines, and those that come from there."""

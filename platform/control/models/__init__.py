@@ -1,0 +1,1 @@
+"""Base models, speculators and LoRA adapters: their tables and the checks of their folders."""

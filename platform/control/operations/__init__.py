@@ -1,0 +1,1 @@
+"""For operators: the console, the embedded stack, monitoring and the OpenAPI document."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics of rows and engines, and health probes."""

@@ -1,0 +1,1 @@
+"""Jobs: claims, leases, shards, failures and fair turns between organizations."""

@@ -1,0 +1,1 @@
+"""Deployments, their supervisor, rollouts, captured traffic and the gateway to endpoints."""

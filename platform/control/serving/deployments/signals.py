@@ -1,0 +1,6 @@
+"""What deployments announce to the rooms above."""
+
+from django.dispatch import Signal
+
+# Sent with `deployment_id`, after the commit, when a deployment became ready or has failed for good.
+deployment_settled = Signal()

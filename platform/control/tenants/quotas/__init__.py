@@ -1,0 +1,1 @@
+"""Limits on what one organization may use at once."""

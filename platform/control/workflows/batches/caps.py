@@ -1,0 +1,78 @@
+"""Pauses of batches that follow from spend caps.
+
+    a shard is committed and its cost counted ──> a cap is reached ──> paused
+    the cap is raised or removed, a month begins, the batch's window ends ──> queued again
+
+Work that a pause interrupts was not committed: it is neither counted nor lost, and is done again later.
+"""
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet, Sum
+from django.db.models.functions import Now
+
+from control.billing.spending.selectors import REACHED, Reached, cap_reached, format_usd
+from control.billing.usage.services import caller_of_job
+from control.queue.jobs.services import job_pause, job_resume
+from control.queue.jobs.state import Claim
+from control.tenants.events.services import event_record
+from control.tenants.events.types import BATCH_PAUSED, BATCH_RESUMED
+from control.tenants.row_security.scope import as_tenant
+from control.workflows.batches.models import Batch
+
+REVIEW_LIMIT = 100
+
+
+def quote_spent_nanousd(quote_id: str) -> int:
+    """The cost so far of all batches made under the quote."""
+    return Batch.objects.filter(quote_id=quote_id).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
+
+
+def batch_cap_reached(batch: Batch) -> Reached | None:
+    """The cap that the batch has reached: its quote's, or one of the organization or project that asked for it."""
+    quote = batch.quote
+    if quote is not None and quote.cap_nanousd is not None:
+        spent = quote_spent_nanousd(quote.pk)
+        if spent >= quote.cap_nanousd:
+            message = f"{format_usd(spent)} are spent of the {format_usd(quote.cap_nanousd)} that the quote allows."
+            return Reached(cap_id=quote.pk, message=message)
+    return cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
+
+
+def batches_paused() -> QuerySet[Batch]:
+    """By a cap, not by their customers."""
+    paused = Batch.objects.filter(job__status="paused", job__paused__code=REACHED)
+    return paused.select_related("job", "quote").order_by("pk")
+
+
+@transaction.atomic
+def batch_pause(*, batch: Batch, claim: Claim, reached: Reached) -> bool:
+    """Returns: False: it is being cancelled instead. Raises: LeaseLost."""
+    if not job_pause(claim=claim, why=reached.as_reason()):
+        return False
+    event_record(organization_id=batch.organization_id, type=BATCH_PAUSED, object_id=batch.pk)
+    return True
+
+
+def batches_review() -> None:
+    """Resumes what may go on, or has only to be ended. A pause that raced with a raised cap is found here too."""
+    for batch in batches_paused()[:REVIEW_LIMIT]:
+        with as_tenant(batch.organization_id):
+            _review(batch)
+
+
+def batches_resume(organization_id: str, **_: Any) -> None:
+    """Resumes the paused batches of an organization whose caps allow it. Receiver of `spend_cap_lifted`."""
+    for batch in batches_paused().filter(organization_id=organization_id):
+        _review(batch)
+
+
+def _review(batch: Batch) -> None:
+    # by the database's clock, as whoever takes the job asks: else the two would resume and pause in turn
+    is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
+    if not is_overdue and batch_cap_reached(batch) is not None:
+        return
+    with transaction.atomic():
+        if job_resume(job=batch.job, code=REACHED):
+            event_record(organization_id=batch.organization_id, type=BATCH_RESUMED, object_id=batch.pk)

@@ -1,0 +1,15 @@
+from django.urls import path
+
+from control.workflows.speculators.views import (
+    SpeculatorExportView,
+    SpeculatorPlotView,
+    SpeculatorsView,
+    SpeculatorView,
+)
+
+urlpatterns = [
+    path("speculators", SpeculatorsView.as_view()),
+    path("speculators/<str:speculator_id>", SpeculatorView.as_view()),
+    path("speculators/<str:speculator_id>/export", SpeculatorExportView.as_view()),
+    path("speculators/<str:speculator_id>/plot", SpeculatorPlotView.as_view()),
+]

@@ -1,0 +1,16 @@
+from control.serving.deployments.models import Deployment
+from control.serving.rollouts.models import Rollout
+from control.tenants.events.types import EVENT_TYPES
+from control.workflows.batches.models import Batch
+from control.workflows.pipelines.models import Pipeline
+
+
+def names(prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in EVENT_TYPES if name.startswith(prefix)}
+
+
+def test_every_status_that_is_reached_has_an_event() -> None:
+    assert names("batch.") - {"paused", "resumed"} == set(Batch.Status) - {Batch.Status.VALIDATING}
+    assert names("pipeline.") == set(Pipeline.Status)
+    assert names("deployment.") == set(Deployment.State)
+    assert names("rollout.") == set(Rollout.Status) - {Rollout.Status.STARTING}

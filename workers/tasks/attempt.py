@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 from django.db import Error
+from opentelemetry.trace import SpanKind
 
 from control.core.observability import metrics, tracing
-from control.core.observability.tracing import Kind
 from control.core.settings.config import get_config
 from control.core.storage.backends import StorageError
 from control.queue.jobs.failures import CRASH_LOOP, Failure
@@ -103,7 +103,7 @@ def _observed(claim: Claim, job: Job) -> Iterator[None]:
     came_from = origin_of(claim.job_id)
     ids = {"organization_id": claim.organization_id, "job_id": claim.job_id, "fence": claim.fence}
     request = {REQUEST_ID: came_from[REQUEST_ID]} if REQUEST_ID in came_from else {}
-    about: dict[str, tracing.Value] = {
+    about = {
         tracing.ORGANIZATION: claim.organization_id,
         tracing.JOB: claim.job_id,
         tracing.JOB_KIND: job.kind,
@@ -114,7 +114,7 @@ def _observed(claim: Claim, job: Job) -> Iterator[None]:
     began = time.monotonic()
     with (
         structlog.contextvars.bound_contextvars(**ids, **request),
-        tracing.span(f"attempt {job.kind}", about, kind=Kind.CONSUMER, traceparent=parent),
+        tracing.span(f"attempt {job.kind}", about, kind=SpanKind.CONSUMER, traceparent=parent),
     ):
         yield
     metrics.job_attempt_seconds.labels(job.kind).observe(time.monotonic() - began)

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import structlog
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from opentelemetry.trace import Span, SpanKind
 
 from control.core.api.around import around
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
-from control.core.observability.tracing import Kind, Span
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ def _scope(request: HttpRequest) -> Iterator[None]:
     about = {tracing.METHOD: method, tracing.REQUEST: request_id(request)}
     parent = request.headers.get("traceparent", "")
     try:
-        with tracing.span(method, about, kind=Kind.SERVER, traceparent=parent) as span:
+        with tracing.span(method, about, kind=SpanKind.SERVER, traceparent=parent) as span:
             request.META[_SPAN] = span
             yield
     finally:
@@ -45,14 +45,14 @@ def _finish(request: HttpRequest, response: HttpResponseBase) -> None:
     )
     span = request.META[_SPAN]
     assert isinstance(span, Span)
-    span.rename(f"{method} {route}")
-    span.set(tracing.ROUTE, route)
-    span.set(tracing.STATUS_CODE, response.status_code)
+    span.update_name(f"{method} {route}")
+    span.set_attribute(tracing.ROUTE, route)
+    span.set_attribute(tracing.STATUS_CODE, response.status_code)
     organization_id = structlog.contextvars.get_contextvars().get("organization_id")
     if organization_id is not None:
-        span.set(tracing.ORGANIZATION, organization_id)
+        span.set_attribute(tracing.ORGANIZATION, organization_id)
     if response.status_code >= 500:
-        span.fail(str(response.status_code))
+        tracing.fail(span, str(response.status_code))
 
 
 def _method(request: HttpRequest) -> str:

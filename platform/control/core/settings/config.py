@@ -67,7 +67,7 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _tracing_has_its_packages(self) -> Self:
-        if self.tracing and find_spec("opentelemetry") is None:
+        if self.tracing and find_spec("opentelemetry.sdk") is None:
             raise ValueError("tracing needs the packages of requirements-tracing.txt")
         return self
 

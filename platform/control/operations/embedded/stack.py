@@ -24,7 +24,7 @@ from control.operations.embedded.valkey import find_valkey, write_valkey_config
 
 log = structlog.get_logger(__name__)
 
-PROJECT_ROOT = Path(__file__).resolve().parents[3]
+PROJECT_ROOT = Path(__file__).resolve().parents[4]
 QUEUE_START_SECONDS = 10.0
 ENDPOINT_DRAIN_SECONDS = 10.0
 KEEPER_SECONDS = 10.0

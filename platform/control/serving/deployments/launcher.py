@@ -25,7 +25,7 @@ from control.models.catalog.sources import model_folder
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import MARK, ProcessIdentity, process_started
 
-PROJECT_ROOT = Path(__file__).resolve().parents[3]
+PROJECT_ROOT = Path(__file__).resolve().parents[4]
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 
 

@@ -21,6 +21,7 @@ from django.db.models import F
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
+from opentelemetry.trace import Span, SpanKind
 
 from control.billing.spending.selectors import cap_reached
 from control.billing.usage.services import Tokens, usage_add
@@ -28,7 +29,6 @@ from control.core.api.errors import ApiError, error_response
 from control.core.api.json_body import is_text, parse_json
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
-from control.core.observability.tracing import Kind, Span
 from control.serving.captures.services import request_capture
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import canary_of, deployment_by_name
@@ -69,7 +69,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
         sent = metered_request(routed.body) or request.body
         answer = await forward(routed.target, path, sent, request_id=request_id(request))
     except ApiError as error:
-        span.fail(str(error.code))
+        tracing.fail(span, str(error.code))
         span.end()
         await sync_to_async(_note_failure)(routed.deployment_id, routed.caller.organization_id)
         return error_response(error)
@@ -81,7 +81,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
         if answer.status == 200:
             await count(tokens_of(answer.body) or Tokens())
         else:
-            span.fail(str(answer.status))
+            tracing.fail(span, str(answer.status))
             span.end()
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
@@ -104,13 +104,13 @@ def _begin_span(routed: _Routed, path: str) -> Span:
     operation, model = path.removeprefix("/v1/").partition("/")[0], str(routed.body["model"])
     operation = "text_completion" if operation == "completions" else operation  # the convention's name
     about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
-    return tracing.begin(f"{operation} {model}", about, kind=Kind.CLIENT)
+    return tracing.start_span(f"{operation} {model}", about, kind=SpanKind.CLIENT)
 
 
 async def _count(routed: _Routed, span: Span, tokens: Tokens) -> None:
     """Under the name that the caller used. Also for one who has gone, whose tasks are cancelled: hence the shield."""
-    span.set(tracing.INPUT_TOKENS, tokens.input)
-    span.set(tracing.OUTPUT_TOKENS, tokens.output)
+    span.set_attribute(tracing.INPUT_TOKENS, tokens.input)
+    span.set_attribute(tracing.OUTPUT_TOKENS, tokens.output)
     span.end()
     metrics.tokens.labels("endpoint", "input").inc(tokens.input)
     metrics.tokens.labels("endpoint", "output").inc(tokens.output)

@@ -24,7 +24,7 @@ from control.workflows.datasets.rendering import UNREADABLE
 CPU_SECONDS = 10  # for all rows of a file
 MAX_READERS = 4  # of one organization in one server: what it starts must leave the machine to others too
 _WALL_SECONDS = 60.0  # from the last row to the answer, on a machine that may be busy
-_IMPORT_ROOT = str(Path(__file__).parents[2])
+_IMPORT_ROOT = str(Path(__file__).parents[3])
 _lock, _num_readers = threading.Lock(), Counter[str]()
 
 

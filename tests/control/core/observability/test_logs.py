@@ -22,7 +22,7 @@ from tests.workers.tasks.conftest import migrated_database as migrated_database
 from tests.workers.tasks.conftest import stack as stack
 from tests.workers.tasks.live import LiveStack
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 REQUEST_ID = "a-request-of-the-caller"
 
 

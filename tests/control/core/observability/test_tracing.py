@@ -33,7 +33,7 @@ from workers.contracts import FailureClass
 from workers.tasks.attempt import Attempt, look_at
 from workers.tasks.outcomes import AttemptFailed
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 

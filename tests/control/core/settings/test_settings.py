@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from control.core.settings.config import Config, database_settings
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

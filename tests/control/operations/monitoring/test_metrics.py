@@ -27,7 +27,7 @@ from tests.control.factories import make_base_model, make_job
 from tests.control.queue.jobs.helpers import claim, expire_lease, submit
 from tests.control.serving.deployments.support import make_deployment
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TOKEN = "a token of the engine"
 
 

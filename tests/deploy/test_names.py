@@ -9,7 +9,7 @@ from django.core.management import find_commands, get_commands
 
 from control.core.observability import metrics
 from control.core.settings.config import Config
-from control.operations.monitoring import census
+from control.operations.monitoring import queue_metrics
 from control.queue.jobs.config import JobConfig
 from tests.deploy.chart import ROOT
 
@@ -59,7 +59,7 @@ def test_every_metric_that_is_spoken_of_is_exported(name: str) -> None:
         for name in collector
         for suffix in ("", "_total")
     }
-    shown = set(re.findall(r'"(slipstream_[a-z_]+)"', Path(census.__file__).read_text()))
+    shown = set(re.findall(r'"(slipstream_[a-z_]+)"', Path(queue_metrics.__file__).read_text()))
     assert len(shown) > 8
     spoken_of = set(re.findall(r"\bslipstream_[a-z_]+[a-z]", (ROOT / name).read_text())) - ROLES
     assert spoken_of - counted - shown == set()

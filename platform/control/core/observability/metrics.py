@@ -1,4 +1,4 @@
-"""What this process counts, for Prometheus. What rows and engines say stands in `census` and `engines`.
+"""What this process counts, for Prometheus. What rows and engines say stands in `queue_metrics` and `engines`.
 
 Processes of one machine that share a folder, named by PROMETHEUS_MULTIPROC_DIR as prometheus_client has it, answer for
 each other: uvicorn's workers, and all of the embedded stack.

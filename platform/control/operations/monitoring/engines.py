@@ -47,7 +47,7 @@ def _engines() -> list[_Engine]:
         with across_tenants(Across.CONSOLE):
             rows = list(Deployment.objects.filter(state__in=_ANSWERING, port__isnull=False)[:MOST])
     except DatabaseError:
-        return []  # `census` has said so
+        return []  # `queue_metrics` reports that the database is unreachable
     return [
         _Engine({"deployment": row.pk, "organization": row.organization_id}, row.port, row.token)
         for row in rows

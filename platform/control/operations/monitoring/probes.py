@@ -14,8 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from control.core.api.around import GetResponse
 from control.core.observability.access import may_read_metrics
 from control.core.observability.metrics import render
-from control.operations.monitoring.census import Census
 from control.operations.monitoring.engines import Engines
+from control.operations.monitoring.queue_metrics import QueueMetrics
 from control.operations.monitoring.readiness import readiness
 
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
@@ -39,7 +39,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     )
     if not allowed:
         return HttpResponse(status=404)  # as if there were none
-    return HttpResponse(render(Census(), Engines()), content_type=CONTENT_TYPE_LATEST)
+    return HttpResponse(render(QueueMetrics(), Engines()), content_type=CONTENT_TYPE_LATEST)
 
 
 _ROUTES: dict[str, Callable[[HttpRequest], HttpResponse]] = {

@@ -9,8 +9,8 @@ from control.operations.openapi.own_shapes import Completion
 from control.operations.openapi.schema import FAILURES
 
 _PATHS = {
-    "/v1/chat/completions": ("gateway.views.chat_completions", "messages"),
-    "/v1/completions": ("gateway.views.completions", "prompt"),
+    "/v1/chat/completions": ("chat_completions", "messages"),
+    "/v1/completions": ("completions", "prompt"),
 }
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 

@@ -69,6 +69,8 @@ def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_its_oldest(orga
     Job.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(seconds=90))
     make_job(organization, kind=Job.Kind.BATCH)
     make_job(organization, kind=Job.Kind.TRAINING, priority=1, not_before=timezone.now() + timedelta(hours=1))
+    make_job(organization, kind=Job.Kind.TRAINING, status=Job.Status.PAUSED)
+    make_job(organization, kind=Job.Kind.TRAINING, status=Job.Status.PAUSED)
     claim(submit(organization=organization, kind=Job.Kind.EVALUATION))
     abandoned = submit(organization=organization)
     claim(abandoned)
@@ -78,7 +80,8 @@ def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_its_oldest(orga
 
     assert found["slipstream_jobs_waiting", "batch", "0"] == 2
     assert 90 <= found["slipstream_job_oldest_waiting_seconds", "batch", "0"] < 150
-    assert found["slipstream_jobs_paused", "training"] == 1
+    assert found["slipstream_jobs_backing_off", "training"] == 1
+    assert found["slipstream_jobs_paused", "training"] == 2
     assert found["slipstream_jobs_running", "evaluation"] == 1
     assert found["slipstream_jobs_abandoned", "batch"] == 1
     assert found["slipstream_jobs_waiting", "training", "1"] == found["slipstream_jobs_abandoned", "training"] == 0

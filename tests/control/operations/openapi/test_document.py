@@ -39,7 +39,7 @@ MAY_BE_EMPTY = (
 
 
 def entry_key(route: Route, method: str) -> tuple[str, str]:
-    return f"{route.view.__module__}.{route.view.__qualname__}".removeprefix("control."), method
+    return route.view.__name__, method
 
 
 def operations(document: dict[str, Any]) -> list[dict[str, Any]]:

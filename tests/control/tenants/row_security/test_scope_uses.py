@@ -12,7 +12,7 @@ ALLOWED = {
     ("control.operations.embedded.management.commands.up", "COMMAND"),
     ("control.queue.jobs.fair", "CLAIM"),
     ("control.queue.jobs.services", "CLAIM"),
-    ("control.operations.monitoring.census", "CONSOLE"),
+    ("control.operations.monitoring.queue_metrics", "CONSOLE"),
     ("control.operations.monitoring.engines", "CONSOLE"),
     ("control.tenants.row_security.middleware", "CONSOLE"),
     ("control.tenants.webhooks.management.commands.webhook_secrets_reencrypt", "COMMAND"),

@@ -1,6 +1,6 @@
-"""What the rows say at the moment of a scrape: queue, workers, outbox, deployments. The same from every process.
+"""Gauges read from the tables at each scrape: jobs, workers, undelivered webhooks and deployments.
 
-So of several web processes' answers take the maximum, never the sum.
+Every web process reports the same values, so queries take the maximum over processes, not the sum.
 """
 
 import datetime as dt
@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 ALIVE_SECONDS = 60.0  # since a worker's last heartbeat; they come every few seconds
 
 
-class Census(Collector):
-    """Where the database is away, it says that and no more."""
+class QueueMetrics(Collector):
+    """If the database is unreachable, only `slipstream_database_up` is reported, as 0."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         try:
@@ -45,31 +45,32 @@ def _queue() -> Iterable[GaugeMetricFamily]:
         (row["kind"], row["priority"]): (row["number"], row["oldest"])
         for row in waiting.order_by().values("kind", "priority").annotate(number=Count("pk"), oldest=Min("created_at"))
     }
-    number = GaugeMetricFamily("slipstream_jobs_waiting", "Due, and nobody's.", labels=["kind", "priority"])
-    age = GaugeMetricFamily(
-        "slipstream_job_oldest_waiting_seconds", "Since the oldest of them was made.", labels=["kind", "priority"]
-    )
+    labels = ["kind", "priority"]
+    number = GaugeMetricFamily("slipstream_jobs_waiting", "Due jobs that no worker has claimed.", labels=labels)
+    age = GaugeMetricFamily("slipstream_job_oldest_waiting_seconds", "Age of the oldest of them.", labels=labels)
     now = timezone.now()
     for kind, priority in sorted({*found, *((str(kind), priority) for kind, priority in PRIORITIES.items())}):
         num_jobs, oldest = found.get((kind, priority), (0, now))
         number.add_metric([kind, str(priority)], num_jobs)
         age.add_metric([kind, str(priority)], max(0.0, (now - oldest).total_seconds()))
-    paused = Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting())
+    backing_off = Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting())
+    paused = Job.objects.filter(status=Job.Status.PAUSED)
     running, abandoned = Job.objects.filter(is_running()), Job.objects.filter(is_abandoned())
     kinds = Job.Kind.values
     return (
         number,
         age,
-        _by("slipstream_jobs_paused", "Queued until a later time.", paused, "kind", also=kinds),
-        _by("slipstream_jobs_running", "Held under a lease.", running, "kind", also=kinds),
-        _by("slipstream_jobs_abandoned", "Running under a lease that ran out.", abandoned, "kind", also=kinds),
+        _by("slipstream_jobs_backing_off", "Queued jobs that wait after a failure.", backing_off, "kind", also=kinds),
+        _by("slipstream_jobs_paused", "Jobs paused by a spend cap or on request.", paused, "kind", also=kinds),
+        _by("slipstream_jobs_running", "Jobs that a worker holds under a valid lease.", running, "kind", also=kinds),
+        _by("slipstream_jobs_abandoned", "Running jobs whose lease has expired.", abandoned, "kind", also=kinds),
     )
 
 
 def _workers() -> Iterable[GaugeMetricFamily]:
     since = timezone.now() - dt.timedelta(seconds=ALIVE_SECONDS)
     alive = Worker.objects.filter(heartbeat_at__gte=since)
-    text = f"Heard of within {ALIVE_SECONDS:.0f} s."
+    text = f"Workers whose last heartbeat is at most {ALIVE_SECONDS:.0f} s old."
     return (_by("slipstream_workers", text, alive, "role", also=("jobs", "deployments")),)
 
 
@@ -78,16 +79,16 @@ def _outbox() -> Iterable[GaugeMetricFamily]:
     found = pending.aggregate(number=Count("pk"), oldest=Min("created_at"))
     age = (timezone.now() - found["oldest"]).total_seconds() if found["oldest"] else 0.0
     return (
-        GaugeMetricFamily("slipstream_webhooks_pending", "To be sent, or sent again.", value=found["number"]),
+        GaugeMetricFamily("slipstream_webhooks_pending", "Deliveries to be sent or sent again.", value=found["number"]),
         GaugeMetricFamily(
-            "slipstream_webhook_oldest_pending_seconds", "Since the oldest of them was made.", value=max(0.0, age)
+            "slipstream_webhook_oldest_pending_seconds", "Age of the oldest of them.", value=max(0.0, age)
         ),
     )
 
 
 def _deployments() -> Iterable[GaugeMetricFamily]:
     there = Deployment.objects.filter(deleted_at=None)
-    return (_by("slipstream_deployments", "Endpoints, by state.", there, "state", also=Deployment.State.values),)
+    return (_by("slipstream_deployments", "Deployments by state.", there, "state", also=Deployment.State.values),)
 
 
 def _by(
@@ -98,7 +99,7 @@ def _by(
     *,
     also: Iterable[str],
 ) -> GaugeMetricFamily:
-    """`also`: values to be shown though no row has them, so that alerts and autoscalers see 0 and not nothing."""
+    """`also`: values that are reported even if no row has them, so that alerts and autoscalers see 0."""
     counted = dict(rows.order_by().values_list(column).annotate(Count("pk")))
     family = GaugeMetricFamily(name, text, labels=[column])
     for value in sorted({*counted, *also}):

@@ -82,6 +82,11 @@ if importlib.util.find_spec("django"):
 
     from control.tenancy.scope import Across, across_tenants
 
+    if connection.vendor == "sqlite":
+        # A file, as in an installation. Django's default is shared memory, where a reader does not wait for a writer
+        # in another thread but fails at once with "database table is locked".
+        connection.settings_dict["TEST"]["NAME"] = f"{_temporary}/tests.sqlite3"
+
     @pytest.fixture(autouse=True)
     def _all_tenants() -> Iterator[None]:
         """A test's own code is an operator's. What it calls over HTTP starts as nobody, as live."""

@@ -44,7 +44,7 @@ def test_what_is_done_is_not_ended_afterwards() -> None:
 def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_switches: None) -> None:
     """The timer fires while it starts, in the block, at its end and after it."""
     outcomes = {"ended": 0, "done": 0}
-    num_threads = threading.active_count()
+    threads = set(threading.enumerate())
     for number in range(2000):
         try:
             with deadline(number % 20 * 1e-5):
@@ -55,10 +55,9 @@ def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_s
         compute(1e-5)  # an exception that is still on its way would end the test here
 
     assert min(outcomes.values()) > 0, outcomes
-    for thread in set(threading.enumerate()):
-        if isinstance(thread, threading.Timer):
-            thread.join(timeout=10)
-    assert threading.active_count() == num_threads
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "a timer does not end"
 
 
 def test_an_error_of_its_own_is_not_lost() -> None:

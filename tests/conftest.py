@@ -78,7 +78,8 @@ if importlib.util.find_spec("django"):
     django.setup()
     os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes that a test starts get a database of their own
 
-    from django.db import connection
+    from django.core.signals import request_finished, request_started
+    from django.db import close_old_connections, connection
 
     from control.tenancy.scope import Across, across_tenants
 
@@ -108,6 +109,16 @@ if importlib.util.find_spec("django"):
                 cursor.execute("DROP TRIGGER audit_no_delete")
                 cursor.execute("DELETE FROM audit_auditevent")
                 cursor.execute(trigger)
+
+    @pytest.fixture
+    def one_connection(db: None) -> Iterator[None]:
+        """Keeps the test's transaction: at a request that Django's test client does not send, Django closes it."""
+        signals = (request_started, request_finished)
+        for signal in signals:
+            signal.disconnect(close_old_connections)
+        yield
+        for signal in signals:
+            signal.connect(close_old_connections)
 
     @pytest.fixture
     def database_kind() -> str:

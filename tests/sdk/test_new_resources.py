@@ -17,7 +17,7 @@ from tests.control.factories import make_base_model, make_key, make_organization
 from tests.control.spending.support import make_quote
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("one_connection")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Ends Python code that computes for too long, from within its own thread.
+"""Ends Python code that computes for too long, by an asynchronous exception in its own thread.
 
-For what a customer's program computes, such as a chat template: it can't be known before, and it shares its process
-with what serves. One call into C is not interrupted before it returns.
+It is meant for a customer's program, such as a chat template: how long it computes cannot be known before, and it
+shares its process with the server. A single call into C is not interrupted before it returns.
 """
 
 import ctypes
@@ -16,22 +16,31 @@ class TooSlow(Exception):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raises: TooSlow, wherever the block is by then."""
+    """Limits how long the `with` block may compute.
+
+    The exception is sent at most once, and only while the block is open: `lock` is held while the timer starts and
+    while the block is closed, and the timer needs it to send the exception. Python code of others, such as the locks
+    inside `threading.Timer`, therefore never runs while an exception may arrive, unless the block itself calls it.
+
+    Raises: TooSlow: from the line that the block has reached, or from the `with` statement itself.
+    """
     thread_id = ctypes.c_ulong(threading.get_ident())
-    is_over, lock = threading.Event(), threading.Lock()
+    lock = threading.Lock()
+    is_open = True
 
     def end() -> None:
         with lock:
-            if not is_over.is_set():
+            if is_open:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TooSlow))
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    timer.start()
+    with lock:
+        timer.start()
     try:
         yield
     finally:
+        with lock:
+            is_open = False
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, None)  # takes back an exception still on its way
         timer.cancel()
-        with lock:  # from here on nothing is raised any more, and what was about to be is taken back
-            is_over.set()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, None)

@@ -16,9 +16,10 @@ import pytest
 
 # Before torch is loaded: threads that spin while they wait make a pass up to 25 times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Before triton is loaded, which others import too: it decides then whether it interprets its kernels.
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if importlib.util.find_spec("triton"):
+    from kernels.cuda.interpreter import interpret_without_gpu
+
+    interpret_without_gpu()
 
 collect_ignore: list[str] = []
 
@@ -77,9 +78,15 @@ if importlib.util.find_spec("django"):
     django.setup()
     os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes that a test starts get a database of their own
 
-    from django.db import connection
+    from django.core.signals import request_finished, request_started
+    from django.db import close_old_connections, connection
 
     from control.tenants.row_security.scope import Across, across_tenants
+
+    if connection.vendor == "sqlite":
+        # A file, as in an installation. Django's default is shared memory, where a reader does not wait for a writer
+        # in another thread but fails at once with "database table is locked".
+        connection.settings_dict["TEST"]["NAME"] = f"{_temporary}/tests.sqlite3"
 
     @pytest.fixture(autouse=True)
     def _all_tenants() -> Iterator[None]:
@@ -102,6 +109,16 @@ if importlib.util.find_spec("django"):
                 cursor.execute("DROP TRIGGER audit_no_delete")
                 cursor.execute("DELETE FROM audit_auditevent")
                 cursor.execute(trigger)
+
+    @pytest.fixture
+    def one_connection(db: None) -> Iterator[None]:
+        """Keeps the test's transaction: at a request that Django's test client does not send, Django closes it."""
+        signals = (request_started, request_finished)
+        for signal in signals:
+            signal.disconnect(close_old_connections)
+        yield
+        for signal in signals:
+            signal.connect(close_old_connections)
 
     @pytest.fixture
     def database_kind() -> str:

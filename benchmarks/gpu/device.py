@@ -1,17 +1,15 @@
 """Where a measurement runs. Without a GPU it is a rehearsal: small, in Triton's interpreter, its times meaningless.
 
-Importing this module asks for the interpreter where there is no GPU, which has to happen before triton is loaded.
+Importing this module selects the interpreter where there is no GPU, because that must precede the import of triton.
 """
-
-import os
-from pathlib import Path
-
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from dataclasses import dataclass
 
 import torch
+
+from kernels.cuda.interpreter import interpret_without_gpu
+
+interpret_without_gpu()
 
 
 class NoGpuError(Exception):
@@ -35,5 +33,5 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16; the interpreter's product of bfloat16 is wrong, so a rehearsal takes float32."""
+        """bfloat16; the interpreter has no product of bfloat16, so a rehearsal takes float32."""
         return torch.float32 if self.is_rehearsal else torch.bfloat16

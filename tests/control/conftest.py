@@ -1,8 +1,6 @@
 from collections.abc import Iterator
 
 import pytest
-from django.core.signals import request_finished, request_started
-from django.db import close_old_connections
 from django.test import Client
 
 from control.tenants.accounts.models import Organization
@@ -16,17 +14,6 @@ def _nothing_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with answers_checked():
         yield
     assert secrets_in(caplog.text) == [], "a secret stands in the log"
-
-
-@pytest.fixture
-def one_connection(db: None) -> Iterator[None]:
-    """Requests that the test client does not make would close it, and with it the test's transaction."""
-    signals = (request_started, request_finished)
-    for signal in signals:
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in signals:
-        signal.connect(close_old_connections)
 
 
 @pytest.fixture

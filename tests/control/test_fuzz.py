@@ -83,7 +83,7 @@ class Fuzzer:
 
 
 @pytest.fixture
-def fuzzer(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> Fuzzer:
+def fuzzer(organization: Organization, one_connection: None, monkeypatch: pytest.MonkeyPatch) -> Fuzzer:
     monkeypatch.setattr(
         django_settings, "SLIPSTREAM", get_config().model_copy(update={"requests_per_minute": 0})
     )

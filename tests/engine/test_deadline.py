@@ -1,11 +1,23 @@
 """Code that computes for too long is ended; code that does not is left alone, also later."""
 
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from engine.deadline import TooSlow, deadline
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Threads take turns after every few bytecodes, as if the machine were busy."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def compute(seconds: float) -> None:
@@ -26,7 +38,26 @@ def test_what_is_done_is_not_ended_afterwards() -> None:
     for seconds in (0.0, 0.0005, 0.001, 0.0015) * 50:
         with suppress(TooSlow), deadline(seconds):
             compute(0.001)
-    compute(0.05)  # whatever were still on its way would end this
+    compute(0.05)  # an exception that is still on its way would end this
+
+
+def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_switches: None) -> None:
+    """The timer fires while it starts, in the block, at its end and after it."""
+    outcomes = {"ended": 0, "done": 0}
+    threads = set(threading.enumerate())
+    for number in range(2000):
+        try:
+            with deadline(number % 20 * 1e-5):
+                compute(1e-4)
+            outcomes["done"] += 1
+        except TooSlow:
+            outcomes["ended"] += 1
+        compute(1e-5)  # an exception that is still on its way would end the test here
+
+    assert min(outcomes.values()) > 0, outcomes
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "a timer does not end"
 
 
 def test_an_error_of_its_own_is_not_lost() -> None:

@@ -28,7 +28,7 @@ from tests.control.factories import chat_row, make_base_model, make_key, make_or
 from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.control.workflows.evaluations.helpers import make_speculator
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("one_connection")
 
 URL = "http://localhost/v1"
 TRANSPORT = httpx2.WSGITransport(app=WSGIHandler(), raise_app_exceptions=False)

@@ -17,7 +17,7 @@ from tests.control.models.adapters.support import CONFIG, SHAPES, tensor, weight
 from tests.control.serving.deployments.support import make_speculator
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("one_connection")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Without a GPU, Triton's interpreter runs the kernels, see tests/conftest.py; without triton, nothing does."""
+"""Without a GPU, the kernels run in the interpreter (kernels/cuda/interpreter.py); without triton, no test runs."""
 
 import importlib.util
 

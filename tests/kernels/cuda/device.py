@@ -1,4 +1,4 @@
-"""Where the Triton kernels are tested: on a GPU, or in Triton's interpreter, which conftest.py switches on."""
+"""The device for tests of Triton kernels: a GPU, or the CPU in Triton's interpreter."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
-# The interpreter's `tl.dot` silently gives garbage for bfloat16.
+# The interpreter has no product of bfloat16, see kernels/cuda/interpreter.py.
 _ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 BFLOAT16 = pytest.param(torch.bfloat16, marks=_ON_GPU)
 DTYPES = [torch.float32, BFLOAT16]

@@ -162,8 +162,11 @@ def _is_up(deployment: Deployment) -> bool:
 
 
 def _note_failure(deployment_id: str, organization_id: str) -> None:
-    with as_tenant(organization_id):
-        Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + 1)
+    try:
+        with as_tenant(organization_id):
+            Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + 1)
+    except DatabaseError:  # the caller must learn that the engine failed, not that the count did
+        log.exception("failure not counted", deployment_id=deployment_id)
 
 
 def _body(request: HttpRequest) -> dict[str, Any]:

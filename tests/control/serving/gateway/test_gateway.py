@@ -2,11 +2,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 import openai
 import pytest
+from django.db import OperationalError
 
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop
@@ -117,6 +118,18 @@ def test_an_engine_that_never_began_to_answer_is_a_bad_gateway(
 
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "upstream_unavailable"
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_locked_database_does_not_hide_that_the_engine_failed(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_tenant(organization_id: str) -> NoReturn:
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr("control.serving.gateway.views.as_tenant", as_tenant)
+
+    assert post(client, chat("die at once")).status_code == 502
 
 
 @pytest.mark.usefixtures("deployment")

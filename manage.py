@@ -8,7 +8,7 @@ from pathlib import Path
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent / "platform"))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from control.datasets.validation import examine
+from control.workflows.datasets.validation import examine
 
 NUM_ROWS = 50_000
 WORDS_A_ROW = 480  # of 8.4 bytes with the space behind them: 200 MB in all

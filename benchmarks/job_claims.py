@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _set_up_django() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platform"))
-    os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
+    os.environ["DJANGO_SETTINGS_MODULE"] = "control.core.settings.embedded"
     import django
 
     django.setup()
@@ -67,10 +67,10 @@ def _fill(num_jobs: int, num_organizations: int) -> None:
     """The n-th organization has 1/n as many jobs as the first, as is usual."""
     from django.db import connection
 
-    from control.accounts.models import Organization
-    from control.accounts.services import organization_create
-    from control.jobs.models import Job
-    from control.tenancy.scope import Across, across_tenants
+    from control.queue.jobs.models import Job
+    from control.tenants.accounts.models import Organization
+    from control.tenants.administration.services import organization_create
+    from control.tenants.row_security.scope import Across, across_tenants
 
     with across_tenants(Across.COMMAND):
         owners: list[Organization] = []
@@ -110,8 +110,8 @@ def _begin(all_there: Barrier) -> None:
 
 def _work(num_claims: int) -> list[float]:
     """In a worker's process. Returns: what each claim took, in seconds."""
-    from control.jobs.services import job_claim_next, job_succeed
-    from control.tenancy.scope import as_tenant
+    from control.queue.jobs.services import job_claim_next, job_succeed
+    from control.tenants.row_security.scope import as_tenant
 
     seconds = []
     for _ in range(num_claims):

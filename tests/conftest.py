@@ -65,7 +65,7 @@ atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
 if importlib.util.find_spec("django"):
     os.environ["SLIPSTREAM_DATA_DIR"] = _temporary
     os.environ["SLIPSTREAM_MODEL_ROOTS"] = f"{_temporary}/models/{{organization}}, s3://models"
-    os.environ["DJANGO_SETTINGS_MODULE"] = "control.settings.embedded"
+    os.environ["DJANGO_SETTINGS_MODULE"] = "control.core.settings.embedded"
     if _test_database == "postgres":
         from tests.databases import postgres_server
         from tests.postgres import OWNER
@@ -79,7 +79,7 @@ if importlib.util.find_spec("django"):
 
     from django.db import connection
 
-    from control.tenancy.scope import Across, across_tenants
+    from control.tenants.row_security.scope import Across, across_tenants
 
     @pytest.fixture(autouse=True)
     def _all_tenants() -> Iterator[None]:

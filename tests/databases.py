@@ -62,7 +62,7 @@ def connected_to(url: str | None, *, sqlite_path: Path | None = None) -> Iterato
     """Lets this process's `default` connection, and those of threads started meanwhile, lead to another database."""
     from django.db import connections
 
-    from control.settings.config import Config, database_settings
+    from control.core.settings.config import Config, database_settings
 
     assert (url is None) != (sqlite_path is None), "one of the two"
     values = database_settings(Config.model_validate({"database_url": url}))

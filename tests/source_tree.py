@@ -37,7 +37,7 @@ def source_files(root: Path = ROOT) -> Iterator[SourceFile]:
 
 
 def module_name(path: Path) -> str:
-    """`platform/control/jobs/models.py` is `control.jobs.models`."""
+    """`platform/control/queue/jobs/models.py` is `control.queue.jobs.models`."""
     parts = list(path.with_suffix("").parts)
     if parts[0] in SOURCE_FOLDERS:
         parts = parts[1:]

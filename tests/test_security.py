@@ -31,7 +31,7 @@ def test_bandit_finds_nothing_severe() -> None:
 def test_production_answers_carry_the_headers_that_browsers_need(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLIPSTREAM_", "DJANGO_"))},
-        "DJANGO_SETTINGS_MODULE": "control.settings.production",
+        "DJANGO_SETTINGS_MODULE": "control.core.settings.production",
         "SLIPSTREAM_DATA_DIR": str(tmp_path),
         "SLIPSTREAM_SECRET_KEY": "k" * 30 + "0123456789" * 3,
         "SLIPSTREAM_ALLOWED_HOSTS": "api.example",

@@ -1,7 +1,7 @@
 """The worker over Redis: `celery -A workers.celery_app worker`.
 
 A message says "look at job N", which is to say that some job is due; whose turn it is stands in the table
-(`control.jobs.fair`). So messages are acknowledged early and may be lost: with late acknowledgement this transport lost
+(`control.queue.jobs.fair`). So messages are acknowledged early and may be lost: with late acknowledgement this transport lost
 a message for good when a worker died between two of its commands, ran a long task five times, and restarted a crashing
 one 173 times in 25 s.
 
@@ -15,10 +15,10 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
 
-from control.jobs.wake import QUEUE, TASK_NAME, TRANSPORT_OPTIONS
-from control.settings.config import get_config
+from control.core.settings.config import get_config
+from control.queue.jobs.wake import QUEUE, TASK_NAME, TRANSPORT_OPTIONS
 
 _redis_url = get_config().redis_url
 

@@ -19,7 +19,7 @@ RUN /opt/venv/bin/python -m compileall -q manage.py platform workers
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app:/app/platform \
     PYTHONUNBUFFERED=1 \
-    DJANGO_SETTINGS_MODULE=control.settings.production \
+    DJANGO_SETTINGS_MODULE=control.core.settings.production \
     SLIPSTREAM_DATA_DIR=/data \
     PROMETHEUS_MULTIPROC_DIR=/run/slipstream \
     PROMETHEUS_DISABLE_CREATED_SERIES=true

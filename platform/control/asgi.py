@@ -3,13 +3,13 @@
 import os
 from typing import Any
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
 
 import django
 from django.core.handlers.asgi import ASGIHandler
 
-from control.api.body_limit import BodyLimit
-from control.settings.config import get_config
+from control.core.api.body_limit import BodyLimit
+from control.core.settings.config import get_config
 
 django.setup(set_prefix=False)
 

@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from control.api.views import health
+from control.core.api.views import health
 
 _API = (
     "accounts", "audit", "files", "uploads", "datasets", "batches", "catalog", "jobs", "pipelines", "fine_tuning",
@@ -13,12 +13,12 @@ _API = (
 
 urlpatterns = [
     path("health", health),
-    path("admin/", include("control.console.urls")),
+    path("admin/", include("control.operations.console.urls")),
     path("admin/", admin.site.urls),
     *(path("v1/", include(f"control.{app}.urls")) for app in _API),
 ]
 
-handler400 = "control.api.views.bad_request"
-handler403 = "control.api.views.permission_denied"
-handler404 = "control.api.views.not_found"
-handler500 = "control.api.views.server_error"
+handler400 = "control.core.api.views.bad_request"
+handler403 = "control.core.api.views.permission_denied"
+handler404 = "control.core.api.views.not_found"
+handler500 = "control.core.api.views.server_error"

@@ -5,7 +5,7 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from django.test import Client
 
-from control.accounts.models import Organization
+from control.tenants.accounts.models import Organization
 from tests.control.factories import client_of, make_organization
 from tests.leaks import answers_checked, secrets_in
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from django.test import Client
 
-from control.accounts.models import ApiKey, Organization
-from control.accounts.services import api_key_create, organization_create
-from control.catalog.models import BaseModel
-from control.files.models import File
-from control.files.services import file_create
-from control.jobs.models import Job
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.administration.services import api_key_create, organization_create
 
 _number = itertools.count(1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from control.api.auth import OrganizationView
+from control.tenants.authentication.views import OrganizationView
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 PUBLIC = frozenset({"/v1/openapi.json"})  # without a key

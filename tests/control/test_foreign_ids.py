@@ -13,7 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from control.accounts.models import Organization
+from control.tenants.accounts.models import Organization
 from tests.control.bodies import BODIES, with_reference
 from tests.control.calls import WRITING, call, path_of
 from tests.control.routes import Route, api_routes

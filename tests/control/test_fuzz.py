@@ -28,8 +28,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from control.accounts.models import Organization
-from control.settings.config import get_config
+from control.core.settings.config import get_config
+from control.tenants.accounts.models import Organization
 from tests.control.factories import make_key
 from tests.control.world import World
 

@@ -11,10 +11,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from control.accounts.models import Organization
-from control.jobs.models import Job
-from tests.control.console.support import operator_client
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import Organization
 from tests.control.factories import make_job, make_key
+from tests.control.operations.console.support import operator_client
 from tests.control.world import World
 from tests.workers.tasks.conftest import migrated_database as migrated_database
 from tests.workers.tasks.conftest import stack as stack

@@ -8,8 +8,8 @@ from django.apps import apps
 from django.db import models
 from django.test import Client
 
-from control.accounts.models import Organization
-from control.openapi.views import generate
+from control.operations.openapi.views import generate
+from control.tenants.accounts.models import Organization
 from tests.control.bodies import BODIES, FORM, NO_BODY
 from tests.control.calls import form_file, path_of
 from tests.control.routes import Route, api_routes

@@ -9,13 +9,13 @@ import openai
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
-from control.accounts.models import Organization
-from control.batches.assemble import batch_assemble
-from control.batches.models import Batch
-from control.batches.services import batch_validate
-from control.fine_tuning.models import FineTuningJob
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_validate
+from control.workflows.fine_tuning.models import FineTuningJob
 from tests.control.factories import chat_row, make_base_model, make_key
-from tests.control.pipelines.helpers import end_evaluation, made_until
+from tests.control.workflows.pipelines.helpers import end_evaluation, made_until
 
 
 @pytest.fixture

@@ -6,44 +6,44 @@ from typing import Any
 
 from django.db import transaction
 
-from control.accounts.models import Member, Organization, Project
-from control.accounts.services import member_invite, project_create
-from control.adapters.models import Adapter
-from control.adapters.services import adapter_create
-from control.batches.models import Batch
-from control.batches.services import batch_create
-from control.captures.services import capture_set, request_capture
-from control.catalog.models import BaseModel, Speculator
-from control.catalog.services import speculator_create, speculator_ready
-from control.datasets.models import Dataset
-from control.datasets.services import dataset_create
-from control.deployments.models import Deployment
-from control.deployments.services import deployment_create
-from control.distillations.models import Distillation
-from control.distillations.services import distillation_create
-from control.evaluations.models import Evaluation
-from control.evaluations.services import evaluation_finish, evaluation_start
-from control.events.models import Event
-from control.events.services import event_record, events_number
-from control.files.models import File
-from control.fine_tuning.models import FineTuningJob
-from control.jobs.models import Job
-from control.pipelines.models import Pipeline
-from control.quotes.models import Quote
-from control.quotes.services import quote_create
-from control.rollouts.decision import Terms
-from control.rollouts.models import Rollout
-from control.rollouts.services import rollout_create
-from control.spending.models import SpendCap
-from control.spending.services import spend_cap_create
-from control.uploads.models import Upload
-from control.uploads.services import upload_create
-from control.webhooks.models import WebhookDelivery, WebhookEndpoint
-from control.webhooks.services import endpoint_create, endpoint_test
-from tests.control.adapters.support import make_adapter_files
-from tests.control.evaluations.evidence import make_evidence
+from control.billing.spending.models import SpendCap
+from control.billing.spending.services import spend_cap_create
+from control.data.files.models import File
+from control.data.uploads.models import Upload
+from control.data.uploads.services import upload_create
+from control.models.adapters.models import Adapter
+from control.models.adapters.services import adapter_create
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.services import speculator_create, speculator_ready
+from control.queue.jobs.models import Job
+from control.serving.captures.services import capture_set, request_capture
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_create
+from control.serving.rollouts.decision import Terms
+from control.serving.rollouts.models import Rollout
+from control.serving.rollouts.services import rollout_create
+from control.tenants.accounts.models import Member, Organization, Project
+from control.tenants.administration.services import member_invite, project_create
+from control.tenants.events.models import Event
+from control.tenants.events.services import event_record, events_number
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.tenants.webhooks.services import endpoint_create, endpoint_test
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_create
+from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.services import dataset_create
+from control.workflows.distillations.models import Distillation
+from control.workflows.distillations.services import distillation_create
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_finish, evaluation_start
+from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.quotes.models import Quote
+from control.workflows.quotes.services import quote_create
 from tests.control.factories import chat_row, make_base_model, make_file, make_job, make_key
-from tests.control.pipelines.helpers import make_pipeline
+from tests.control.models.adapters.support import make_adapter_files
+from tests.control.workflows.evaluations.evidence import make_evidence
+from tests.control.workflows.pipelines.helpers import make_pipeline
 
 
 @dataclass

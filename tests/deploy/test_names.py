@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from django.core.management import find_commands, get_commands
 
-from control.jobs.config import JobConfig
-from control.observability import census, metrics
-from control.settings.config import Config
+from control.core.observability import census, metrics
+from control.core.settings.config import Config
+from control.queue.jobs.config import JobConfig
 from tests.deploy.chart import ROOT
 
 DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())

@@ -12,13 +12,13 @@ from django.db import connection
 from psycopg import connect
 from pytest_django import DjangoDbBlocker, Settings
 
-from control.accounts.services import organization_create
-from control.jobs.models import Job, JobEvent
-from control.jobs.services import job_claim
-from control.webhooks.models import WebhookSecret
-from control.webhooks.secrets import decrypt
-from control.webhooks.services import endpoint_create
-from tests.control.jobs.helpers import expire_lease, submit
+from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.services import job_claim
+from control.tenants.administration.services import organization_create
+from control.tenants.webhooks.models import WebhookSecret
+from control.tenants.webhooks.secrets import decrypt
+from control.tenants.webhooks.services import endpoint_create
+from tests.control.queue.jobs.helpers import expire_lease, submit
 from tests.databases import connected_to, fresh_postgres, needs_postgres, postgres_server
 from tests.deploy.chart import ROOT
 from tests.postgres import OWNER

@@ -92,7 +92,7 @@ def environment_of(folder: Path, data: Path) -> dict[str, str]:
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join((str(folder), str(folder / "platform"))),
-        "DJANGO_SETTINGS_MODULE": "control.settings.production",
+        "DJANGO_SETTINGS_MODULE": "control.core.settings.production",
         "SLIPSTREAM_DATA_DIR": str(data),
         "SLIPSTREAM_SECRET_KEY": "k" * 60,
         "SLIPSTREAM_ALLOWED_HOSTS": "127.0.0.1",
@@ -138,8 +138,8 @@ def _answers(url: str) -> bool:
 
 TLS = {"X-Forwarded-Proto": "https"}  # as the proxy before it says
 MAKE_KEY = """
-from control.accounts.services import api_key_create, organization_create
-from control.tenancy.scope import Across, across_tenants
+from control.tenants.administration.services import api_key_create, organization_create
+from control.tenants.row_security.scope import Across, across_tenants
 with across_tenants(Across.COMMAND):
     print(api_key_create(organization=organization_create(name="one"), name="test")[1])
 """

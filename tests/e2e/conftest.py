@@ -7,7 +7,7 @@ import pytest
 from django.conf import settings
 from pytest_django.plugin import DjangoDbBlocker
 
-from control.tenancy.scope import Across, across_tenants
+from control.tenants.row_security.scope import Across, across_tenants
 from tests.databases import connected_to
 from tests.e2e.stack import Stack, assert_nothing_is_left, start_stack, wait_for
 from tests.tiny_model import make_tiny_model

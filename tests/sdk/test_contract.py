@@ -8,10 +8,10 @@ import httpx2
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
 
-from control.captures.services import request_capture
-from control.catalog.models import BaseModel, Speculator
-from control.evaluations.models import Evaluation
-from control.evaluations.services import evaluation_finish
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.captures.services import request_capture
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_finish
 from slipstream import (
     AsyncClient,
     AuthenticationError,
@@ -24,9 +24,9 @@ from slipstream import (
     UploadError,
 )
 from slipstream.certificates import verify
-from tests.control.evaluations.evidence import make_evidence
-from tests.control.evaluations.helpers import make_speculator
 from tests.control.factories import chat_row, make_base_model, make_key, make_organization
+from tests.control.workflows.evaluations.evidence import make_evidence
+from tests.control.workflows.evaluations.helpers import make_speculator
 
 pytestmark = pytest.mark.django_db
 

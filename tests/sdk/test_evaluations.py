@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from control.evaluations.certificates import certificate_of, public_key_body
+from control.workflows.evaluations.certificates import certificate_of, public_key_body
 from slipstream import EvaluationFailed
-from tests.control.evaluations.evidence import make_evidence
+from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.sdk.api import ScriptedApi, file_json, ok, page
 from tests.sdk.test_cli import Run, run
 

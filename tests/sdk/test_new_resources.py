@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from control.accounts.models import Organization
-from control.catalog.models import BaseModel
-from control.deployments.models import Deployment
+from control.models.catalog.models import BaseModel
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
 from slipstream import Client, ConflictError, NotFoundError
-from tests.control.adapters.support import CONFIG, SHAPES, tensor, weights_of
-from tests.control.deployments.support import make_speculator
+from tests.control.billing.spending.support import make_quote
 from tests.control.factories import make_base_model, make_key, make_organization
-from tests.control.spending.support import make_quote
+from tests.control.models.adapters.support import CONFIG, SHAPES, tensor, weights_of
+from tests.control.serving.deployments.support import make_speculator
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 
 pytestmark = pytest.mark.django_db

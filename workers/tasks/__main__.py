@@ -8,7 +8,7 @@ import django
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.settings.embedded")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     django.setup()
     from workers.tasks.worker import JobWorker  # needs Django's models
 

@@ -23,23 +23,23 @@ import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 from django.db import Error
 
-from control.jobs.failures import CRASH_LOOP, Failure
-from control.jobs.models import Job
-from control.jobs.services import (
+from control.core.observability import metrics, tracing
+from control.core.observability.tracing import Kind
+from control.core.settings.config import get_config
+from control.core.storage.backends import StorageError
+from control.queue.jobs.failures import CRASH_LOOP, Failure
+from control.queue.jobs.models import Job
+from control.queue.jobs.origin import REQUEST_ID, TRACEPARENT, origin_of
+from control.queue.jobs.services import (
     job_end_cancelled,
     job_fail,
     job_final_failure,
     job_release,
     job_succeed,
 )
-from control.jobs.state import Claim, LeaseLost
-from control.observability import metrics, tracing
-from control.observability.origin import REQUEST_ID, TRACEPARENT, origin_of
-from control.observability.tracing import Kind
-from control.pipelines.stages import pipelines_advance_after_job
-from control.settings.config import get_config
-from control.storage import StorageError
-from control.tenancy.scope import as_tenant
+from control.queue.jobs.state import Claim, LeaseLost
+from control.tenants.row_security.scope import as_tenant
+from control.workflows.pipelines.stages import pipelines_advance_after_job
 from workers.contracts import FailureClass
 from workers.tasks.lease import Lease
 from workers.tasks.outcomes import AttemptFailed, Cancelled, Draining, Paused

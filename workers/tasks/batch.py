@@ -8,18 +8,18 @@ from typing import Any
 import structlog
 from django.db.models.functions import Now
 
-from control.batches.assemble import batch_assemble
-from control.batches.models import Batch
-from control.batches.services import batch_commit_shard, batch_validate
-from control.jobs.failures import Failure
-from control.jobs.models import JobShard
-from control.jobs.selectors import num_rows_committed, shards_open
-from control.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards
-from control.observability import metrics
-from control.settings.config import get_config
-from control.spending.selectors import batch_cap_reached
-from control.spending.services import batch_pause
-from control.storage import get_storage
+from control.billing.spending.selectors import batch_cap_reached
+from control.billing.spending.services import batch_pause
+from control.core.observability import metrics
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.queue.jobs.failures import Failure
+from control.queue.jobs.models import JobShard
+from control.queue.jobs.selectors import num_rows_committed, shards_open
+from control.queue.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_commit_shard, batch_validate
 from workers.contracts import BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
 from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed, Cancelled, ChildCrashed, Paused

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import workers
-from control.child_environment import child_environment
-from control.jobs.config import get_job_config
-from control.observability.child_logs import child_log_environment
+from control.core.observability.child_logs import child_log_environment
+from control.core.processes.child_environment import child_environment
+from control.queue.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 
 MAX_LOG_BYTES = 16 * 1024 * 1024

@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import structlog
 from django.db import close_old_connections, connection
 
-from control.tenancy.scope import Across, across_tenants
-from control.webhooks.sender import Sender, due
+from control.tenants.row_security.scope import Across, across_tenants
+from control.tenants.webhooks.sender import Sender, due
 from workers.tasks.boundary import safely
 
 log = structlog.get_logger(__name__)

@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from control.evaluations.models import Evaluation
-from control.evaluations.services import evaluation_finish
-from control.jobs.failures import Failure
-from control.settings.config import get_config
-from control.storage import get_storage
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.queue.jobs.failures import Failure
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_finish
 from workers.contracts import EvaluationSpec, FailureClass, Finished
 from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed

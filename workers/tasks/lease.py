@@ -7,10 +7,10 @@ from types import TracebackType
 import structlog
 from django.db import Error, connection
 
-from control.jobs.services import job_renew
-from control.jobs.state import Claim, LeaseLost
-from control.settings.config import get_config
-from control.tenancy.scope import as_tenant
+from control.core.settings.config import get_config
+from control.queue.jobs.services import job_renew
+from control.queue.jobs.state import Claim, LeaseLost
+from control.tenants.row_security.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from control.catalog.folder import UnusableModel
-from control.catalog.intake import base_model_accept, base_model_refuse
-from control.catalog.models import BaseModel
-from control.catalog.sources import source_inspect
-from control.jobs.failures import Failure
+from control.models.catalog.folder import UnusableModel
+from control.models.catalog.intake import base_model_accept, base_model_refuse
+from control.models.catalog.models import BaseModel
+from control.models.catalog.sources import source_inspect
+from control.queue.jobs.failures import Failure
 from workers.tasks.attempt import Attempt, Ending
 
 

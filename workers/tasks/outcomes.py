@@ -4,11 +4,11 @@ Interruption
 ├── Cancelled       the customer asked for it
 ├── Draining        this worker stops; another one goes on
 ├── Paused          a spend cap is reached; it goes on when there is something to spend again
-└── AttemptFailed   something is wrong; `control.jobs.failures` decides about another try
+└── AttemptFailed   something is wrong; `control.queue.jobs.failures` decides about another try
     └── ChildCrashed   the child died without a word, or said nothing for too long
 """
 
-from control.jobs.failures import Failure
+from control.queue.jobs.failures import Failure
 from workers.contracts import FailureClass
 
 

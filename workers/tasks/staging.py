@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from control.catalog.folder import UnusableModel
-from control.catalog.models import BaseModel, Speculator
-from control.catalog.sources import model_folder
-from control.jobs.state import Claim
-from control.storage import ObjectMissing, get_storage
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.models.catalog.folder import UnusableModel
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.sources import model_folder
+from control.queue.jobs.state import Claim
 from workers.contracts import FailureClass
 from workers.tasks.outcomes import AttemptFailed
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from control.jobs.config import get_job_config
-from control.jobs.services import job_metrics, job_progress
-from control.jobs.state import LeaseLost
+from control.queue.jobs.config import get_job_config
+from control.queue.jobs.services import job_metrics, job_progress
+from control.queue.jobs.state import LeaseLost
 from workers.contracts import Checkpoint, Event, Failed, FailureClass, Finished, Metrics, Progress, ShardDone, Spec
 from workers.tasks.attempt import Attempt
 from workers.tasks.child import ChildProcess

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from control.catalog.models import Speculator
-from control.catalog.services import speculator_fail, speculator_ready
-from control.jobs.failures import Failure
-from control.jobs.services import job_commit_checkpoint
-from control.settings.config import get_config
-from control.storage import get_storage
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import Speculator
+from control.models.catalog.services import speculator_fail, speculator_ready
+from control.queue.jobs.failures import Failure
+from control.queue.jobs.services import job_commit_checkpoint
 from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone, TrainingSpec
 from workers.tasks.attempt import Attempt, Ending
 from workers.tasks.outcomes import AttemptFailed

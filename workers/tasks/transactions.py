@@ -7,7 +7,7 @@ limit: none of their transactions waits for anything but the database, while one
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from control.settings.config import get_config
+from control.core.settings.config import get_config
 
 LEASES = 2  # far longer than any transaction, and not much longer than others have to wait anyway
 

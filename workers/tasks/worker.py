@@ -15,26 +15,26 @@ from collections.abc import Callable
 import structlog
 from django.db import close_old_connections, connection
 
-from control.batches.selectors import batches_overdue
-from control.batches.tidy import batches_tidy
-from control.captures.services import captures_prune
-from control.events.services import events_prune
-from control.files.services import files_expire
-from control.files.staging import staging_purge
-from control.idempotency.services import keys_purge
-from control.jobs.config import get_job_config
-from control.jobs.models import Job
-from control.jobs.selectors import jobs_to_cancel
-from control.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
-from control.jobs.state import Claim
-from control.observability import metrics
-from control.observability.listener import listen
-from control.pipelines.stages import pipelines_reconcile
-from control.rollouts.services import rollouts_reconcile
-from control.settings.config import get_config
-from control.spending.services import batches_review
-from control.tenancy.scope import Across, across_tenants
-from control.uploads.services import uploads_expire
+from control.billing.spending.services import batches_review
+from control.core.observability import metrics
+from control.core.observability.listener import listen
+from control.core.settings.config import get_config
+from control.core.storage.staging import staging_purge
+from control.data.files.services import files_expire
+from control.data.uploads.services import uploads_expire
+from control.queue.jobs.config import get_job_config
+from control.queue.jobs.models import Job
+from control.queue.jobs.selectors import jobs_to_cancel
+from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
+from control.queue.jobs.state import Claim
+from control.serving.captures.services import captures_prune
+from control.serving.rollouts.services import rollouts_reconcile
+from control.tenants.events.services import events_prune
+from control.tenants.idempotency.services import keys_purge
+from control.tenants.row_security.scope import Across, across_tenants
+from control.workflows.batches.selectors import batches_overdue
+from control.workflows.batches.tidy import batches_tidy
+from control.workflows.pipelines.stages import pipelines_reconcile
 from workers.tasks.attempt import Handler, look_at, work_folders_sweep
 from workers.tasks.batch import BatchHandler
 from workers.tasks.boundary import safely

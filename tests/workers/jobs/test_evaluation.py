@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from control.catalog.folder import inspect_folder
+from control.models.catalog.folder import inspect_folder
 from engine.config import EngineConfig
 from engine.grammars import GrammarCompiler
 from engine.load import load_engine

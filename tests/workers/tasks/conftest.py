@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from pytest_django.plugin import DjangoDbBlocker
 
-from control.settings.config import Config
+from control.core.settings.config import Config
 from tests.control.factories import make_base_model, make_organization
 from tests.databases import connected_to, fresh_postgres
 from tests.workers.tasks.history import check_histories

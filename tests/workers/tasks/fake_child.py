@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.control.evaluations.evidence import make_evidence
+from tests.control.workflows.evaluations.evidence import make_evidence
 from workers.contracts import (
     BatchSpec,
     Checkpoint,

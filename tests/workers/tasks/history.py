@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from django.db import transaction
 from django.utils import timezone
 
-from control.batches.models import Batch
-from control.files.models import File
-from control.jobs.models import Job, JobEvent, JobShard
-from control.jobs.state import TERMINAL
-from control.storage import get_storage
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.queue.jobs.models import Job, JobEvent, JobShard
+from control.queue.jobs.state import TERMINAL
+from control.workflows.batches.models import Batch
 
 ENDINGS = {status.value for status in TERMINAL}
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from control.accounts.models import Organization
-from control.batches.models import Batch
-from control.batches.services import batch_create
-from control.catalog.models import BaseModel
-from control.jobs.models import Job, JobEvent, JobShard
-from control.storage import get_storage
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job, JobEvent, JobShard
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_create
 from tests.control.factories import chat_row, make_file
 from tests.leaks import leaks_in, secrets_in
 from tests.workers.tasks import fake_child

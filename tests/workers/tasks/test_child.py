@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from control.jobs import config
+from control.queue.jobs import config
 from workers.contracts import EvaluationSpec, Event, Failed, Finished, Progress
 from workers.tasks.child import ChildProcess
 

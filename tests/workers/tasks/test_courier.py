@@ -9,9 +9,9 @@ import pytest
 from django.conf import settings
 from standardwebhooks import Webhook
 
-from control.settings.config import get_config
-from control.webhooks.models import WebhookDelivery
-from control.webhooks.services import endpoint_create, endpoint_test
+from control.core.settings.config import get_config
+from control.tenants.webhooks.models import WebhookDelivery
+from control.tenants.webhooks.services import endpoint_create, endpoint_test
 from tests.workers.tasks.live import LiveStack
 from workers.tasks import courier
 from workers.tasks.courier import Courier

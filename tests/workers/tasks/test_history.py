@@ -9,15 +9,15 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from control.accounts.models import Organization
-from control.batches.assemble import batch_assemble
-from control.batches.models import Batch
-from control.batches.services import batch_create, batch_validate
-from control.jobs.models import Job, JobEvent, JobShard
-from control.jobs.services import job_claim, job_release, job_succeed
-from control.jobs.shards import ShardRows, job_commit_shard
-from control.jobs.state import Claim
-from control.storage import get_storage
+from control.core.storage.backends import get_storage
+from control.queue.jobs.models import Job, JobEvent, JobShard
+from control.queue.jobs.services import job_claim, job_release, job_succeed
+from control.queue.jobs.shards import ShardRows, job_commit_shard
+from control.queue.jobs.state import Claim
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_create, batch_validate
 from tests.control.factories import chat_row, make_base_model, make_file, make_organization
 from tests.workers.support import write_lines
 from tests.workers.tasks.fake_child import answer_line

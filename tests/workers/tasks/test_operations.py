@@ -9,8 +9,8 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
-from control.batches.models import Batch
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
 from tests.databases import connected_to, needs_postgres, postgres_server
 from tests.deploy.test_runbook import program
 from tests.postgres import OWNER

@@ -2,11 +2,11 @@
 
 import json
 
-from control.fine_tuning.models import FineTuningJob
-from control.fine_tuning.services import fine_tuning_job_pause, fine_tuning_job_resume
-from control.jobs.models import Job
+from control.queue.jobs.models import Job
+from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.fine_tuning.services import fine_tuning_job_pause, fine_tuning_job_resume
 from tests.control.factories import make_file
-from tests.control.pipelines.helpers import make_pipeline
+from tests.control.workflows.pipelines.helpers import make_pipeline
 from tests.workers.tasks.live import LiveStack, children_of, read_object
 from tests.workers.tasks.test_pipeline import wait_for_status
 

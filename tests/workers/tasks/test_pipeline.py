@@ -2,13 +2,13 @@
 
 import json
 
-from control.catalog.models import BaseModel
-from control.deployments.models import Deployment
-from control.jobs.models import Job
-from control.pipelines.models import Pipeline
-from control.pipelines.selectors import pipeline_fresh
-from control.pipelines.state import ACTIVE
-from tests.control.pipelines.helpers import make_pipeline
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.selectors import pipeline_fresh
+from control.workflows.pipelines.state import ACTIVE
+from tests.control.workflows.pipelines.helpers import make_pipeline
 from tests.workers.tasks.live import LiveStack, kill_9, read_object
 
 

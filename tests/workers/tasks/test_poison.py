@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from control.batches.models import Batch
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
 from tests.workers.tasks import poison_child
 from tests.workers.tasks.live import LiveStack, children_of
 from tests.workers.tasks.test_worker_process import errors_of, expected_output, output_of

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from django.db import connection
 
-from control.batches.models import Batch
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
 from tests.control.factories import client_of
 from tests.databases import needs_postgres, postgres_server
 from tests.workers.tasks.live import LiveStack, is_frozen, kill_9

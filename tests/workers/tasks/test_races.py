@@ -5,9 +5,9 @@ import threading
 import pytest
 from django.db import connection
 
-from control.jobs.models import Job
-from control.jobs.services import job_claim, job_submit
-from control.jobs.state import Claim
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_claim, job_submit
+from control.queue.jobs.state import Claim
 from tests.databases import needs_postgres
 from tests.workers.tasks.live import LiveStack
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from control.batches.models import Batch
-from control.batches.services import batch_cancel
-from control.events.models import Event
-from control.jobs.models import Job, JobEvent
-from control.quotes.models import Quote
-from control.spending.services import quote_cap_set, spend_cap_create, spend_cap_update
-from control.usage.models import UsageRecord
-from control.usage.services import price_set
-from tests.control.spending.support import make_quote
+from control.billing.spending.services import quote_cap_set, spend_cap_create, spend_cap_update
+from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import price_set
+from control.queue.jobs.models import Job, JobEvent
+from control.tenants.events.models import Event
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
+from control.workflows.quotes.models import Quote
+from tests.control.billing.spending.support import make_quote
 from tests.workers.tasks.live import LiveStack
 from tests.workers.tasks.test_batch_promises import counts_of
 from tests.workers.tasks.test_worker_process import errors_of, expected_output, output_of

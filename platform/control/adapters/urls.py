@@ -1,8 +1,0 @@
-from django.urls import path
-
-from control.adapters.views import AdaptersView, AdapterView
-
-urlpatterns = [
-    path("adapters", AdaptersView.as_view()),
-    path("adapters/<str:adapter_id>", AdapterView.as_view()),
-]

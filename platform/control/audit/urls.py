@@ -1,9 +1,0 @@
-"""Routes below /v1/."""
-
-from django.urls import path
-
-from control.audit.views import AuditEventsView
-
-urlpatterns = [
-    path("audit_events", AuditEventsView.as_view()),
-]

@@ -1,0 +1,27 @@
+"""How much may be spent in a calendar month (UTC), by the whole organization or by one of its projects."""
+
+from django.db import models
+
+from control.core.ids import spend_cap_id
+from control.tenants.accounts.models import Organization, Project
+
+
+class SpendCap(models.Model):
+    id = models.CharField(primary_key=True, max_length=40, default=spend_cap_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="spend_caps")
+    project = models.OneToOneField(
+        Project, on_delete=models.CASCADE, related_name="spend_cap", null=True, blank=True, help_text="Null: all."
+    )
+    nanousd = models.BigIntegerField(help_text="Billionths of a dollar a month.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization"], condition=models.Q(project=None), name="spend_cap_once_per_organization"
+            ),
+            models.CheckConstraint(condition=models.Q(nanousd__gte=0), name="spend_cap_not_negative"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.nanousd / 1e9:g} USD a month"

@@ -1,0 +1,59 @@
+"""Counters by the minute, and the prices they were counted at."""
+
+from django.db import models
+
+from control.tenants.accounts.models import Organization
+
+
+class UsageRecord(models.Model):
+    """What one key used of one model in one minute. Ids are plain text: what was used outlives a key and a name."""
+
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="usage")
+    minute = models.DateTimeField(help_text="Its beginning.")
+    model = models.CharField(max_length=120)
+    project_id = models.CharField(max_length=40, blank=True)
+    api_key_id = models.CharField(max_length=8, blank=True)
+    is_batch = models.BooleanField()
+    input_tokens = models.BigIntegerField(default=0)
+    cached_tokens = models.BigIntegerField(default=0, help_text="Of the input's, those not read again.")
+    output_tokens = models.BigIntegerField(default=0)
+    requests = models.BigIntegerField(default=0)
+    input_nanousd = models.BigIntegerField(default=0)
+    output_nanousd = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization", "minute", "model", "project_id", "api_key_id", "is_batch"],
+                name="usage_once_a_minute",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.minute:%Y-%m-%d %H:%M}"
+
+
+class Attribution(models.Model):
+    """Whose key asked for a job, whose tokens are counted long after; or for a pipeline, whose jobs inherit it."""
+
+    job_id = models.CharField(primary_key=True, max_length=40, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    project_id = models.CharField(max_length=40, blank=True)
+    api_key_id = models.CharField(max_length=8)
+
+    def __str__(self) -> str:
+        return f"{self.job_id} by {self.api_key_id}"
+
+
+class Price(models.Model):
+    """For everybody. Usage is priced when it is counted: a new price changes no bill of the past."""
+
+    model = models.CharField(
+        max_length=120, unique=True, blank=True, help_text="Empty: of all models without their own."
+    )
+    input_nanousd = models.PositiveBigIntegerField(help_text="A token. 100 are 0.10 USD per million tokens.")
+    output_nanousd = models.PositiveBigIntegerField(help_text="A token.")
+    batch_percent = models.PositiveSmallIntegerField(default=50, help_text="What tokens of a batch cost of that.")
+
+    def __str__(self) -> str:
+        return self.model or "all other models"

@@ -1,0 +1,94 @@
+"""What a caller may ask of usage: OpenAI's parameters, lists as `name[]=` or `name=`."""
+
+import datetime as dt
+
+from django.http import QueryDict
+from django.utils import timezone
+
+from control.billing.usage.selectors import WIDTHS, Narrowing, Window
+from control.core.api.errors import ApiError
+
+# OpenAI's name: our column
+USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
+COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
+MAX_COST_BUCKETS = 180
+MAX_UNIX = 253_370_764_800  # the year 9999
+_MAX_VALUES = 100
+
+
+def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
+    """`start_time` to `end_time`, or now, but `limit` buckets at most; `page` says where the next ones begin.
+
+    Raises: ApiError: 400.
+    """
+    name = params.get("bucket_width", "1d")
+    if name not in widths:
+        raise _invalid("bucket_width", f"must be one of {list(widths)}, got {name[:20]!r}")
+    width = WIDTHS[name]
+    limit = _integer(params, "limit", 1, max_limit or width.max_limit, default=width.default_limit)
+    start = _integer(params, "start_time", 0, MAX_UNIX, default=None)
+    end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
+    start = _integer(params, "page", start, MAX_UNIX, default=start)
+    start -= start % width.seconds
+    end = min(end + -end % width.seconds, start + limit * width.seconds)
+    return Window(
+        start=dt.datetime.fromtimestamp(start, dt.UTC), end=dt.datetime.fromtimestamp(end, dt.UTC), width=width
+    )
+
+
+def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
+    """OpenAI's names. Raises: ApiError: 400."""
+    names = list(dict.fromkeys(_list(params, "group_by") or ()))
+    if unknown := [name for name in names if name not in known]:
+        raise _invalid("group_by", f"must be of {sorted(known)}, got {unknown[0][:40]!r}")
+    return names
+
+
+def parse_narrowing(params: QueryDict) -> Narrowing:
+    """Raises: ApiError: 400."""
+    batch = params.get("batch")
+    if batch not in (None, "true", "false"):
+        raise _invalid("batch", f"must be true or false, got {str(batch)[:20]!r}")
+    return Narrowing(
+        models=_list(params, "models"),
+        project_ids=_list(params, "project_ids"),
+        api_key_ids=_list(params, "api_key_ids"),
+        is_batch=None if batch is None else batch == "true",
+    )
+
+
+def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
+    """From the month's first day to now, unless said otherwise. Raises: ApiError: 400."""
+    now = timezone.now()
+    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    start = _integer(params, "start_time", 0, MAX_UNIX, default=int(month.timestamp()))
+    end = _integer(params, "end_time", start, MAX_UNIX, default=max(start, int(now.timestamp()) + 1))
+    return dt.datetime.fromtimestamp(start, dt.UTC), dt.datetime.fromtimestamp(end, dt.UTC)
+
+
+def has_more(params: QueryDict, window: Window) -> bool:
+    """Whether the caller's time goes on behind the window."""
+    end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
+    return window.end.timestamp() < end
+
+
+def _list(params: QueryDict, name: str) -> list[str] | None:
+    values = [*params.getlist(f"{name}[]"), *params.getlist(name)]
+    if len(values) > _MAX_VALUES:
+        raise _invalid(name, f"has at most {_MAX_VALUES} values, got {len(values)}")
+    return values or None
+
+
+def _integer(params: QueryDict, name: str, low: int, high: int, *, default: int | None) -> int:
+    text = params.get(name)
+    if text is None:
+        if default is None:
+            raise ApiError(400, f"{name}: this parameter is required.", "missing_required_parameter", name)
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
+        raise _invalid(name, f"must be in {low}..{high}, got {text[:40]!r}")
+    return int(text)
+
+
+def _invalid(name: str, message: str) -> ApiError:
+    return ApiError(400, f"{name} {message}", "invalid_value", name)

@@ -1,0 +1,114 @@
+"""Readers of usage: sums over buckets of time, in OpenAI's way."""
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import QuerySet, Sum
+from django.db.models.functions import TruncDay, TruncHour, TruncMinute
+
+from control.billing.usage.models import Price, UsageRecord
+from control.tenants.accounts.models import Organization
+
+FREE = Price(model="", input_nanousd=0, output_nanousd=0)
+COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "requests", "input_nanousd", "output_nanousd")
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    seconds: int
+    truncate: Any
+    default_limit: int
+    max_limit: int
+
+
+WIDTHS: Mapping[str, Width] = {
+    "1m": Width(60, TruncMinute, 60, 1440),
+    "1h": Width(3600, TruncHour, 24, 168),
+    "1d": Width(86400, TruncDay, 7, 31),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """`[start, end)`, both at borders of buckets."""
+
+    start: dt.datetime
+    end: dt.datetime
+    width: Width
+
+    def starts(self) -> Iterable[dt.datetime]:
+        moment = self.start
+        while moment < self.end:
+            yield moment
+            moment += dt.timedelta(seconds=self.width.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowing:
+    """What counts; None: everything."""
+
+    models: Sequence[str] | None = None
+    project_ids: Sequence[str] | None = None
+    api_key_ids: Sequence[str] | None = None
+    is_batch: bool | None = None
+
+    def apply(self, records: QuerySet[UsageRecord]) -> QuerySet[UsageRecord]:
+        for name, values in (
+            ("model__in", self.models),
+            ("project_id__in", self.project_ids),
+            ("api_key_id__in", self.api_key_ids),
+            ("is_batch", self.is_batch),
+        ):
+            if values is not None:
+                records = records.filter(**{name: values})
+        return records
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of one bucket and one combination of what it is grouped by."""
+
+    group: Mapping[str, Any]
+    counts: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Bucket:
+    start: dt.datetime
+    end: dt.datetime
+    sums: list[Sums] = field(default_factory=list)
+
+
+def usage_buckets(
+    organization: Organization, *, window: Window, group_by: Sequence[str] = (), narrowing: Narrowing | None = None
+) -> list[Bucket]:
+    """One for each piece of the window, used or not."""
+    records = UsageRecord.objects.filter(organization=organization, minute__gte=window.start, minute__lt=window.end)
+    rows = (
+        (narrowing or Narrowing())
+        .apply(records)
+        .annotate(bucket=window.width.truncate("minute", tzinfo=dt.UTC))
+        .values("bucket", *group_by)
+        .annotate(**{f"sum_{name}": Sum(name) for name in COUNTS})
+        .order_by("bucket", *group_by)
+    )
+    step = dt.timedelta(seconds=window.width.seconds)
+    buckets = {start: Bucket(start, start + step) for start in window.starts()}
+    for row in rows:
+        counts = {name: row[f"sum_{name}"] for name in COUNTS}
+        buckets[row["bucket"]].sums.append(Sums({name: row[name] for name in group_by}, counts))
+    return list(buckets.values())
+
+
+def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> Sums:
+    records = UsageRecord.objects.filter(organization=organization, minute__gte=start, minute__lt=end)
+    sums = records.aggregate(**{f"sum_{name}": Sum(name) for name in COUNTS})
+    return Sums({}, {name: sums[f"sum_{name}"] or 0 for name in COUNTS})
+
+
+def price_of(model: str) -> Price:
+    """In force now: the model's own, else everybody's, else nothing."""
+    prices = {price.model: price for price in Price.objects.filter(model__in=(model, ""))}
+    return prices.get(model) or prices.get("") or FREE

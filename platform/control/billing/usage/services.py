@@ -1,0 +1,83 @@
+"""Writers of usage. All counting is addition in the database, so callers may come at once and in any order."""
+
+import datetime as dt
+from dataclasses import dataclass
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from control.billing.usage.models import Attribution, Price, UsageRecord
+from control.billing.usage.selectors import price_of
+from control.tenants.authentication.caller import Caller, current_caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    input: int = 0
+    cached: int = 0  # of the input
+    output: int = 0
+
+
+def usage_add(
+    *, caller: Caller, model: str, tokens: Tokens, num_requests: int, is_batch: bool, at: dt.datetime | None = None
+) -> int:
+    """Counts, at the price in force. Returns: the cost in billionths of a dollar."""
+    price = price_of(model)
+    percent = price.batch_percent if is_batch else 100
+    counts = {
+        "input_tokens": tokens.input,
+        "cached_tokens": tokens.cached,
+        "output_tokens": tokens.output,
+        "requests": num_requests,
+        "input_nanousd": tokens.input * price.input_nanousd * percent // 100,
+        "output_nanousd": tokens.output * price.output_nanousd * percent // 100,
+    }
+    place = {
+        "organization_id": caller.organization_id,
+        "minute": (at or timezone.now()).replace(second=0, microsecond=0),
+        "model": model,
+        "project_id": caller.project_id,
+        "api_key_id": caller.api_key_id,
+        "is_batch": is_batch,
+    }
+    cost: int = counts["input_nanousd"] + counts["output_nanousd"]
+    if _increase(place, counts):
+        return cost
+    try:
+        with transaction.atomic():
+            UsageRecord.objects.create(**place, **counts)
+    except IntegrityError:  # somebody else began the minute
+        _increase(place, counts)
+    return cost
+
+
+def _increase(place: dict[str, object], counts: dict[str, int]) -> bool:
+    increased = {name: F(name) + count for name, count in counts.items()}
+    return bool(UsageRecord.objects.filter(**place).update(**increased))
+
+
+def usage_attribute(*, job_id: str, organization_id: str) -> None:
+    """Remembers the key that a job, or a pipeline, was asked for with, if a request did; call it where it is made."""
+    caller = current_caller()
+    if caller is not None and caller.organization_id == organization_id:
+        Attribution.objects.create(
+            job_id=job_id,
+            organization_id=organization_id,
+            project_id=caller.project_id,
+            api_key_id=caller.api_key_id,
+        )
+
+
+def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
+    found = Attribution.objects.filter(job_id=job_id).first()
+    if found is None:
+        return Caller(organization_id=organization_id)
+    return Caller(organization_id=organization_id, api_key_id=found.api_key_id, project_id=found.project_id)
+
+
+def price_set(*, model: str, input_nanousd: int, output_nanousd: int, batch_percent: int = 50) -> Price:
+    """From now on. `model` empty: of all models without a price of their own."""
+    values = {"input_nanousd": input_nanousd, "output_nanousd": output_nanousd, "batch_percent": batch_percent}
+    price, _ = Price.objects.update_or_create(model=model, defaults=values)
+    return price

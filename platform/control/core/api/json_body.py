@@ -1,0 +1,90 @@
+"""JSON as requests may bring it: much that Python's parser lets through, no database, client or renderer takes.
+
+not JSON          NaN and Infinity, numbers beyond a float (1e999), nesting without measure: code `invalid_json`
+JSON, but no text half a surrogate pair, and zero bytes, which PostgreSQL refuses: code `invalid_value`, with the field
+"""
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any, NoReturn
+
+from rest_framework.parsers import BaseParser
+
+from control.core.api.errors import ApiError
+
+MAX_DEPTH = 64
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strings are not looked at. Raises: ApiError: 400."""
+    try:
+        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:  # ValueError: json's and unicode's own, and too many digits
+        raise ApiError(400, f"The request body must be JSON{_reason(error)}.", "invalid_json") from error
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be stored, and shown again."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
+
+
+class StrictJsonParser(BaseParser):
+    """rest_framework's parser. The charset of the header is not asked: JSON is UTF-8."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = parse_json(stream.read())
+        _check(value, path="", depth=1)
+        return value
+
+
+def _check(value: Any, *, path: str, depth: int) -> None:
+    """Raises: ApiError: 400."""
+    if depth > MAX_DEPTH:
+        raise ApiError(400, f"The request body is nested more than {MAX_DEPTH} levels deep.", "invalid_json")
+    match value:
+        case str():
+            _check_text(value, path)
+        case list():
+            for position, item in enumerate(value):
+                if isinstance(item, str | list | dict):
+                    _check(item, path=f"{path}.{position}", depth=depth + 1)
+        case dict():
+            for key, item in value.items():
+                _check_text(key, path)
+                _check(item, path=f"{path}.{key[:40]}", depth=depth + 1)
+
+
+def _check_text(text: str, path: str) -> None:
+    if not is_text(text):
+        param = path.removeprefix(".") or None
+        message = f"{param or 'the body'} holds a zero byte or half a surrogate pair"
+        raise ApiError(400, message, "invalid_value", param)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    match error:
+        case RecursionError():
+            return ", nested less deeply"
+        case UnicodeDecodeError():
+            return " in UTF-8"
+        case _:
+            return f": {str(error).partition(';')[0]}"  # behind it, Python tells programmers how to lift its limit

@@ -1,0 +1,94 @@
+"""OpenAI's list object: newest first, `after` an id, `limit` 1 to 100."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from django.db.models import Model, Q, QuerySet
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.core.api.errors import ApiError
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+
+_Row = TypeVar("_Row", bound=Model)
+
+
+def paginate(
+    queryset: QuerySet[_Row],
+    request: Request,
+    serialize: Callable[[_Row], dict[str, Any]],
+    *,
+    max_limit: int = MAX_LIMIT,
+    default_limit: int = DEFAULT_LIMIT,
+    by: str = "pk",
+    id_field: str = "pk",
+) -> Response:
+    """One page of `queryset`, ordered by id: ids sort by creation, so a page stays put while rows are added.
+
+    `after` need not exist any more: a row deleted between two pages ends no listing.
+    Args:
+        by: the column that sorts by creation, where the primary key does not; `after` must then exist.
+        id_field: the column that holds what the wire calls `id`.
+    Raises: ApiError: 400 for a limit out of range, an order other than asc and desc, an `after` that is not there.
+    """
+    limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
+    ascending = _is_ascending(request.query_params.get("order", "desc"))
+    if after := request.query_params.get("after"):
+        queryset = queryset.filter(_beyond(queryset, after, by, id_field, "gt" if ascending else "lt"))
+    rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
+    data = [serialize(row) for row in rows[:limit]]
+    return Response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(rows) > limit,
+        }
+    )
+
+
+def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: str) -> Q:
+    if by == id_field:
+        return Q(**{f"{by}__{side}": after})
+    row = queryset.filter(**{id_field: after}).values(by, "pk").first()
+    if row is None:
+        raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
+    return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
+
+
+def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:
+    """One page of bodies at hand, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
+    limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
+    first = 0
+    if after := request.query_params.get("after"):
+        found = next((place for place, item in enumerate(items) if item["id"] == after), None)
+        if found is None:
+            raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
+        first = found + 1
+    data = items[first : first + limit]
+    return Response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(items) > first + limit,
+        }
+    )
+
+
+def _limit(given: str | None, default: int, maximum: int) -> int:
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= maximum and len(given) < 9):
+        raise ApiError(400, f"limit must be in 1..{maximum}, got {given[:40]!r}", "invalid_value", "limit")
+    return int(given)
+
+
+def _is_ascending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order must be asc or desc, got {order[:40]!r}", "invalid_value", "order")
+    return order == "asc"

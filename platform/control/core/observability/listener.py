@@ -1,0 +1,61 @@
+"""/livez and /metrics of a process that serves nothing else: a worker, or the supervisor of endpoints."""
+
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from control.core.observability.access import may_read_metrics
+from control.core.observability.metrics import render
+from control.core.settings.config import get_config
+
+_STATUSES = {200: "200 OK", 404: "404 Not Found", 503: "503 Service Unavailable"}
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10  # seconds a caller may take for its request
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the library's name
+        """Says nothing: probes come every few seconds."""
+
+
+def listen(is_alive: Callable[[], bool]) -> int | None:
+    """Serves from a thread, as long as the process lives.
+
+    Args:
+        is_alive: whether the process's own loops turn; else /livez is 503.
+
+    Returns: the port. None: SLIPSTREAM_METRICS_PORT names none.
+    """
+    port = get_config().metrics_port
+    if port is None:
+        return None
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        status, body = _answer(environ, is_alive)
+        start(_STATUSES[status], [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
+        return [body]
+
+    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # scraped from elsewhere
+    threading.Thread(target=server.serve_forever, name="listener", daemon=True).start()
+    return int(server.server_address[1])
+
+
+def _answer(environ: dict[str, Any], is_alive: Callable[[], bool]) -> tuple[int, bytes]:
+    match environ["PATH_INFO"]:
+        case "/livez":
+            return (200, b"ok\n") if is_alive() else (503, b"its loop does not turn\n")
+        case "/metrics" if may_read_metrics(
+            authorization=environ.get("HTTP_AUTHORIZATION", ""),
+            address=environ.get("REMOTE_ADDR", ""),
+            is_forwarded="HTTP_X_FORWARDED_FOR" in environ,
+        ):
+            return 200, render()
+    return 404, b""

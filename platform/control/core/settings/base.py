@@ -1,0 +1,155 @@
+"""What every installation shares. `embedded` and `production` add what they differ in."""
+
+import structlog
+
+from control.core.settings.config import Config, database_settings
+from control.core.settings.spectacular import SPECTACULAR as SPECTACULAR_SETTINGS  # noqa: F401  # Django's, by its name
+from control.core.settings.unfold import UNFOLD as UNFOLD
+
+SLIPSTREAM = Config()
+
+DEBUG = False
+ALLOWED_HOSTS = [host.strip() for host in SLIPSTREAM.allowed_hosts.split(",") if host.strip()]
+SECRET_KEY_FALLBACKS = [key for key in SLIPSTREAM.secret_key_fallbacks.get_secret_value().split(",") if key]
+ROOT_URLCONF = "control.urls"
+ASGI_APPLICATION = "control.asgi.application"
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+FORMAT_MODULE_PATH = "control.core.settings.formats"
+LOGIN_REDIRECT_URL = "admin:index"  # only staff sign in
+
+INSTALLED_APPS = [
+    "unfold",  # before django.contrib.admin: it replaces its templates
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "control.tenants.accounts",
+    "control.tenants.row_security",
+    "control.tenants.audit",
+    "control.tenants.idempotency",
+    "control.data.files",
+    "control.data.uploads",
+    "control.models.catalog",
+    "control.workflows.datasets",
+    "control.queue.jobs",
+    "control.workflows.batches",
+    "control.models.adapters",
+    "control.serving.deployments",
+    "control.workflows.pipelines",
+    "control.workflows.evaluations",
+    "control.serving.captures",
+    "control.workflows.fine_tuning",
+    "control.tenants.events",
+    "control.tenants.webhooks",
+    "control.billing.usage",
+    "control.workflows.quotes",
+    "control.billing.spending",
+    "control.workflows.distillations",
+    "control.serving.rollouts",
+    "control.operations.console",
+    "control.operations.embedded",
+]
+AUTH_USER_MODEL = "accounts.User"
+STAFF_TWO_FACTOR = False  # `two_factor` says otherwise
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+MIDDLEWARE = [
+    "control.operations.monitoring.probes.probes_middleware",  # first: probes know no host name and speak no TLS
+    "control.core.api.request_id.RequestIdMiddleware",  # before the others: errors of all carry the id too
+    "control.core.observability.requests.RequestsMiddleware",
+    "control.tenants.row_security.middleware.TenancyMiddleware",
+    "control.tenants.audit.middleware.AuditMiddleware",
+    "control.tenants.authentication.rate_limits.RateLimitMiddleware",
+    "control.core.api.outage.OutageMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+DATABASES = {"default": database_settings(SLIPSTREAM)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+STATIC_URL = "/static/"
+WHITENOISE_USE_FINDERS = True  # the console's few files are served from the packages: no collectstatic step
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["control.tenants.authentication.api_keys.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["control.tenants.authentication.api_keys.HasApiKey"],
+    "DEFAULT_PARSER_CLASSES": ["control.core.api.json_body.StrictJsonParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "control.core.api.negotiation.AlwaysJson",
+    "EXCEPTION_HANDLER": "control.core.api.errors.exception_handler",
+    "DEFAULT_SCHEMA_CLASS": "control.operations.openapi.schema.TableSchema",
+    "UNAUTHENTICATED_USER": None,
+}
+
+_SHARED_PROCESSORS: list[structlog.typing.Processor] = [
+    structlog.contextvars.merge_contextvars,  # request_id
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+structlog.configure(
+    processors=[*_SHARED_PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    wrapper_class=structlog.stdlib.BoundLogger,
+)
+
+
+LOGS_ARE_JSON = False  # production's are; a child writes as its supervisor does
+
+
+def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
+    """Django's LOGGING: one line an event on standard error, the library's and ours alike."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "line": {
+                "()": structlog.stdlib.ProcessorFormatter,
+                "foreign_pre_chain": _SHARED_PROCESSORS,
+                "processors": [
+                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                    structlog.processors.format_exc_info,
+                    renderer,
+                ],
+            }
+        },
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": SLIPSTREAM.log_level},
+        "loggers": {
+            "django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
+            "django.request": {"level": "ERROR"},  # that a request was refused stands in our own line about it
+            "uvicorn": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
+            "uvicorn.access": {"handlers": [], "propagate": False},  # as well
+        },
+    }

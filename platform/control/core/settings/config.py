@@ -1,0 +1,122 @@
+"""What the environment decides, read once into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
+
+import base64
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from workers.contracts import MAX_SHARD_ROWS
+
+MIB = 1024 * 1024
+
+
+class Config(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_", env_ignore_empty=True, frozen=True)
+
+    data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
+    database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
+    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"  # `migrate` grants it rights
+    redis_url: SecretStr | None = None  # none: workers poll
+    s3_bucket: str | None = None  # none: a folder in data_dir
+    s3_endpoint_url: str | None = None  # none: AWS
+
+    lease_seconds: Annotated[float, Field(gt=0)] = 30.0
+    renew_seconds: Annotated[float, Field(gt=0)] = 2.0  # also how long a customer's cancellation waits to be seen
+    reconcile_seconds: Annotated[float, Field(gt=0)] = 5.0
+    shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
+
+    max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
+    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of every request that is not an upload
+    # Of one organization; it may have other figures of its own (`control.tenants.quotas.models.Limits`).
+    max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
+    max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: as many as there are workers
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # of its files
+    requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
+
+    # Where customers may register models from, with commas: folders and s3://bucket/prefix; `{organization}` in one
+    # stands for the id of whoever asks. None: nowhere.
+    model_roots: str = ""
+    max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
+
+    secret_key: SecretStr | None = None
+    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier ones, comma-separated: read with, never written with
+    allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
+    device: str = "auto"
+    suffix_decoding: bool = True  # beside every speculator; on a GPU it takes drafting back to the host
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
+    certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
+    webhooks_allow_private: bool = False  # tests only: customers may name hosts of this very network
+    log_level: str = "INFO"
+    metrics_token: SecretStr | None = None  # who shows it may read /metrics; none: this machine alone
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of a worker's or supervisor's own /metrics
+    tracing: bool = False  # sends traces by OpenTelemetry, whose OTEL_* variables say where to
+
+    @model_validator(mode="after")
+    def _lease_outlives_two_renewals(self) -> Self:
+        if self.lease_seconds < 2 * self.renew_seconds:
+            raise ValueError(
+                f"lease_seconds must be at least twice renew_seconds, got {self.lease_seconds} and {self.renew_seconds}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tracing_has_its_packages(self) -> Self:
+        if self.tracing and find_spec("opentelemetry") is None:
+            raise ValueError("tracing needs the packages of requirements-tracing.txt")
+        return self
+
+    @field_validator("certificate_key")
+    @classmethod
+    def _certificate_key_has_32_bytes(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and len(base64.b64decode(key.get_secret_value(), validate=True)) != 32:
+            raise ValueError("certificate_key must be 32 bytes in base64")
+        return key
+
+    @property
+    def storage_dir(self) -> Path:
+        return self.data_dir / "storage"
+
+    @property
+    def staging_dir(self) -> Path:
+        """Where bytes lie between a socket and storage; emptied by whoever wrote there."""
+        return self.data_dir / "staging"
+
+
+def get_config() -> Config:
+    """The one in force: what `control.core.settings` read, or what a test has put in its place."""
+    config = settings.SLIPSTREAM
+    assert isinstance(config, Config)
+    return config
+
+
+def database_settings(config: Config) -> dict[str, object]:
+    """Django's DATABASES["default"]. Raises: ImproperlyConfigured: a URL that is not PostgreSQL's."""
+    if config.database_url is None:
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": config.data_dir / "slipstream.sqlite3",
+            # IMMEDIATE: a transaction that reads and then writes would else fail with "database is locked" at its
+            # first write, without waiting, whenever another one has written since it began.
+            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA journal_mode=WAL"},
+        }
+    url = urlsplit(config.database_url.get_secret_value())
+    if url.scheme not in ("postgresql", "postgres") or not url.path.strip("/"):
+        raise ImproperlyConfigured(
+            f"SLIPSTREAM_DATABASE_URL must be postgresql://user:password@host:port/name, got scheme {url.scheme!r}"
+        )
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(url.path.strip("/")),
+        "USER": unquote(url.username or ""),
+        "PASSWORD": unquote(url.password or ""),
+        "HOST": unquote(url.hostname or ""),
+        "PORT": str(url.port or ""),
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {"connect_timeout": "5", **dict(parse_qsl(url.query))},
+    }

@@ -1,0 +1,35 @@
+"""One machine, one command: SQLite, a folder, no secret to bring along. The default."""
+
+import os
+import secrets
+from pathlib import Path
+
+import structlog
+
+from control.core.settings.base import *  # noqa: F403
+from control.core.settings.base import SLIPSTREAM, logging_settings
+
+
+def _stored_secret_key(path: Path) -> str:
+    """Reads the key, or makes it: exclusive creation, so that of two processes that start at once one makes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(secrets.token_urlsafe(48))
+    try:
+        os.link(draft, path)  # fails if path exists; a reader never sees half a key
+    except FileExistsError:
+        pass  # made by an earlier or a simultaneous start
+    finally:
+        draft.unlink()
+    return path.read_text()
+
+
+SECRET_KEY = (
+    SLIPSTREAM.secret_key.get_secret_value()
+    if SLIPSTREAM.secret_key
+    else _stored_secret_key(SLIPSTREAM.data_dir / "secret_key")
+)
+LOGGING = logging_settings(
+    structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+)

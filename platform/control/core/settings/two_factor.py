@@ -1,0 +1,18 @@
+"""Staff sign in with a second factor and are locked out after wrong passwords, where settings import this."""
+
+from datetime import timedelta
+
+from control.core.settings.base import INSTALLED_APPS as _APPS
+from control.core.settings.base import MIDDLEWARE as _MIDDLEWARE
+
+STAFF_TWO_FACTOR = True
+INSTALLED_APPS = [*_APPS, "django_otp", "django_otp.plugins.otp_totp", "axes"]
+MIDDLEWARE = [*_MIDDLEWARE, "django_otp.middleware.OTPMiddleware", "axes.middleware.AxesMiddleware"]
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+
+OTP_TOTP_ISSUER = "Slipstream"
+AXES_VERBOSE = False  # not a word at every start
+AXES_FAILURE_LIMIT = 5
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]  # both: behind a proxy all may come from one address
+AXES_ENABLE_ADMIN = False  # unlocking is `manage.py axes_reset_username NAME`

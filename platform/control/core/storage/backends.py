@@ -1,0 +1,239 @@
+"""Where bytes lie: a folder when embedded, S3 in production. Keys are relative paths with `/`; rows name them.
+
+A put is whole or absent: a reader never sees half a file. A folder is no object of its own, only a shared prefix, so
+`put_folder` is not atomic: its key belongs in a row only after it returned.
+"""
+
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+import boto3
+from botocore.config import Config as BotoConfig
+from botocore.exceptions import BotoCoreError, ClientError
+
+from control.core.settings.config import Config, get_config
+
+READ_BYTES = 1 << 20
+RESUMES = 5  # of one read that was cut off
+
+
+class StorageError(Exception):
+    """Root of what storage raises."""
+
+
+class InvalidKey(StorageError, ValueError):
+    """A key that is absolute, empty, or climbs out with `..`."""
+
+
+class ObjectMissing(StorageError, LookupError):
+    """No object has this key."""
+
+
+class Storage(Protocol):
+    def put_file(self, key: str, path: Path) -> None: ...
+    def put_folder(self, prefix: str, path: Path) -> None: ...
+    def get_file(self, key: str, path: Path) -> None:
+        """Copies the object to `path`, whose folder is made if needed. Raises: ObjectMissing."""
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        """Copies all objects below `prefix` into the folder `path`. Raises: ObjectMissing: there are none."""
+
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
+        """Reads the object as a stream, from byte `start` on, which must be one of its bytes. Raises: ObjectMissing."""
+
+    def delete(self, key: str) -> None:
+        """Deletes one object; that it is not there is no error."""
+
+    def delete_folder(self, prefix: str) -> None:
+        """Deletes all objects below `prefix`; that there are none is no error."""
+
+    def exists(self, key: str) -> bool: ...
+
+
+def get_storage() -> Storage:
+    config = get_config()
+    return S3Storage(config) if config.s3_bucket else FolderStorage(config.storage_dir)
+
+
+def checked_key(key: str) -> str:
+    parts = PurePosixPath(key).parts
+    if not parts or key.startswith("/") or ".." in parts or "\\" in key or "\0" in key:
+        raise InvalidKey(f"a key is a relative path without '..', got {key!r}")
+    return "/".join(parts)
+
+
+class FolderStorage:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def put_file(self, key: str, path: Path) -> None:
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        try:
+            with path.open("rb") as source, draft.open("xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+                copy.flush()
+                os.fsync(copy.fileno())  # the row that will name the key survives a power cut: so must the bytes
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def put_folder(self, prefix: str, path: Path) -> None:
+        for file, name in _files_below(path):
+            self.put_file(f"{prefix}/{name}", file)
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.open(key) as source, path.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        folder = self._path(prefix)
+        if not folder.is_dir():
+            raise ObjectMissing(f"no objects below {prefix!r}")
+        for _, name in _files_below(folder):
+            self.get_file(f"{prefix}/{name}", path / name)
+
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
+        try:
+            file = self._path(key).open("rb")
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise ObjectMissing(f"no object {key!r}") from error
+        file.seek(start)
+        return file
+
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+
+    def delete_folder(self, prefix: str) -> None:
+        shutil.rmtree(self._path(prefix), ignore_errors=True)
+
+    def exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+
+def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files and their names relative to `folder`; drafts of unfinished puts (`.name.random`) are no files yet."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            yield path, path.relative_to(folder).as_posix()
+
+
+class S3Storage:
+    def __init__(self, config: Config) -> None:
+        assert config.s3_bucket is not None
+        self.bucket = config.s3_bucket
+        self._client = _s3_client(config.s3_endpoint_url)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._client.upload_file(str(path), self.bucket, checked_key(key))
+
+    def put_folder(self, prefix: str, path: Path) -> None:
+        for file, name in _files_below(path):
+            self.put_file(f"{prefix}/{name}", file)
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._client.download_file(self.bucket, checked_key(key), str(path))
+        except ClientError as error:
+            raise _translated(error, key) from error
+
+    def get_folder(self, prefix: str, path: Path) -> None:
+        names = self.sizes(checked_key(prefix))
+        if not names:
+            raise ObjectMissing(f"no objects below {prefix!r}")
+        for name in names:
+            self.get_file(f"{prefix}/{name}", path / checked_key(name))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of every object below a prefix, by its name there; "" is the whole bucket."""
+        base = f"{prefix}/" if prefix else ""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
+        items = [item for page in pages for item in page.get("Contents", [])]
+        return {str(item["Key"]).removeprefix(base): int(item["Size"]) for item in items}
+
+    def open(self, key: str, *, start: int = 0) -> BinaryIO:
+        try:
+            reader = _S3Reader(self._client, self.bucket, checked_key(key), start)
+        except ClientError as error:
+            raise _translated(error, key) from error
+        return io.BufferedReader(reader, READ_BYTES)
+
+    def delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=self.bucket, Key=checked_key(key))
+
+    def delete_folder(self, prefix: str) -> None:
+        for name in self.sizes(checked_key(prefix)):
+            self.delete(f"{prefix}/{name}")
+
+    def exists(self, key: str) -> bool:
+        try:
+            self._client.head_object(Bucket=self.bucket, Key=checked_key(key))
+        except ClientError as error:
+            if isinstance(_translated(error, key), ObjectMissing):
+                return False
+            raise
+        return True
+
+
+class _S3Reader(io.RawIOBase):
+    """An object as a stream. Where the connection ends too early it goes on, on the same version of the object.
+
+    botocore repeats requests by itself, but not an answer that breaks off after its head.
+    """
+
+    def __init__(self, client: Any, bucket: str, key: str, start: int) -> None:
+        self._client = client
+        self._place = {"Bucket": bucket, "Key": key}
+        answer = client.get_object(**self._place, **({"Range": f"bytes={start}-"} if start else {}))
+        self._body, self._etag = answer["Body"], answer["ETag"]
+        self._position, self._size_bytes = start, start + answer["ContentLength"]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises: BotoCoreError: it broke off again and again."""
+        for is_last in (*[False] * RESUMES, True):
+            try:
+                chunk = self._body.read(len(buffer))
+            except BotoCoreError:
+                if is_last:
+                    raise
+                self._resume()
+            else:
+                buffer[: len(chunk)] = chunk
+                self._position += len(chunk)
+                return len(chunk)
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+    def _resume(self) -> None:
+        self._body.close()
+        rest = f"bytes={self._position}-{self._size_bytes - 1}"
+        self._body = self._client.get_object(**self._place, Range=rest, IfMatch=self._etag)["Body"]
+
+
+@lru_cache(maxsize=4)
+def _s3_client(endpoint_url: str | None) -> Any:  # boto3 builds its clients at run time: they have no static type
+    timeouts = BotoConfig(connect_timeout=5, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
+    return boto3.client("s3", endpoint_url=endpoint_url, config=timeouts)
+
+
+def _translated(error: ClientError, key: str) -> Exception:
+    code = error.response.get("Error", {}).get("Code")
+    return ObjectMissing(f"no object {key!r}") if code in ("404", "NoSuchKey", "NotFound") else error

@@ -1,0 +1,93 @@
+"""Bytes on their way from a socket or a job into storage: on this machine's disk, hashed while they are written."""
+
+import hashlib
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+
+CHUNK_BYTES = 1 << 20
+ABANDONED_SECONDS = 24 * 3600.0  # no request and no job holds a file here for so long
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """Lies at `path` until whoever asked for the path is done with it."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+class StagedWriter:
+    """Writes chunks to a new file at `path`, which is deleted again by `discard`."""
+
+    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
+        self.path = path
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._hash = hashlib.sha256()
+        self._file = path.open("xb")
+
+    def write(self, chunk: bytes) -> None:
+        """Raises: ApiError: 413, more than `limit_bytes` came."""
+        self.size_bytes += len(chunk)
+        if self.limit_bytes is not None and self.size_bytes > self.limit_bytes:
+            raise ApiError(413, f"A file must be at most {self.limit_bytes:,} bytes.", "file_too_large", "file")
+        self._hash.update(chunk)
+        self._file.write(chunk)
+
+    def finish(self) -> StagedFile:
+        self._file.close()
+        return StagedFile(path=self.path, size_bytes=self.size_bytes, sha256=self._hash.hexdigest())
+
+    def discard(self) -> None:
+        """Safe to call at any time and more than once."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def new_staging_path() -> Path:
+    folder = get_config().staging_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / secrets.token_hex(16)
+
+
+@contextmanager
+def staged_writer(*, limit_bytes: int | None = None) -> Iterator[StagedWriter]:
+    """A writer whose file is gone when the block ends."""
+    writer = StagedWriter(new_staging_path(), limit_bytes=limit_bytes)
+    try:
+        yield writer
+    finally:
+        writer.discard()
+
+
+def measure(path: Path) -> StagedFile:
+    """Hashes a file that is there already."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return StagedFile(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
+
+
+def copy_stream(source: BinaryIO, writer: StagedWriter) -> StagedFile:
+    while chunk := source.read(CHUNK_BYTES):
+        writer.write(chunk)
+    return writer.finish()
+
+
+def staging_purge() -> int:
+    """Deletes what processes that were killed have left on this machine. Returns: how many files."""
+    folder = get_config().staging_dir
+    oldest = time.time() - ABANDONED_SECONDS
+    abandoned = [path for path in folder.glob("*") if path.stat().st_mtime < oldest] if folder.exists() else []
+    for path in abandoned:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return len(abandoned)

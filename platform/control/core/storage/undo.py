@@ -1,0 +1,34 @@
+"""Bytes that go when the rows that name them are rolled back: storage knows no transactions."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from control.core.storage.backends import get_storage
+
+_stored: ContextVar[list[str] | None] = ContextVar("stored_in_this_block", default=None)
+
+
+@contextmanager
+def stored_bytes_undone() -> Iterator[None]:
+    """Put it around a transaction: if that raises, what was stored within is deleted."""
+    outer = _stored.get()
+    keys: list[str] = []
+    _stored.set(keys)
+    try:
+        yield
+    except BaseException:
+        for key in keys:
+            get_storage().delete(key)
+        raise
+    finally:
+        _stored.set(outer)
+    if outer is not None:
+        outer.extend(keys)
+
+
+def note_stored(key: str) -> None:
+    """Says that bytes lie under `key` whose row is part of the surrounding transaction."""
+    keys = _stored.get()
+    if keys is not None:
+        keys.append(key)

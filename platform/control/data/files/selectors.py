@@ -1,0 +1,22 @@
+"""Readers of files. A deleted or expired file is as good as never made."""
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.data.files.models import File
+from control.tenants.accounts.models import Organization
+
+
+def files_list(organization: Organization, *, purpose: str | None = None) -> QuerySet[File]:
+    files = File.objects.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), deleted_at=None)
+    files = files.filter(organization=organization)
+    return files if purpose is None else files.filter(purpose=purpose)
+
+
+def file_get(organization: Organization, file_id: str, *, param: str = "file_id") -> File:
+    """Raises: ApiError: 404, also for another organization's file."""
+    file = files_list(organization).filter(pk=file_id).first()
+    if file is None:
+        raise ApiError(404, f"No such File object: {file_id[:80]}", "file_not_found", param)
+    return file

@@ -1,0 +1,111 @@
+"""Writers of files: bytes go to storage first, then the row says that they are there."""
+
+import datetime as dt
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from control.core.ids import file_id
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.core.storage.staging import StagedFile, copy_stream, measure, staged_writer
+from control.core.storage.undo import note_stored
+from control.data.files.models import File
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.tenants.quotas.quota import storage_quota_check
+
+EXPIRE_LIMIT = 100
+
+
+def file_create(
+    *,
+    organization: Organization,
+    filename: str,
+    purpose: str,
+    source: BinaryIO | Path | StagedFile,
+    expires_after: dt.timedelta | None = None,
+) -> File:
+    """Stores the bytes and makes the row. A stream is read in chunks, so a file of any size takes little memory.
+
+    Raises: ApiError: 413, the stream is longer than an upload may be: a path is the service's own and has no limit;
+        403, the organization's files would hold more than they may.
+    Effects: if the row cannot be written, the bytes are deleted again.
+    """
+    if isinstance(source, StagedFile):
+        staged = source
+    elif isinstance(source, Path):
+        staged = measure(source)
+    else:
+        with staged_writer(limit_bytes=get_config().max_upload_bytes) as writer:
+            return file_create(
+                organization=organization,
+                filename=filename,
+                purpose=purpose,
+                source=copy_stream(source, writer),
+                expires_after=expires_after,
+            )
+    identity = file_id()
+    key = f"{organization.pk}/files/{identity}"
+    storage = get_storage()
+    storage.put_file(key, staged.path)
+    note_stored(key)
+    try:
+        with transaction.atomic():
+            storage_quota_check(organization.pk, adding=staged.size_bytes)
+            return file_record(
+                organization=organization,
+                filename=filename,
+                purpose=purpose,
+                staged=staged,
+                storage_key=key,
+                expires_after=expires_after,
+                identity=identity,
+            )
+    except Exception:
+        storage.delete(key)
+        raise
+
+
+@audited("file.create")
+def file_record(
+    *,
+    organization: Organization,
+    filename: str,
+    purpose: str,
+    staged: StagedFile,
+    storage_key: str,
+    expires_after: dt.timedelta | None = None,
+    identity: str | None = None,
+) -> File:
+    """The row alone, for bytes that the caller has stored: so it can share the caller's transaction."""
+    return File.objects.create(
+        id=identity or file_id(),
+        organization=organization,
+        filename=filename,
+        purpose=File.Purpose(purpose),
+        size_bytes=staged.size_bytes,
+        sha256=staged.sha256,
+        storage_key=storage_key,
+        expires_at=None if expires_after is None else timezone.now() + expires_after,
+    )
+
+
+@audited("file.delete")
+@transaction.atomic
+def file_delete(*, file: File) -> None:
+    """Makes the file unreachable at once and drops its bytes after the commit. The row stays: batches refer to it."""
+    if File.objects.filter(pk=file.pk, deleted_at=None).update(deleted_at=timezone.now()):
+        transaction.on_commit(partial(get_storage().delete, file.storage_key))
+
+
+def files_expire() -> int:
+    """Drops the bytes of files whose time is over. Several may run at once. Returns: how many were due."""
+    due = list(File.objects.filter(deleted_at=None, expires_at__lte=Now()).order_by("expires_at")[:EXPIRE_LIMIT])
+    for file in due:
+        file_delete(file=file)
+    return len(due)

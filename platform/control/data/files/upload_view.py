@@ -1,0 +1,51 @@
+"""The base of routes that take a file in a multipart form."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.http import HttpRequest
+from rest_framework.parsers import MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.core.api.errors import ApiError
+from control.core.api.json_body import StrictJsonParser
+from control.core.storage.upload import StagedUpload, StagingUploadHandler
+from control.tenants.authentication.views import OrganizationView
+
+
+class UploadView(OrganizationView):
+    """What was staged is gone when the request ends, however it ends."""
+
+    parser_classes = [MultiPartParser, StrictJsonParser]
+    file_field: ClassVar[str] = "file"
+
+    def max_file_bytes(self) -> int:
+        raise NotImplementedError
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        self._uploads = StagingUploadHandler(request, field=self.file_field, limit_bytes=self.max_file_bytes())
+        request.upload_handlers = [self._uploads]
+        return super().initialize_request(request, *args, **kwargs)
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        self._uploads.discard()  # here, because rest_framework calls this after errors too
+        return super().finalize_response(request, response, *args, **kwargs)
+
+    def staged(self, request: Request) -> StagedUpload:
+        """Raises: ApiError: 400, the form brought none."""
+        upload = request.FILES.get(self.file_field)
+        if not isinstance(upload, StagedUpload):
+            message = f"{self.file_field}: send the file as multipart/form-data."
+            raise ApiError(400, message, "missing_required_parameter", self.file_field)
+        return upload
+
+
+def nested(form: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """{"seconds": "3600"} from the fields `name[seconds]` of a form or a query; None: there are none."""
+    found = {
+        key[len(name) + 1 : -1]: value
+        for key, value in form.items()
+        if key.startswith(f"{name}[") and key.endswith("]")
+    }
+    return found or None

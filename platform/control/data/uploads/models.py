@@ -1,0 +1,46 @@
+"""An upload collects parts, and becomes a file once its caller says in which order."""
+
+from django.db import models
+
+from control.core.ids import upload_id, upload_part_id
+from control.data.files.models import File
+from control.tenants.accounts.models import Organization
+
+
+class Upload(models.Model):
+    class Status(models.TextChoices):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        CANCELLED = "cancelled"
+        EXPIRED = "expired"
+
+    id = models.CharField(primary_key=True, max_length=40, default=upload_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=24, choices=File.Purpose.choices)
+    mime_type = models.CharField(max_length=120)
+    size_bytes = models.BigIntegerField(help_text="Of the whole file, as announced.")
+    file_expires_after = models.DurationField(null=True, blank=True)
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.PENDING)
+    file = models.OneToOneField(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["status", "expires_at"], name="upload_expiry")]
+
+    def __str__(self) -> str:
+        return f"{self.filename} ({self.id})"
+
+
+class UploadPart(models.Model):
+    """The row goes when the bytes have gone."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=upload_part_id, editable=False)
+    upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")
+    size_bytes = models.BigIntegerField()
+    storage_key = models.CharField(max_length=400, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.id

@@ -1,0 +1,33 @@
+"""Readers of uploads."""
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from control.core.api.errors import ApiError
+from control.data.uploads.models import Upload, UploadPart
+from control.tenants.accounts.models import Organization
+
+
+def upload_get(organization: Organization, upload_id: str) -> Upload:
+    """Raises: ApiError: 404, also for another organization's upload."""
+    upload = Upload.objects.filter(organization=organization, pk=upload_id).select_related("file").first()
+    if upload is None:
+        raise ApiError(404, f"No such Upload object: {upload_id[:80]}", "upload_not_found", "upload_id")
+    return upload
+
+
+def parts_list(upload: Upload) -> QuerySet[UploadPart]:
+    return UploadPart.objects.filter(upload=upload)
+
+
+def is_open() -> Q:
+    return Q(status=Upload.Status.PENDING, expires_at__gt=Now())
+
+
+def uploads_overdue() -> QuerySet[Upload]:
+    return Upload.objects.filter(status=Upload.Status.PENDING, expires_at__lte=Now())
+
+
+def parts_left_over() -> QuerySet[UploadPart]:
+    """Of uploads that have ended: their bytes are of no use any more."""
+    return UploadPart.objects.exclude(upload__status=Upload.Status.PENDING)

@@ -1,0 +1,178 @@
+"""Writers of uploads. Bytes go to storage first, then a row says that they are there.
+
+pending ──> completed | cancelled | expired
+"""
+
+import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.core.ids import upload_part_id
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_writer
+from control.core.storage.undo import note_stored, stored_bytes_undone
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.data.uploads.models import Upload, UploadPart
+from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.quota import storage_quota_check
+
+Status = Upload.Status
+
+MAX_PART_BYTES = 64 * 1024 * 1024
+LIFETIME = dt.timedelta(hours=1)
+# A part whose answer was lost is sent again, under another id: so parts may hold more than the file, but not much more.
+MAX_PARTS_RATIO = 2
+PURGE_LIMIT = 100
+
+
+@audited("upload.create")
+def upload_create(
+    *,
+    organization: Organization,
+    filename: str,
+    purpose: str,
+    mime_type: str,
+    size_bytes: int,
+    file_expires_after: dt.timedelta | None = None,
+) -> Upload:
+    """Raises: ApiError: 403, there is no room for the file; asked again when it is made."""
+    with transaction.atomic():
+        storage_quota_check(organization.pk, adding=size_bytes)
+        return Upload.objects.create(
+            organization=organization,
+            filename=filename,
+            purpose=File.Purpose(purpose),
+            mime_type=mime_type,
+            size_bytes=size_bytes,
+            file_expires_after=file_expires_after,
+            expires_at=timezone.now() + LIFETIME,
+        )
+
+
+@audited("upload.add_part", itself=True)
+def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
+    """Raises: ApiError: 400, the upload has ended, or has more than enough parts."""
+    identity = upload_part_id()
+    key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
+    get_storage().put_file(key, staged.path)
+    with stored_bytes_undone(), transaction.atomic():
+        note_stored(key)
+        _hold(upload)
+        held = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
+        if held + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
+            message = f"The parts would hold {held + staged.size_bytes:,} bytes of a file of {upload.size_bytes:,}."
+            raise ApiError(400, message, "upload_too_large", "data")
+        part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
+        audit_record("upload.add_part", part)
+    return part
+
+
+@audited("upload.complete", itself=True)
+def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None = None) -> Upload:
+    """Makes the file out of these parts, in this order; other parts are forgotten.
+
+    Raises: ApiError: 400, the upload has ended, or its parts do not make up the file that was announced.
+    """
+    if not Upload.objects.filter(is_open(), pk=upload.pk).exists():
+        raise _ended(upload)
+    parts = _chosen(upload, part_ids)
+    with staged_writer() as writer:
+        staged = _joined(parts, writer, md5)
+        with stored_bytes_undone(), transaction.atomic():
+            _hold(upload)
+            file = file_create(
+                organization=upload.organization,
+                filename=upload.filename,
+                purpose=upload.purpose,
+                source=staged,
+                expires_after=upload.file_expires_after,
+            )
+            _end(upload, Status.COMPLETED, file=file)
+            audit_record("upload.complete", upload)
+    upload.refresh_from_db()
+    return upload
+
+
+@audited("upload.cancel")
+def upload_cancel(*, upload: Upload) -> Upload:
+    """Raises: ApiError: 400, the upload has ended."""
+    with transaction.atomic():
+        _hold(upload)
+        _end(upload, Status.CANCELLED)
+    upload.refresh_from_db()
+    return upload
+
+
+def uploads_expire() -> int:
+    """Ends uploads whose hour is over, and drops the bytes of all that have ended. Returns: how many expired."""
+    num_expired = uploads_overdue().update(status=Status.EXPIRED)
+    _drop(list(parts_left_over()[:PURGE_LIMIT]))
+    return num_expired
+
+
+def _hold(upload: Upload) -> None:
+    """Locks the upload until the transaction ends. Raises: ApiError: 400, it has ended."""
+    if not Upload.objects.filter(is_open(), pk=upload.pk).update(status=Status.PENDING):
+        raise _ended(upload)
+
+
+def _end(upload: Upload, to: Upload.Status, **values: Any) -> None:
+    Upload.objects.filter(pk=upload.pk).update(status=to, **values)
+    transaction.on_commit(partial(_drop_parts_of, upload.pk))
+
+
+def _ended(upload: Upload) -> ApiError:
+    upload.refresh_from_db()
+    status = Status.EXPIRED if upload.status == Status.PENDING else upload.status
+    return ApiError(400, f"Upload {upload.pk} is {status}.", "invalid_upload_status", "upload_id")
+
+
+def _chosen(upload: Upload, part_ids: Sequence[str]) -> list[UploadPart]:
+    if len(set(part_ids)) < len(part_ids):
+        raise ApiError(400, "part_ids names a part twice.", "invalid_value", "part_ids")
+    known = {part.pk: part for part in parts_list(upload)}
+    if missing := next((part_id for part_id in part_ids if part_id not in known), None):
+        message = f"Upload {upload.pk} has no part {missing[:80]!r}."
+        raise ApiError(400, message, "upload_part_not_found", "part_ids")
+    parts = [known[part_id] for part_id in part_ids]
+    if (total := sum(part.size_bytes for part in parts)) != upload.size_bytes:
+        message = f"The parts hold {total:,} bytes, but {upload.size_bytes:,} were announced."
+        raise ApiError(400, message, "upload_size_mismatch", "part_ids")
+    return parts
+
+
+def _joined(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | None) -> StagedFile:
+    digest = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        try:
+            source = get_storage().open(part.storage_key)
+        except ObjectMissing as error:  # completed or cancelled by somebody else since we looked
+            raise _ended(part.upload) from error
+        with source:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                writer.write(chunk)
+    if md5 is not None and digest.hexdigest() != md5.lower():
+        raise ApiError(400, f"md5 must be {digest.hexdigest()}, got {md5[:80]!r}", "md5_mismatch", "md5")
+    return writer.finish()
+
+
+def _drop_parts_of(upload_id: str) -> None:
+    _drop(list(UploadPart.objects.filter(upload_id=upload_id)))
+
+
+def _drop(parts: Sequence[UploadPart]) -> None:
+    """Bytes first: a row that is left over is found again."""
+    for part in parts:
+        get_storage().delete(part.storage_key)
+    UploadPart.objects.filter(pk__in=[part.pk for part in parts]).delete()

@@ -1,8 +1,0 @@
-from django.urls import path
-
-from control.events.views import EventsView, EventView
-
-urlpatterns = [
-    path("events", EventsView.as_view()),
-    path("events/<str:event_id>", EventView.as_view()),
-]

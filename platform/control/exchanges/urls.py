@@ -1,5 +1,0 @@
-from django.urls import path
-
-from control.exchanges.views import SpeculatorExportView
-
-urlpatterns = [path("speculators/<str:speculator_id>/export", SpeculatorExportView.as_view())]

@@ -1,8 +1,0 @@
-from django.urls import path
-
-from control.gateway import views
-
-urlpatterns = [
-    path("chat/completions", views.chat_completions),
-    path("completions", views.completions),
-]

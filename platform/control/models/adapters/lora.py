@@ -1,0 +1,139 @@
+"""Looks at a LoRA adapter before anything loads it. Standard library only; what passes, the engine can serve.
+
+Plain LoRA on the products of a decoder's layers, as peft writes it. What would need more (DoRA, biases, whole modules)
+is refused rather than left out. The configuration that is kept is made anew from the members that are understood.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from control.models.catalog.folder import UnusableModel, check_safetensors
+
+MAX_CONFIG_BYTES = 64 << 10
+MAX_RANK = 256
+_TENSOR = re.compile(
+    r"base_model\.model\.model\.layers\.(?P<layer>\d{1,4})\.(?:self_attn|mlp)\.(?P<module>\w+)"
+    r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
+# Members that change what an adapter computes, and the only values that are served.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "fan_in_fan_out": (False,),
+    "alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,), "layer_replication": (None,),
+    "trainable_token_indices": (None,), "auto_mapping": (None,),
+}  # fmt: skip
+
+
+class UnusableAdapter(ValueError):
+    """`param`: which of the two files is at fault."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    rank: int  # the largest of its modules
+    target_modules: list[str]
+    config: dict[str, Any]  # what is kept
+
+
+def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | None) -> Lora:
+    """Args: model: the base model's config.json; None: it is not on this machine. Raises: UnusableAdapter."""
+    values = _read_config(config)
+    try:
+        check_safetensors(weights)
+    except UnusableModel as error:
+        raise UnusableAdapter("The weights are not a safetensors file that can be trusted.", "weights_file") from error
+    shapes = _shapes(weights)
+    dimensions = None if model is None else _dimensions(model)
+    ranks: dict[tuple[int, str], dict[str, int]] = {}
+    for name, shape in shapes.items():
+        found = _TENSOR.fullmatch(name)
+        if found is None or len(shape) != 2:
+            raise UnusableAdapter(f"The tensor {name[:120]!a} is not LoRA on a layer's product.", "weights_file")
+        layer, module, is_down = int(found["layer"]), found["module"], found["side"] == "A"
+        rank, width = shape if is_down else reversed(shape)
+        if not 1 <= rank <= MAX_RANK:
+            raise UnusableAdapter(f"{name}: the rank must be in 1..{MAX_RANK}, got {rank}", "weights_file")
+        if dimensions is not None:
+            _check_width(name, width, dimensions, layer=layer, module=module, is_down=is_down)
+        ranks.setdefault((layer, module), {})[found["side"]] = rank
+    for (layer, module), sides in ranks.items():
+        if len(sides) != 2 or len(set(sides.values())) != 1:
+            message = f"Layer {layer}, {module}: lora_A and lora_B must both be there and have one rank, got {sides}"
+            raise UnusableAdapter(message, "weights_file")
+    modules = sorted({module for _, module in ranks})
+    alpha, by_root = values.get("lora_alpha", 8), bool(values.get("use_rslora", False))
+    rank = max(sides["A"] for sides in ranks.values())
+    kept = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "use_rslora": by_root, "target_modules": modules,
+        "bias": "none",
+    }  # fmt: skip
+    return Lora(rank=rank, target_modules=modules, config=kept)
+
+
+def _read_config(content: bytes) -> dict[str, Any]:
+    def refuse(message: str) -> UnusableAdapter:
+        return UnusableAdapter(message, "config_file")
+
+    if len(content) > MAX_CONFIG_BYTES:
+        raise refuse(f"adapter_config.json has at most {MAX_CONFIG_BYTES:,} bytes, got {len(content):,}")
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refuse("adapter_config.json is not JSON.") from error
+    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+        raise refuse("adapter_config.json must be an object with peft_type 'LORA'.")
+    for name, allowed in _PLAIN.items():
+        if name in values and values[name] not in allowed:
+            raise refuse(f"{name} must be {allowed[0]!r} to be served, got {ascii(values[name])[:80]}")
+    alpha = values.get("lora_alpha", 8)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1e6:
+        raise refuse(f"lora_alpha must be a number above 0, got {ascii(alpha)[:40]}")
+    return values
+
+
+def _shapes(weights: Path) -> dict[str, list[int]]:
+    """Of a file that has been checked."""
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimensions:
+    num_layers: int
+    widths: Mapping[str, tuple[int, int]]  # what goes into a module, and comes out
+
+
+def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
+    """None: a kind of model that says it otherwise; the engine then decides."""
+    try:
+        hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
+        head = int(model.get("head_dim") or hidden // heads)
+        keys = int(model.get("num_key_value_heads") or heads) * head
+        inner, num_layers = int(model["intermediate_size"]), int(model["num_hidden_layers"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    queries = heads * head
+    widths = {
+        "q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys), "o_proj": (queries, hidden),
+        "gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden),
+    }  # fmt: skip
+    return _Dimensions(num_layers, widths)
+
+
+def _check_width(name: str, width: int, of: _Dimensions, *, layer: int, module: str, is_down: bool) -> None:
+    if layer >= of.num_layers or module not in of.widths:
+        message = f"{name}: the model has {of.num_layers} layers with {', '.join(of.widths)}"
+        raise UnusableAdapter(message, "weights_file")
+    expected = of.widths[module][0 if is_down else 1]
+    if width != expected:
+        message = f"{name}: the model's {module} is {expected} wide there, the adapter's {width}"
+        raise UnusableAdapter(message, "weights_file")

@@ -1,0 +1,23 @@
+"""Readers of adapters."""
+
+from collections.abc import Sequence
+
+from django.db.models import QuerySet
+
+from control.core.api.lookup import one_of
+from control.models.adapters.models import Adapter
+from control.tenants.accounts.models import Organization
+
+
+def adapters_list(organization: Organization) -> QuerySet[Adapter]:
+    return Adapter.objects.filter(organization=organization).select_related("base_model")
+
+
+def adapter_get(organization: Organization, adapter_id: str, param: str = "adapter_id") -> Adapter:
+    """Raises: ApiError: 404, also for another organization's adapter."""
+    return one_of(adapters_list(organization), adapter_id, kind="adapter", param=param)
+
+
+def adapters_get(organization: Organization, adapter_ids: Sequence[str]) -> list[Adapter]:
+    """In no order, each once. Raises: ApiError: 404."""
+    return [adapter_get(organization, identity, param="adapters") for identity in dict.fromkeys(adapter_ids)]

@@ -1,0 +1,107 @@
+"""Writers of adapters."""
+
+import json
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from control.core.api.errors import ApiError
+from control.core.ids import adapter_id
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.data.files.models import File
+from control.models.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_adapter
+from control.models.adapters.models import Adapter
+from control.models.catalog.folder import MAX_JSON_BYTES
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@audited("adapter.create", itself=True)
+def adapter_create(
+    *, organization: Organization, name: str, base_model: BaseModel, config_file: File, weights_file: File
+) -> Adapter:
+    """Copies the two files, once they are checked: they may be deleted afterwards.
+
+    Raises: ApiError: 400, they are no adapter of this model; 404, one of them is gone; 409, the name is taken.
+    """
+    identity = adapter_id()
+    prefix = f"{organization.pk}/adapters/{identity}"
+    with tempfile.TemporaryDirectory() as folder:
+        weights, config = Path(folder) / WEIGHTS, Path(folder) / CONFIG
+        _copy(weights_file, weights, "weights_file")
+        try:
+            lora = inspect_adapter(_read(config_file), weights, model=_config_of(base_model))
+        except UnusableAdapter as error:
+            raise ApiError(400, f"{error.param}: {error.message}", "adapter_unusable", error.param) from error
+        config.write_text(json.dumps(lora.config))
+        get_storage().put_folder(prefix, Path(folder))
+    try:
+        with transaction.atomic():
+            adapter = Adapter.objects.create(
+                id=identity,
+                organization=organization,
+                base_model=base_model,
+                name=name,
+                rank=lora.rank,
+                target_modules=lora.target_modules,
+                size_bytes=weights_file.size_bytes,
+                storage_prefix=prefix,
+            )
+            audit_record("adapter.create", adapter)
+    except IntegrityError as error:
+        _delete_bytes(prefix)
+        raise ApiError(409, f"You have an adapter named {name!r} already.", "name_taken", "name") from error
+    return adapter
+
+
+@audited("adapter.delete")
+@transaction.atomic
+def adapter_delete(*, adapter: Adapter) -> None:
+    """Raises: ApiError: 409, a deployment serves it."""
+    served = adapter.deployments.filter(deleted_at=None).values_list("name", flat=True).first()
+    if served is not None:
+        message = f"The deployment {served!r} serves this adapter: take it away there first."
+        raise ApiError(409, message, "adapter_in_use", "adapter_id")
+    transaction.on_commit(partial(_delete_bytes, adapter.storage_prefix))
+    adapter.delete()
+
+
+def _delete_bytes(prefix: str) -> None:
+    for name in (CONFIG, WEIGHTS):
+        get_storage().delete(f"{prefix}/{name}")
+
+
+def _copy(file: File, path: Path, param: str) -> None:
+    try:
+        with get_storage().open(file.storage_key) as source, path.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", param) from error
+
+
+def _read(file: File) -> bytes:
+    """As much as is needed to see that it is too much."""
+    try:
+        with get_storage().open(file.storage_key) as source:
+            return source.read(MAX_CONFIG_BYTES + 1)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "config_file") from error
+
+
+def _config_of(base_model: BaseModel) -> dict[str, Any] | None:
+    """None: it is not on this machine, or is not what was checked any more."""
+    path = Path(base_model.path) / "config.json"
+    if not base_model.path or not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return None
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,8 @@
+from django.urls import path
+
+from control.models.adapters.views import AdaptersView, AdapterView
+
+urlpatterns = [
+    path("adapters", AdaptersView.as_view()),
+    path("adapters/<str:adapter_id>", AdapterView.as_view()),
+]

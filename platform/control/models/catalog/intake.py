@@ -1,0 +1,68 @@
+"""Models that customers register: checking ──> ready | refused. The check is a job, for it reads every byte."""
+
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
+
+from control.core.api.errors import ApiError
+from control.core.ids import base_model_id
+from control.models.catalog.folder import ModelFolder
+from control.models.catalog.models import BaseModel
+from control.models.catalog.sources import is_allowed
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_submit
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.tenants.events.services import event_record
+
+Status = BaseModel.Status
+
+
+@audited("base_model.create")
+def base_model_submit(*, organization: Organization, name: str, source: str) -> BaseModel:
+    """Raises: ApiError: 400, the source lies where nobody may register from; 409, the name is taken."""
+    if not is_allowed(source, organization_id=organization.pk):
+        message = "source must lie below a place that the operators of this service allow."
+        raise ApiError(400, message, "source_not_allowed", "source")
+    identity = base_model_id()
+    with transaction.atomic():
+        job_submit(organization=organization, kind=Job.Kind.MODEL_CHECK, params={"base_model_id": identity})
+        try:
+            with transaction.atomic():
+                return BaseModel.objects.create(
+                    id=identity, organization=organization, name=name, source=source, status=Status.CHECKING
+                )
+        except IntegrityError as error:
+            raise ApiError(409, f"You have a base model named {name!r} already.", "name_taken", "name") from error
+
+
+@audited("base_model.delete")
+def base_model_delete(*, base_model: BaseModel, organization: Organization) -> None:
+    """Raises: ApiError: 403, it is everybody's; 409, something was made with it."""
+    if base_model.organization_id != organization.pk:
+        raise ApiError(403, f"{base_model.name!r} is there for everybody.", "base_model_shared", "model_id")
+    try:
+        with transaction.atomic():
+            base_model.delete()
+    except ProtectedError as error:
+        message = f"{base_model.name!r} is in use: batches, speculators or deployments name it."
+        raise ApiError(409, message, "base_model_in_use", "model_id") from error
+
+
+def base_model_accept(*, base_model: BaseModel, folder: ModelFolder) -> None:
+    values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
+    _leave_checking(base_model, Status.READY, **values)
+
+
+def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:
+    """`message` is for the customer: no path of a machine in it but the one that was asked for."""
+    _leave_checking(base_model, Status.REFUSED, error={"code": code, "message": message})
+
+
+@transaction.atomic
+def _leave_checking(base_model: BaseModel, to: BaseModel.Status, **values: object) -> None:
+    """A second call, by a straggler, changes nothing."""
+    if BaseModel.objects.filter(pk=base_model.pk, status=Status.CHECKING).update(status=to, **values):
+        assert base_model.organization_id is not None, "operators register what is everybody's"
+        event_record(
+            organization_id=base_model.organization_id, type=f"base_model.{to.value}", object_id=base_model.pk
+        )

@@ -1,0 +1,70 @@
+"""Base models a customer may use, and the speculators trained for them."""
+
+from django.db import models
+from django.db.models import Q
+
+from control.core.ids import base_model_id, speculator_id
+from control.tenants.accounts.models import Organization
+
+
+class BaseModel(models.Model):
+    """A target: a local folder of safetensors. `organization` null means that every organization may use it."""
+
+    class Status(models.TextChoices):
+        CHECKING = "checking"
+        READY = "ready"
+        REFUSED = "refused"
+
+    id = models.CharField(primary_key=True, max_length=40, default=base_model_id, editable=False)
+    organization = models.ForeignKey(
+        Organization, on_delete=models.CASCADE, related_name="base_models", null=True, blank=True
+    )
+    name = models.CharField(max_length=120)
+    source = models.CharField(max_length=1000, blank=True, db_default="", help_text="As asked for over the API.")
+    status = models.CharField(max_length=16, choices=Status, default=Status.READY, db_default=Status.READY)
+    error = models.JSONField(null=True, blank=True, help_text="Why it was refused: {code, message}")
+    path = models.CharField(max_length=1000, blank=True)
+    model_type = models.CharField(max_length=40, blank=True)
+    revision = models.CharField(
+        max_length=64, blank=True, help_text="SHA-256 over config and weight files: a speculator names it."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "name"], name="base_model_name_per_organization"),
+            models.UniqueConstraint(fields=["name"], condition=Q(organization=None), name="base_model_name_shared"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Speculator(models.Model):
+    class Status(models.TextChoices):
+        TRAINING = "training"
+        READY = "ready"
+        FAILED = "failed"
+        DELETED = "deleted"  # the row stays: pipelines and evaluations name it
+
+    id = models.CharField(primary_key=True, max_length=40, default=speculator_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="speculators")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="speculators")
+    name = models.CharField(max_length=120)
+    version = models.PositiveIntegerField(default=1)
+    kind = models.CharField(max_length=24)
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.TRAINING)
+    target_revision = models.CharField(max_length=64)
+    storage_prefix = models.CharField(max_length=400, blank=True, help_text="Folder of the artifact; set once ready.")
+    training = models.JSONField(default=dict, blank=True, help_text="The training job's result.")
+    report = models.JSONField(default=dict, blank=True, help_text="The latest evaluation's report.")
+    plot_key = models.CharField(max_length=400, blank=True, help_text="The latest evaluation's PNG in storage.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "name", "version"], name="speculator_version_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} v{self.version}"

@@ -1,0 +1,53 @@
+"""Readers of base models and speculators."""
+
+from django.db.models import Q, QuerySet
+
+from control.core.api.errors import ApiError
+from control.models.catalog.models import BaseModel, Speculator
+from control.tenants.accounts.models import Organization
+
+
+def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
+    """Those that are ready: the organization's own, and everyone's, unless an own one hides them by its name."""
+    return registered_models_list(organization).filter(status=BaseModel.Status.READY)
+
+
+def registered_models_list(organization: Organization) -> QuerySet[BaseModel]:
+    """Also those that are being checked, or were refused."""
+    ready = BaseModel.objects.filter(organization=organization, status=BaseModel.Status.READY)
+    visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=ready.values("name"))
+    return BaseModel.objects.filter(visible)
+
+
+def base_model_get(organization: Organization, name: str) -> BaseModel:
+    """Raises: ApiError: 404 with code model_not_found."""
+    model = base_models_list(organization).filter(name=name).first()
+    if model is None:
+        raise ApiError(
+            404,
+            f"The model {name[:120]!r} does not exist or you do not have access to it.",
+            "model_not_found",
+            "model",
+        )
+    return model
+
+
+def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
+    """Raises: ApiError: 404, also for one that is another organization's alone."""
+    model = registered_models_list(organization).filter(pk=model_id).first()
+    if model is None:
+        raise ApiError(404, f"No such base model: {model_id[:80]!r}.", "base_model_not_found", "model_id")
+    return model
+
+
+def speculators_list(organization: Organization) -> QuerySet[Speculator]:
+    kept = Speculator.objects.exclude(status=Speculator.Status.DELETED)
+    return kept.filter(organization=organization).select_related("base_model")
+
+
+def speculator_get(organization: Organization, speculator_id: str) -> Speculator:
+    """Raises: ApiError: 404, also for another organization's speculator."""
+    speculator = speculators_list(organization).filter(pk=speculator_id).first()
+    if speculator is None:
+        raise ApiError(404, f"No such speculator: {speculator_id[:80]}", "speculator_not_found", "speculator_id")
+    return speculator

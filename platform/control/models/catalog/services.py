@@ -1,0 +1,85 @@
+"""Writers of base models and speculators."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Max
+
+from control.core.api.errors import ApiError
+from control.models.catalog.folder import UnusableModel, inspect_folder
+from control.models.catalog.models import BaseModel, Speculator
+from control.tenants.accounts.models import Organization
+from control.tenants.events.services import event_record
+
+Status = Speculator.Status
+
+
+def base_model_register(*, name: str, path: Path | str, organization: Organization | None = None) -> BaseModel:
+    """Checks the folder, reading all of it once, and makes it a target under this name.
+
+    Registering the same weights again, at the same place or another, is no error and gives the same row.
+    Args:
+        organization: who may use it; None: everyone.
+    Raises: ApiError: 400, the folder is refused; 409, the name belongs to other weights, on which speculators rely.
+    """
+    try:
+        folder = inspect_folder(Path(path).resolve())
+    except UnusableModel as error:
+        raise ApiError(400, error.message, error.code, "path") from error
+    values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
+    try:
+        with transaction.atomic():
+            return BaseModel.objects.create(name=name, organization=organization, **values)
+    except IntegrityError:
+        known = BaseModel.objects.get(name=name, organization=organization)
+    if known.revision != folder.revision:
+        message = f"{name!r} names other weights already (revision {known.revision[:12]})"
+        raise ApiError(409, message, "name_taken", "name")
+    BaseModel.objects.filter(pk=known.pk).update(path=values["path"])
+    known.refresh_from_db()
+    return known
+
+
+@transaction.atomic
+def speculator_create(*, organization: Organization, base_model: BaseModel, name: str, kind: str) -> Speculator:
+    """The next version under this name, bound to the weights that the base model has now."""
+    Organization.objects.select_for_update().get(pk=organization.pk)  # two at once must not choose the same version
+    last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
+    return Speculator.objects.create(
+        organization=organization,
+        base_model=base_model,
+        name=name,
+        version=(last or 0) + 1,
+        kind=kind,
+        target_revision=base_model.revision,
+    )
+
+
+def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:
+    """The artifact lies in storage. A second call, by a straggler, changes nothing."""
+    return _leave_training(
+        speculator, Status.READY, storage_prefix=storage_prefix, training={**speculator.training, **training}
+    )
+
+
+def speculator_fail(*, speculator: Speculator) -> Speculator:
+    return _leave_training(speculator, Status.FAILED)
+
+
+def _leave_training(speculator: Speculator, to: Speculator.Status, **values: Any) -> Speculator:
+    with transaction.atomic():
+        if Speculator.objects.filter(pk=speculator.pk, status=Status.TRAINING).update(status=to, **values):
+            event_record(
+                organization_id=speculator.organization_id, type=f"speculator.{to.value}", object_id=speculator.pk
+            )
+    speculator.refresh_from_db()
+    return speculator
+
+
+def speculator_report(*, speculator: Speculator, report: Mapping[str, Any], plot_key: str) -> Speculator:
+    """Keeps the latest evaluation's report. `plot_key` may be empty: there is no plot."""
+    Speculator.objects.filter(pk=speculator.pk).update(report=dict(report), plot_key=plot_key)
+    speculator.refresh_from_db()
+    return speculator

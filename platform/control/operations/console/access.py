@@ -1,0 +1,173 @@
+"""Limits, users, members, API keys, and what all of them did."""
+
+from typing import Any, cast
+
+from django.contrib import admin, messages
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
+from django.db.models import Model
+from django.http import HttpRequest
+from django.utils.html import format_html
+from unfold.admin import ModelAdmin
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from control.operations.console.base import CreatableAdmin, RowsAdmin, service_action
+from control.tenants.accounts.models import ApiKey, Member, Project, User
+from control.tenants.administration.limits import LimitValues, limits_set
+from control.tenants.administration.serializers import DEFAULT_GRACE
+from control.tenants.administration.services import (
+    api_key_create,
+    api_key_revoke,
+    api_key_rotate,
+    member_add,
+    member_change,
+    member_remove,
+    project_archive,
+    project_create,
+)
+from control.tenants.audit.models import AuditEvent
+from control.tenants.quotas.models import Limits
+
+SHOWN_ONCE = 'The key, shown this once: <strong class="console-secret">{}</strong>'
+
+admin.site.unregister(Group)  # rights here are a user's own
+
+
+@admin.register(Limits)
+class LimitsAdmin(CreatableAdmin):
+    """Empty: as everybody has it."""
+
+    list_display = ["organization", *LimitValues.__annotations__]
+    fields = ["organization", *LimitValues.__annotations__]
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return self.has_operate_permission(request)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else ["organization"]
+
+    def save_model(self, request: HttpRequest, obj: Limits, form: Any, change: bool) -> None:
+        values = {name: form.cleaned_data[name] for name in LimitValues.__annotations__}
+        limits_set(organization=obj.organization, values=cast(LimitValues, values))
+
+
+@admin.register(AuditEvent)
+class AuditEventAdmin(RowsAdmin):
+    list_display = ["created_at", "action", "object_id", "organization", "actor"]
+    list_filter = ["organization", "action"]
+    search_fields = ["object_id", "actor_id", "request_id"]
+    fields = [*list_display, "object_type", "ip", "request_id"]
+
+    @admin.display(description="by", ordering="actor_id")
+    def actor(self, row: AuditEvent) -> str:
+        return f"{row.get_actor_type_display()} {row.actor_id}"
+
+
+@admin.register(Member)
+class MemberAdmin(CreatableAdmin):
+    list_display = ["user", "organization", "role"]
+    list_filter = ["organization", "role"]
+    fields = ["organization", "user", "role"]
+    actions_detail = ["change_role", "remove"]
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Member:
+        return member_add(**values)
+
+    @service_action("Change role", "An owner becomes a member, a member an owner.", icon="swap_horiz")
+    def change_role(self, row: Member) -> str:
+        other = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
+        return f"{row.user} is {member_change(member=row, role=other).role} now."
+
+    @service_action("Remove", "Keys stay: they belong to the organization.", icon="person_remove", danger=True)
+    def remove(self, row: Member) -> str:
+        member_remove(member=row)
+        return f"{row.user} is a member of {row.organization} no more."
+
+
+def _is_open(row: Project) -> bool:
+    return row.archived_at is None
+
+
+@admin.register(Project)
+class ProjectAdmin(CreatableAdmin):
+    list_display = ["name", "organization", "id", "created_at", "archived_at"]
+    list_filter = ["organization"]
+    search_fields = ["name", "id"]
+    list_select_related = ["organization"]
+    actions_detail = ["archive"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        asked = ["organization", "name"]
+        return asked if obj is None else [*asked, "id", "created_at", "archived_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Project:
+        return project_create(**values)
+
+    @service_action(
+        "Archive", "Its keys are refused from now on, for good.", icon="archive", danger=True, when=_is_open
+    )
+    def archive(self, row: Project) -> str:
+        return f"{project_archive(project=row).name} is archived."
+
+
+def _is_valid(row: ApiKey) -> bool:
+    return row.revoked_at is None
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(CreatableAdmin):
+    list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
+    list_filter = ["organization"]
+    search_fields = ["name", "id"]
+    actions_detail = ["rotate", "revoke"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        asked = ["organization", "name", "expires_at"]
+        return asked if obj is None else [*asked, "key", "created_at", "last_used_at", "revoked_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    @admin.display(description="key")
+    def key(self, row: ApiKey) -> str:
+        return f"sk_live_{row.pk}…{row.last4}"
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> ApiKey:
+        key, token = api_key_create(**values)
+        messages.warning(request, format_html(SHOWN_ONCE, token))
+        return key
+
+    @service_action(
+        "Revoke", "Requests with this key are refused from now on, for good.", icon="block", danger=True, when=_is_valid
+    )
+    def revoke(self, row: ApiKey) -> str:
+        api_key_revoke(key=row)
+        return f"{row.name} is revoked."
+
+    @service_action(
+        "Rotate", "Makes a key with the same rights; this one goes on for a day.", icon="autorenew", when=_is_valid
+    )
+    def rotate(self, row: ApiKey) -> str:
+        _, token = api_key_rotate(key=row, grace=DEFAULT_GRACE)
+        return format_html(SHOWN_ONCE, token)
+
+
+@admin.register(User)
+class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # unfold has no types
+    """Django's own forms: people are no business of a service of ours."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    list_display = ["username", "email", "is_staff", "is_superuser", "last_login"]
+    list_filter = ["is_staff", "is_superuser", "is_active"]
+    filter_horizontal = []
+    fieldsets = [
+        (None, {"fields": ["username", "password"]}),
+        ("Personal info", {"fields": ["first_name", "last_name", "email"]}),
+        ("Permissions", {"fields": ["is_active", "is_staff", "is_superuser", "user_permissions"]}),
+        ("Important dates", {"fields": ["last_login", "date_joined"]}),
+    ]

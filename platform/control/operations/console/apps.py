@@ -1,0 +1,16 @@
+from django.apps import AppConfig
+from django.conf import settings
+
+
+class ConsoleConfig(AppConfig):
+    name = "control.operations.console"
+
+    def ready(self) -> None:
+        from django.contrib import admin  # the site is unfold's once unfold is ready, which comes before
+
+        admin.site.index_template = "console/index.html"
+        admin.site.index_title = "Overview"
+        if settings.STAFF_TWO_FACTOR:
+            from control.operations.console.two_factor import require_two_factor  # its app is not installed otherwise
+
+            require_two_factor(admin.site)

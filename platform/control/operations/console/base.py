@@ -1,0 +1,112 @@
+"""What every page of the console shares: it shows rows, and changes them through services only."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import unquote
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+from unfold.admin import ModelAdmin
+from unfold.dataclasses import ActionDialog, UnfoldAction
+from unfold.decorators import action
+from unfold.enums import ActionVariant
+from unfold.forms import BaseDialogForm
+
+from control.core.api.errors import ApiError
+from control.operations.console.rendering import page_of
+
+
+class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
+    """Rows that belong to services: nobody edits, adds or deletes them here. Actions need the change permission."""
+
+    list_per_page = 50
+    show_full_result_count = False
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_operate_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
+
+    def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
+        """Only the buttons that mean something for the row as it is. `object_id` is quoted, as in the page's URL."""
+        row = self.model.objects.filter(pk=unquote(object_id)).first()
+        offered = super().get_actions_detail(request, object_id)
+        return [button for button in offered if row is not None and button.method.is_applicable(row)]
+
+
+class CreatableAdmin(RowsAdmin):
+    """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Model:
+        raise NotImplementedError
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Django's form has built `obj`, unsaved; it becomes the row that the service made."""
+        created = self.create(request, form.cleaned_data)
+        obj.__dict__.update(created.__dict__)
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Nothing: the service has written all there is."""
+
+
+def service_action(
+    title: str,
+    description: str,
+    *,
+    icon: str,
+    danger: bool = False,
+    when: Callable[[Any], bool] = lambda row: True,
+) -> Callable[[Callable[[Any, Any], str]], Any]:
+    """A button on a row's page: asks in a dialog, posts, calls the service, says what came of it.
+
+    The decorated method takes the row, calls a service and returns the message to show. The dialog is what makes it a
+    POST with a token: a mere link could be planted on another page. `when` hides the button; whether the move is legal
+    decides the service.
+    """
+
+    def decorate(method: Callable[[Any, Any], str]) -> Any:
+        @wraps(method)
+        def run(admin: ModelAdmin, request: HttpRequest, form: BaseDialogForm, object_id: str) -> HttpResponse:
+            row = get_object_or_404(admin.model, pk=unquote(object_id))
+            try:
+                messages.success(request, method(admin, row))
+            except ApiError as error:
+                messages.error(request, error.message)
+            return _to_page_of(request, row)
+
+        run.is_applicable = when  # type: ignore[attr-defined]  # kept by `wraps` within `action`
+        return action(
+            run,
+            description=title,
+            icon=icon,
+            permissions=["operate"],
+            variant=ActionVariant.DANGER if danger else ActionVariant.PRIMARY,
+            dialog=ActionDialog(
+                title=f"{title}?", description=description, form_class=BaseDialogForm, form_submit_text=title
+            ),
+        )
+
+    return decorate
+
+
+def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
+    """Or to the list, if the row is gone. Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
+    is_there = row.pk is not None and type(row)._default_manager.filter(pk=row.pk).exists()
+    target = page_of(row) if is_there else reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_changelist")
+    if "HX-Request" not in request.headers:
+        return redirect(target)
+    return HttpResponse(status=204, headers={"HX-Redirect": target})

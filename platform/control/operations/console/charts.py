@@ -1,0 +1,54 @@
+"""Line charts as inline SVG: no script, no library, and both colour schemes by the style sheet."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+
+from control.operations.console.rendering import number
+
+WIDTH, HEIGHT = 320, 120
+MARGIN = 6  # so that a line's stroke is not cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    title: str
+    points: Sequence[tuple[float, float]]  # (step, value), by step
+
+
+def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable[str]) -> list[Line]:
+    """One line for each name that any entry has a number for."""
+    rows = list(entries)
+    found = [Line(name.replace("_", " "), [(x, float(m[name])) for x, m in rows if name in m]) for name in names]
+    return [line for line in found if line.points]
+
+
+def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
+    """Side by side, one a line, each with its own scale. `key` is what `live.js` knows it by, `unit` is of steps."""
+    context = {"key": key, "unit": unit, "charts": [_drawn(line) for line in lines]}
+    return render_to_string("console/charts.html", context)
+
+
+def _drawn(line: Line) -> dict[str, Any]:
+    xs, ys = zip(*line.points, strict=True)
+    points = [(_place(x, xs, WIDTH), HEIGHT - _place(y, ys, HEIGHT)) for x, y in line.points]
+    return {
+        "title": line.title,
+        "latest": number(ys[-1]),
+        "low": number(min(ys)),
+        "high": number(max(ys)),
+        "first": number(abs(round(xs[0]))),
+        "last": number(abs(round(xs[-1]))),
+        "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
+        "end": points[-1],
+    }
+
+
+def _place(value: float, values: Sequence[float], size: int) -> float:
+    """In the middle where all values are one."""
+    low, high = min(values), max(values)
+    share = (value - low) / (high - low) if high > low else 0.5
+    return MARGIN + share * (size - 2 * MARGIN)

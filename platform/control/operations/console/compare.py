@@ -1,0 +1,30 @@
+"""Speculators side by side: one a column, one figure of their reports a line."""
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from control.models.catalog.models import Speculator
+from control.operations.console.rendering import is_nested, number
+
+MOST = 8
+FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  # what decides, before all else
+
+
+def speculators_compare(request: HttpRequest) -> HttpResponse:
+    """Those named by `ids`, separated by commas. Behind the console's sign-in."""
+    if not request.user.has_perm("catalog.view_speculator"):
+        raise PermissionDenied
+    ids = request.GET.get("ids", "").split(",")[:MOST]
+    found = Speculator.objects.select_related("base_model", "organization").in_bulk(ids)
+    rows = [found[pk] for pk in ids if pk in found]
+    known = {name for row in rows for name, value in row.report.items() if not is_nested(value)}
+    names = [name for name in FIRST if name in known] + sorted(known.difference(FIRST))
+    context = {
+        **admin.site.each_context(request),
+        "title": "Speculators side by side",
+        "speculators": rows,
+        "lines": [(name.replace("_", " "), [number(row.report.get(name)) for row in rows]) for name in names],
+    }
+    return TemplateResponse(request, "console/compare.html", context)

@@ -1,0 +1,129 @@
+"""Spend caps and quotes: what may be spent, and what is held back because of it."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Model
+from django.http import HttpRequest
+from unfold.widgets import UnfoldAdminDecimalFieldWidget
+
+from control.billing.spending.models import SpendCap
+from control.billing.spending.selectors import batches_paused, month_start, quote_spent_nanousd, spent_nanousd
+from control.billing.spending.serializers import MAX_USD, nanousd
+from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
+from control.billing.usage.serializers import dollars
+from control.operations.console.asking import AskingAdmin, ask_action
+from control.operations.console.base import CreatableAdmin, service_action
+from control.operations.console.rendering import link, table
+from control.operations.console.work_asks import CHANGE_CAP, CREATE_QUOTE
+from control.workflows.quotes.models import Quote
+from control.workflows.quotes.services import quote_settle
+
+
+class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
+    usd = forms.DecimalField(
+        label="USD a month",
+        min_value=0,
+        max_value=MAX_USD,
+        max_digits=19,
+        decimal_places=9,
+        widget=UnfoldAdminDecimalFieldWidget,
+    )
+
+    class Meta:
+        model = SpendCap
+        fields = ("organization", "project")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.nanousd is not None:
+            self.fields["usd"].initial = usd(self.instance.nanousd)
+
+    def clean_project(self) -> Any:
+        project, organization = self.cleaned_data["project"], self.cleaned_data.get("organization")
+        if project is not None and project.organization != organization:
+            raise forms.ValidationError("This project belongs to another organization.")
+        return project
+
+
+@admin.register(SpendCap)
+class SpendCapAdmin(CreatableAdmin):
+    form = SpendCapForm
+    list_display = ["organization", "project", "a_month", "spent", "created_at"]
+    list_filter = ["organization"]
+    list_select_related = ["organization", "project"]
+    actions_detail = ["remove"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        asked = ["organization", "project", "usd"]
+        return asked if obj is None else [*asked, "spent", "held_back", "created_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else ["organization", "project", "spent", "held_back", "created_at"]
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return self.has_operate_permission(request)
+
+    def save_model(self, request: HttpRequest, obj: SpendCap, form: Any, change: bool) -> None:
+        amount = nanousd(form.cleaned_data["usd"])
+        if change:
+            spend_cap_update(cap=obj, nanousd=amount)
+            return
+        created = spend_cap_create(organization=obj.organization, project=obj.project, nanousd=amount)
+        obj.__dict__.update(created.__dict__)
+
+    @admin.display(description="USD a month", ordering="nanousd")
+    def a_month(self, row: SpendCap) -> str:
+        return usd(row.nanousd)
+
+    @admin.display
+    def spent(self, row: SpendCap) -> str:
+        return f"{usd(spent_nanousd(row))} since {month_start():%Y-%m-%d}"
+
+    @admin.display(description="paused batches")
+    def held_back(self, row: SpendCap) -> Any:
+        paused = batches_paused().filter(organization=row.organization_id, job__paused__cap_id=row.pk)
+        return table(row, "held-back", ["batch", "job"], [(link(batch), link(batch.job)) for batch in paused])
+
+    @service_action("Remove", "What it holds back goes on.", icon="money_off")
+    def remove(self, row: SpendCap) -> str:
+        spend_cap_delete(cap=row)
+        return "The cap is removed."
+
+
+@admin.register(Quote)
+class QuoteAdmin(AskingAdmin):
+    asks = CREATE_QUOTE
+    list_display = ["id", "organization", "basis", "status", "cap", "spent", "created_at"]
+    list_filter = ["status", "organization"]
+    search_fields = ["id"]
+    list_select_related = ["organization"]
+    actions_detail = ["change_cap"]
+    fields = [
+        "id", "organization", "dataset", "basis", "status", "the_pilot", "output_tokens", "output_tokens_low",
+        "output_tokens_high", "cap", "spent", "created_at",
+    ]  # fmt: skip
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Quote | None:
+        """As for who asks the API: what the pilot found by now is taken over."""
+        row: Quote | None = super().get_object(request, object_id, from_field)
+        return None if row is None else quote_settle(quote=row)
+
+    change_cap = ask_action("change_cap", CHANGE_CAP, icon="savings", when=lambda row: True)
+
+    @admin.display(description="cap, USD")
+    def cap(self, row: Quote) -> str:
+        return "–" if row.cap_nanousd is None else usd(row.cap_nanousd)
+
+    @admin.display(description="spent, USD")
+    def spent(self, row: Quote) -> str:
+        return usd(quote_spent_nanousd(row))
+
+    @admin.display(description="pilot")
+    def the_pilot(self, row: Quote) -> Any:
+        return link(row.pilot)
+
+
+def usd(amount: int) -> str:
+    return f"{dollars(amount)['value']:,.6g}"

@@ -1,0 +1,127 @@
+"""Tenants: what each has, used, may use and did."""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Model, Sum
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from control.billing.spending.selectors import spend_caps_list, spent_nanousd
+from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
+from control.billing.usage.serializers import dollars
+from control.data.files.models import File
+from control.operations.console.base import CreatableAdmin
+from control.operations.console.money import usd
+from control.operations.console.rendering import link, number, page_of, table
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import ApiKey, Member, Organization, Project
+from control.tenants.administration.services import organization_create
+from control.tenants.audit.selectors import audit_events_list
+from control.tenants.quotas.models import Limits
+from control.tenants.quotas.quota import quota_of
+from control.tenants.webhooks.selectors import endpoints_list
+
+USAGE_DAYS = 14
+LATEST = 20
+
+
+@admin.register(Organization)
+class OrganizationAdmin(CreatableAdmin):
+    list_display = ["name", "id", "created_at"]
+    search_fields = ["name", "id"]
+    fields = ["name"]
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        shown = ["usage", "quota", "keys", "projects", "members", "webhooks", "audit"]
+        return ["name"] if obj is None else ["name", "id", "created_at", *shown]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
+        return organization_create(name=values["name"])
+
+    @admin.display(description=f"usage of {USAGE_DAYS} days")
+    def usage(self, row: Organization) -> SafeString:
+        today = timezone.now().astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        end = today + dt.timedelta(days=1)
+        start = end - dt.timedelta(days=USAGE_DAYS)
+        days = usage_buckets(row, window=Window(start=start, end=end, width=WIDTHS["1d"]))
+        lines = [(f"{day.start:%Y-%m-%d}", *_figures(sums)) for day in reversed(days) for sums in day.sums]
+        total = ("in all", *_figures(usage_total(row, start=start, end=end)))
+        return table(row, "usage", ["day (UTC)", "requests", "input", "cached", "output", "USD"], [total, *lines])
+
+    @admin.display(description="limits")
+    def quota(self, row: Organization) -> SafeString:
+        quota, jobs = quota_of(row.pk), Job.objects.filter(organization=row)
+        held = File.objects.filter(organization=row, deleted_at=None).aggregate(held=Sum("size_bytes"))["held"] or 0
+        lines = [
+            ("queued jobs", number(jobs.filter(status=Job.Status.QUEUED).count()), number(quota.queued_jobs)),
+            ("running jobs", number(jobs.filter(status=Job.Status.RUNNING).count()), number(quota.running_jobs)),
+            ("storage", filesizeformat(held), filesizeformat(quota.storage_bytes)),
+            ("requests a minute", "–", number(quota.requests_per_minute)),
+        ]
+        for cap in spend_caps_list(row).select_related("project"):
+            title = f"USD this month, {cap.project or 'all projects'}"
+            lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
+        own = Limits.objects.filter(pk=row.pk).first()
+        page = page_of(own) if own else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
+        change = format_html('<p><a class="console-link" href="{}">Change limits</a></p>', page)
+        return table(row, "limits", ["", "now", "at most"], lines) + change
+
+    @admin.display(description="API keys")
+    def keys(self, row: Organization) -> SafeString:
+        keys = ApiKey.objects.filter(organization=row).order_by("-created_at")[:LATEST]
+        lines = [(link(key), ", ".join(key.scopes), key.last_used_at or "–", _validity(key)) for key in keys]
+        return table(row, "keys", ["key", "scopes", "last used", ""], lines)
+
+    @admin.display
+    def projects(self, row: Organization) -> str:
+        return ", ".join(Project.objects.filter(organization=row).values_list("name", flat=True)) or "–"
+
+    @admin.display
+    def members(self, row: Organization) -> SafeString:
+        members = Member.objects.filter(organization=row).select_related("user", "organization")
+        return table(row, "members", ["user", "role"], [(link(member), member.role) for member in members])
+
+    @admin.display(description="webhook endpoints")
+    def webhooks(self, row: Organization) -> SafeString:
+        lines = [
+            (link(endpoint), ", ".join(endpoint.events), endpoint.disabled.replace("_", " ") or "enabled")
+            for endpoint in endpoints_list(row)
+        ]
+        return table(row, "webhooks", ["URL", "events", ""], lines)
+
+    @admin.display(description="audit, the latest")
+    def audit(self, row: Organization) -> SafeString:
+        events = audit_events_list(row).order_by("-created_at", "-pk")[:LATEST]
+        keys = ApiKey.objects.in_bulk({event.actor_id for event in events})
+        lines = [(event.created_at, event.action, event.object_id, _actor(event.actor_id, keys)) for event in events]
+        return table(row, "audit", ["at", "action", "object", "by"], lines)
+
+
+def _actor(identity: str, keys: Mapping[str, ApiKey]) -> SafeString | str:
+    """A key by its name; a user of the console has one already."""
+    return link(keys[identity]) if identity in keys else identity
+
+
+def _figures(sums: Sums) -> tuple[str, ...]:
+    counts = sums.counts
+    cost = dollars(counts["input_nanousd"] + counts["output_nanousd"])["value"]
+    names = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+    return (*(number(counts[name]) for name in names), f"{cost:,.2f}")
+
+
+def _validity(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    if key.expires_at is not None:
+        return f"{'expired' if key.expires_at <= timezone.now() else 'until'} {key.expires_at:%Y-%m-%d %H:%M} UTC"
+    return "valid"

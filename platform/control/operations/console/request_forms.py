@@ -1,0 +1,184 @@
+"""Forms with the fields of the API's own requests.
+
+A form here checks nothing: it makes of its fields the body that a customer would send, which the API's serializer (or
+pydantic model) and service then check. So the rules and the words are the API's, and stand beside the field they name.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, get_args
+
+from django import forms
+from pydantic import BaseModel
+from rest_framework import serializers
+from unfold.widgets import (
+    UnfoldAdminFileFieldWidget,
+    UnfoldAdminSelectMultipleWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
+
+from control.core.api.errors import ApiError
+from control.core.api.json_body import StrictJsonParser
+
+Choices = Sequence[tuple[str, str]]
+Contract = type[serializers.Serializer[dict[str, Any]]] | type[BaseModel]
+Kind = Literal["text", "value", "list", "object", "file"]  # value: a number or a boolean, as in JSON
+
+_NOT_SET = object()
+_HELP = {"list": "Separated by commas.", "object": "A JSON object."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One of a request, by its path: `training.kind`."""
+
+    path: str
+    kind: Kind
+    is_required: bool = False
+    default: Any = _NOT_SET
+    choices: Choices | None = None
+    help: str = ""
+
+    def as_django(self, choices: Choices | None, initial: Any) -> forms.Field:
+        """Never refuses to be left out: that does the API. `choices`: None for whatever is typed."""
+        words = self.path.removesuffix("_id").replace(".", ": ").replace("_", " ")
+        label = words[0].upper() + words[1:] + (" *" if self.is_required else "")
+        if self.kind == "file":
+            return forms.FileField(label=label, required=False, widget=UnfoldAdminFileFieldWidget)
+        if choices is None:
+            text = self.help or _HELP.get(self.kind, "")
+            widget = UnfoldAdminTextareaWidget({"rows": 4}) if self.kind == "object" else UnfoldAdminTextInputWidget
+            return forms.CharField(label=label, required=False, initial=_shown(initial), help_text=text, widget=widget)
+        if self.kind == "list":
+            several = UnfoldAdminSelectMultipleWidget
+            return forms.MultipleChoiceField(
+                label=label, required=False, choices=choices, initial=initial, widget=several
+            )
+        offered = choices if self.default not in (_NOT_SET, None) else [("", "–"), *choices]
+        one = UnfoldAdminSelectWidget
+        return forms.ChoiceField(label=label, required=False, choices=offered, initial=_shown(initial), widget=one)
+
+    def value(self, entered: Any) -> Any:
+        """What the body says. What cannot be read as JSON goes as it is: the API says what is wrong with it."""
+        if isinstance(entered, list) or self.kind in ("text", "file"):
+            return entered
+        return _parsed(f"[{entered}]" if self.kind == "list" else entered, otherwise=entered)
+
+
+def fields_of(contract: Contract) -> list[Field]:
+    if issubclass(contract, BaseModel):
+        return list(_fields_of_model(contract))
+    return [_field_of_serializer(name, field) for name, field in contract().fields.items()]
+
+
+class RequestForm(forms.Form):
+    """`choices` are offered for the fields of those paths; `initial` is what the thing has now."""
+
+    def __init__(
+        self, contract: Contract, *args: Any, choices: Mapping[str, Choices], initial: Mapping[str, Any], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._asked = fields_of(contract)
+        for field in self._asked:
+            given = initial.get(field.path, None if field.default is _NOT_SET else field.default)
+            self.fields[field.path] = field.as_django(choices.get(field.path, field.choices), given)
+
+    def body(self) -> dict[str, Any]:
+        """Of a form that `is_valid`. What was left empty is null where that is the default, and else left out."""
+        body: dict[str, Any] = {}
+        for field in self._asked:
+            entered = self.cleaned_data[field.path]
+            if entered in ("", None):
+                if field.default is None:
+                    _put(body, field.path, None)
+            else:
+                _put(body, field.path, field.value(entered))
+        return body
+
+    def refuse(self, message: str, path: str) -> None:
+        """Beside the field of that path, or the one around it."""
+        while path and path not in self.fields:
+            path = path.rpartition(".")[0]
+        self.add_error(path or None, message)
+
+
+def _put(body: dict[str, Any], path: str, value: Any) -> None:
+    *around, name = path.split(".")
+    for part in around:
+        body = body.setdefault(part, {})
+    if isinstance(value, dict) and isinstance(body.get(name), dict):
+        body[name] |= value
+    else:
+        body[name] = value
+
+
+def _field_of_serializer(name: str, field: Any) -> Field:
+    kind: Kind = "text"
+    match field:
+        case serializers.FileField():
+            kind = "file"
+        case serializers.IntegerField() | serializers.FloatField():
+            kind = "value"
+        case serializers.ListField():
+            kind = "list"
+        case serializers.DictField():
+            kind = "object"
+    offered = getattr(field, "choices", None)
+    choices = None if offered is None else [(str(key), str(title)) for key, title in offered.items()]
+    default = None if field.allow_null else _NOT_SET
+    if field.default is not serializers.empty and field.default not in (list, dict):
+        default = field.default
+    return Field(
+        path=name,
+        kind=kind,
+        is_required=field.required and default is _NOT_SET,
+        default=default,
+        choices=choices,
+        help=str(field.help_text or ""),
+    )
+
+
+def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field]:
+    """Those of nested models one by one; where other keys are taken, they are asked for as one object."""
+    for name, info in model.model_fields.items():
+        path, types = f"{around}{name}", _types(info.annotation)
+        nested = types[0]
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            yield from _fields_of_model(nested, f"{path}.")
+            if nested.model_config.get("extra") == "allow":
+                yield Field(path=path, kind="object", help="Other hyperparameters of the kind, as a JSON object.")
+            continue
+        kind: Kind = "text" if str in types else "value"
+        if any(getattr(found, "__origin__", None) is list for found in types):
+            kind = "list"
+        yield Field(
+            path=path,
+            kind=kind,
+            is_required=info.is_required(),
+            default=_NOT_SET if info.is_required() else info.default,
+            choices=[("true", "yes"), ("false", "no")] if bool in types else None,
+        )
+
+
+def _types(annotation: Any) -> tuple[Any, ...]:
+    """Those of a union, without what `Annotated` adds."""
+    found = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return tuple(getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in found)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list):
+        return ", ".join(json.dumps(item) for item in value)
+    return json.dumps(value) if isinstance(value, bool) else value
+
+
+def _parsed(text: str, *, otherwise: str) -> Any:
+    try:
+        return StrictJsonParser().parse(io.BytesIO(text.encode()))
+    except ApiError:
+        return otherwise

@@ -1,0 +1,260 @@
+"""Base models, speculators with their reports, and deployments."""
+
+import datetime as dt
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from control.billing.usage.selectors import WIDTHS, Window
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.models.catalog.intake import base_model_delete
+from control.models.catalog.models import BaseModel, Speculator
+from control.operations.console.asking import AskingAdmin, ask_action
+from control.operations.console.base import service_action
+from control.operations.console.charts import charts, lines_of
+from control.operations.console.compare import MOST
+from control.operations.console.logs import log_tail
+from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
+from control.operations.console.serving_asks import (
+    CHANGE_DEPLOYMENT,
+    CREATE_DEPLOYMENT,
+    EXPORT_SPECULATOR,
+    IMPORT_SPECULATOR,
+    REGISTER_MODEL,
+    ROLL_OUT,
+    SET_CAPTURE,
+)
+from control.serving.deployments.figures import stretches
+from control.serving.deployments.launcher import log_path
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.tenants.events.models import Event
+from control.workflows.evaluations.requests import EvaluationRequest
+from control.workflows.evaluations.serializers import evaluation_body
+from control.workflows.evaluations.services import evaluation_create
+from control.workflows.speculators.plots import training_plots
+from control.workflows.speculators.services import speculator_delete
+
+CHARTED_HOURS = 3
+CHARTED = ("acceptance_length", "tokens_per_second", "latency_seconds")
+MOVING = (
+    Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
+)  # fmt: skip
+
+
+def _is_an_organizations(row: BaseModel) -> bool:
+    return row.organization_id is not None
+
+
+@admin.register(BaseModel)
+class BaseModelAdmin(AskingAdmin):
+    asks = REGISTER_MODEL
+    list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
+    search_fields = ["name", "id"]
+    list_filter = ["status"]
+    actions_detail = ["delete"]
+    fields = [
+        "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "created_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: BaseModel) -> SafeString:
+        return badge(row, row.status, active=row.status == BaseModel.Status.CHECKING)
+
+    @admin.display(description="error")
+    def failure(self, row: BaseModel) -> SafeString | str:
+        return error_text(row.error)
+
+    @service_action(
+        "Delete", "One that anything was made with stays.", icon="delete", danger=True, when=_is_an_organizations
+    )
+    def delete(self, row: BaseModel) -> str:
+        if row.organization is None:
+            raise ApiError(403, f"{row.name!r} is there for everybody.", "base_model_shared", "model_id")
+        base_model_delete(base_model=row, organization=row.organization)
+        return f"{row.name} is deleted."
+
+
+def _is_ready(row: Speculator) -> bool:
+    return row.status == Speculator.Status.READY
+
+
+@admin.register(Speculator)
+class SpeculatorAdmin(AskingAdmin):
+    asks = IMPORT_SPECULATOR
+    list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
+    list_filter = ["status", "kind", "organization"]
+    search_fields = ["name", "id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model"]
+    actions = ["compare"]
+    actions_detail = ["evaluate", "export", "delete"]
+    fields = [
+        "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
+        "evaluations", "training_result", "training_plots", "target_revision", "created_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: Speculator) -> SafeString:
+        return badge(row, row.status, active=row.status == Speculator.Status.TRAINING)
+
+    @admin.display(description="acceptance length")
+    def acceptance(self, row: Speculator) -> str:
+        return number(row.report.get("acceptance_length"))
+
+    @admin.display
+    def speedup(self, row: Speculator) -> str:
+        return number(row.report.get("speedup"))
+
+    @admin.display(description="report")
+    def summary(self, row: Speculator) -> SafeString:
+        return pairs(row, "report", row.report)
+
+    @admin.display(description="by concurrency")
+    def by_concurrency(self, row: Speculator) -> SafeString:
+        entries = row.report.get("concurrencies") or []
+        columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
+        columns.sort(key=lambda column: column != "concurrency")  # PostgreSQL does not keep the order of keys
+        lines = [[number(entry.get(column)) for column in columns] for entry in entries]
+        return table(row, "concurrencies", [column.replace("_", " ") for column in columns], lines)
+
+    @admin.display
+    def plot(self, row: Speculator) -> SafeString | str:
+        if not row.plot_key:
+            return "–"
+        url = reverse("speculator-plot", args=[row.pk])
+        return format_html('<img class="console-plot" src="{}" alt="Acceptance and speed of {}">', url, row)
+
+    @admin.display
+    def evaluations(self, row: Speculator) -> SafeString:
+        """Newest first, each with the job that ran it."""
+        found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
+        lines = [(link(x), link(x.job), x.job.status, evaluation_body(x)["result"] or "–") for x in found]
+        return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
+
+    @admin.display(description="training curves")
+    def training_plots(self, row: Speculator) -> SafeString | str:
+        url = reverse("speculator-plot", args=[row.pk])
+        pictures = [(url, name, name.replace("_", " ")) for name in training_plots(row)]
+        return format_html_join("", '<img class="console-plot" src="{}?name={}" alt="{}">', pictures) or "–"
+
+    @admin.action(description="Compare side by side", permissions=["view"])
+    def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:
+        ids = ",".join(chosen.values_list("pk", flat=True)[:MOST])
+        return redirect(f"{reverse('speculators-compare')}?{urlencode({'ids': ids})}")
+
+    @admin.display(description="training")
+    def training_result(self, row: Speculator) -> SafeString:
+        return pairs(row, "training", row.training)
+
+    @service_action(
+        "Evaluate", "Once more, on the prompts that were held out when it was made.", icon="speed", when=_is_ready
+    )
+    def evaluate(self, row: Speculator) -> str:
+        request = EvaluationRequest(speculator_id=row.pk)
+        made = evaluation_create(organization=row.organization, speculator=row, prompts=None, request=request)
+        return format_html("{} is queued.", link(made))
+
+    export = ask_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
+
+    @service_action("Delete", "One that is served or worked with stays.", icon="delete", danger=True, when=_is_ready)
+    def delete(self, row: Speculator) -> str:
+        speculator_delete(speculator=row)
+        return f"{row} is deleted."
+
+
+def _is_there(row: Deployment) -> bool:
+    return row.deleted_at is None
+
+
+def _is_up(row: Deployment) -> bool:
+    return _is_there(row) and row.desired_state == Deployment.Desired.RUNNING
+
+
+def _is_down(row: Deployment) -> bool:
+    return _is_there(row) and (not _is_up(row) or row.state == Deployment.State.FAILED)
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(AskingAdmin):
+    asks = CREATE_DEPLOYMENT
+    list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]
+    list_filter = ["state", "organization"]
+    search_fields = ["name", "id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model", "speculator"]
+    actions_detail = ["start", "change_served", "roll_out", "capture", "stop", "delete"]
+    fields = [
+        "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
+        "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
+        "created_at", "deleted_at", "log",
+    ]  # fmt: skip
+
+    @admin.display(description="state", ordering="state")
+    def condition(self, row: Deployment) -> SafeString:
+        return badge(row, row.state, active=row.state in MOVING)
+
+    @admin.display(description="base model")
+    def base(self, row: Deployment) -> SafeString | str:
+        return link(row.base_model)
+
+    @admin.display(description="speculator")
+    def the_speculator(self, row: Deployment) -> SafeString | str:
+        return link(row.speculator)
+
+    @admin.display(description="error")
+    def failure(self, row: Deployment) -> SafeString | str:
+        return error_text(row.error)
+
+    @admin.display(description="crashes within 10 minutes")
+    def num_crashes(self, row: Deployment) -> int:
+        return len(row.crashes)
+
+    @admin.display(description=f"the last {CHARTED_HOURS} hours")
+    def curves(self, row: Deployment) -> SafeString:
+        minute = WIDTHS["1m"]
+        end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
+        window = Window(start=end - dt.timedelta(hours=CHARTED_HOURS), end=end, width=minute)
+        entries = []
+        for at, stretch in stretches(row, window).items():
+            figures = {name: getattr(stretch, name) for name in CHARTED}
+            known = {name: value for name, value in figures.items() if value is not None}
+            entries.append(((at - end).total_seconds() / minute.seconds, known))
+        return charts(f"{row.pk}-curves", lines_of(entries, CHARTED), unit="minutes ago:")
+
+    @admin.display(description="health over time")
+    def health(self, row: Deployment) -> SafeString:
+        """Newest first, for as long as events are kept."""
+        events = Event.objects.filter(organization=row.organization_id, object_id=row.pk).order_by("-number")[:50]
+        lines = [(event.created_at, event.type.removeprefix("deployment.")) for event in events]
+        return table(row, "health", ["since", "state"], lines)
+
+    @admin.display(description="log, its end")
+    def log(self, row: Deployment) -> SafeString:
+        return log_tail(f"{row.pk}-log", log_path(get_config(), row.pk))
+
+    @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow", when=_is_down)
+    def start(self, row: Deployment) -> str:
+        return f"{row.name} is {deployment_start(deployment=row).state}."
+
+    change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_there)
+    roll_out = ask_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
+    capture = ask_action("capture", SET_CAPTURE, icon="save", when=_is_there)
+
+    @service_action(
+        "Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True, when=_is_up
+    )
+    def stop(self, row: Deployment) -> str:
+        return f"{row.name} is {deployment_stop(deployment=row).state}."
+
+    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_there)
+    def delete(self, row: Deployment) -> str:
+        return f"{deployment_delete(deployment=row).name} is deleted."

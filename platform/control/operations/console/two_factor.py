@@ -1,0 +1,55 @@
+"""Signing in with a second factor: the codes of an authenticator app. In force where STAFF_TWO_FACTOR is set."""
+
+from django.contrib.admin import AdminSite
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest
+from django_otp.admin import OTPAdminAuthenticationForm
+from django_otp.plugins.otp_totp.models import TOTPDevice
+from unfold.forms import AuthenticationForm
+from unfold.sites import UnfoldAdminSite
+
+from control.tenants.accounts.models import User
+
+
+class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ignore[misc]  # neither has types
+    """Unfold's form with a field for the code."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        code = self.fields["otp_token"]
+        code.label = "Code of your authenticator app"
+        code.widget.attrs = {
+            "autocomplete": "one-time-code",
+            "inputmode": "numeric",
+            "class": self.fields["username"].widget.attrs["class"],
+        }
+
+    def _chosen_device(self, user: User) -> TOTPDevice:
+        """The only one that a user has."""
+        device = TOTPDevice.objects.filter(user=user).first()
+        if device is None:
+            raise ValidationError("You have no second factor yet: `manage.py two_factor_enrol` gives you one.")
+        return device
+
+
+class TwoFactorSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
+    def has_permission(self, request: HttpRequest) -> bool:
+        """Who signed in without a code is nobody."""
+        return bool(super().has_permission(request) and request.user.is_verified())  # type: ignore[union-attr]  # otp's
+
+
+def require_two_factor(site: AdminSite) -> None:
+    """Django has registered pages with the site by now, so it stays and changes its kind."""
+    site.__class__ = TwoFactorSite
+    site.login_form = TwoFactorForm
+    site.login_template = "console/login.html"
+    site.unregister(TOTPDevice)  # its pages show the secret
+
+
+@transaction.atomic
+def second_factor_renew(*, user: User) -> str:
+    """A new secret instead of those the user had. Returns: its `otpauth://` address, as authenticator apps read it."""
+    TOTPDevice.objects.filter(user=user).delete()
+    address: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
+    return address

@@ -1,0 +1,14 @@
+"""Pages beside those of rows, below /admin/."""
+
+from django.contrib import admin
+from django.urls import path
+
+from control.operations.console.compare import speculators_compare
+from control.operations.console.queue import queue
+from control.operations.console.views import speculator_plot
+
+urlpatterns = [
+    path("queue", admin.site.admin_view(queue), name="queue"),
+    path("speculators/compare", admin.site.admin_view(speculators_compare), name="speculators-compare"),
+    path("speculators/<str:speculator_id>/plot", admin.site.admin_view(speculator_plot), name="speculator-plot"),
+]

@@ -1,0 +1,192 @@
+"""Files, batches and pipelines: what customers asked for and how far it is."""
+
+from django.contrib import admin
+from django.template.defaultfilters import filesizeformat
+from django.utils.safestring import SafeString
+
+from control.data.files.models import File
+from control.data.files.services import file_delete
+from control.operations.console.asking import AskingAdmin
+from control.operations.console.base import service_action
+from control.operations.console.money import usd
+from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE, UPLOAD_FILE
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.selectors import pipeline_fresh
+from control.workflows.pipelines.serializers import pipeline_json
+from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
+from control.workflows.pipelines.state import ACTIVE, RESUMABLE
+
+ENDED_BATCHES = (Batch.Status.FAILED, Batch.Status.COMPLETED, Batch.Status.EXPIRED, Batch.Status.CANCELLED)
+
+
+def _is_batch_active(row: Batch) -> bool:
+    return row.status not in ENDED_BATCHES
+
+
+def _is_pipeline_active(row: Pipeline) -> bool:
+    return row.status in ACTIVE
+
+
+def _is_resumable(row: Pipeline) -> bool:
+    return row.status in RESUMABLE
+
+
+def _is_kept(row: File) -> bool:
+    return row.deleted_at is None
+
+
+@admin.register(File)
+class FileAdmin(AskingAdmin):
+    asks = UPLOAD_FILE
+    list_display = ["filename", "id", "organization", "purpose", "size", "created_at", "deleted_at"]
+    list_filter = ["purpose", "organization"]
+    search_fields = ["filename", "id"]
+    actions_detail = ["delete"]
+    fields = [
+        "id", "filename", "organization", "purpose", "size", "sha256", "status", "created_at", "expires_at",
+        "deleted_at",
+    ]  # fmt: skip
+
+    @admin.display(ordering="size_bytes")
+    def size(self, row: File) -> str:
+        return filesizeformat(row.size_bytes)
+
+    @service_action("Delete", "Unreachable at once; its bytes are dropped.", icon="delete", danger=True, when=_is_kept)
+    def delete(self, row: File) -> str:
+        file_delete(file=row)
+        return f"{row.filename} is deleted."
+
+
+@admin.register(Batch)
+class BatchAdmin(AskingAdmin):
+    asks = CREATE_BATCH
+    list_display = ["id", "organization", "base_model", "state", "progress", "failed", "created_at"]
+    list_filter = ["status", "organization"]
+    search_fields = ["id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model", "job"]
+    actions_detail = ["cancel"]
+    fields = [
+        "id", "organization", "base_model", "endpoint", "state", "held_back", "progress", "the_job", "input", "output",
+        "errors_file", "bad_lines", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
+        "failed_at", "cancelled_at", "expires_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: Batch) -> SafeString:
+        return badge(row, row.status, active=_is_batch_active(row))
+
+    @admin.display
+    def progress(self, row: Batch) -> SafeString:
+        if row.status in ENDED_BATCHES:
+            return progress_bar(row, row.completed, row.total, "rows")
+        return progress_bar(row, row.job.progress_done, row.job.progress_total, "rows")
+
+    @admin.display(description="paused")
+    def held_back(self, row: Batch) -> str:
+        return row.job.paused["message"] if row.job.paused else "–"
+
+    @admin.display(description="cost so far, USD")
+    def cost(self, row: Batch) -> str:
+        return usd(row.cost_nanousd)
+
+    @admin.display(description="job")
+    def the_job(self, row: Batch) -> SafeString | str:
+        return link(row.job)
+
+    @admin.display(description="input file")
+    def input(self, row: Batch) -> SafeString | str:
+        return link(row.input_file)
+
+    @admin.display(description="output file")
+    def output(self, row: Batch) -> SafeString | str:
+        return link(row.output_file)
+
+    @admin.display(description="error file")
+    def errors_file(self, row: Batch) -> SafeString | str:
+        return link(row.error_file)
+
+    @admin.display(description="bad lines")
+    def bad_lines(self, row: Batch) -> SafeString:
+        lines = [(bad.get("line"), bad.get("code"), bad.get("message")) for bad in row.errors or []]
+        return table(row, "bad-lines", ["line", "code", "message"], lines)
+
+    @admin.display(description="usage")
+    def tokens_used(self, row: Batch) -> SafeString:
+        return pairs(row, "usage", row.usage)
+
+    @service_action(
+        "Cancel batch",
+        "Finished rows are kept; the others are not answered.",
+        icon="cancel",
+        danger=True,
+        when=_is_batch_active,
+    )
+    def cancel(self, row: Batch) -> str:
+        return f"The batch is {batch_cancel(batch=row).status}."
+
+
+@admin.register(Pipeline)
+class PipelineAdmin(AskingAdmin):
+    asks = CREATE_PIPELINE
+    list_display = ["name", "organization", "base_model", "state", "created_at", "finished_at"]
+    list_filter = ["status", "organization"]
+    search_fields = ["name", "id"]
+    ordering = ["-id"]
+    list_select_related = ["organization", "base_model"]
+    actions_detail = ["cancel", "resume"]
+    fields = [
+        "id", "name", "organization", "base_model", "state", "failure", "stages", "report", "the_batch",
+        "the_speculator", "the_deployment", "training", "evaluation", "gate", "deploy", "created_at", "finished_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: Pipeline) -> SafeString:
+        return badge(row, row.status, active=_is_pipeline_active(row))
+
+    @admin.display(description="error")
+    def failure(self, row: Pipeline) -> SafeString | str:
+        return error_text(row.error)
+
+    @admin.display
+    def stages(self, row: Pipeline) -> SafeString:
+        lines = []
+        for stage in pipeline_json(pipeline_fresh(row))["stages"]:
+            progress = stage["progress"] or {}
+            amount = f"{progress['done']} / {progress['total']} {progress['unit']}" if progress.get("total") else "–"
+            seconds = (stage["finished_at"] or 0) - (stage["started_at"] or 0)
+            lines.append((stage["name"], stage["status"], amount, f"{seconds} s" if seconds > 0 else "–"))
+        return table(row, "stages", ["stage", "status", "progress", "time"], lines)
+
+    @admin.display
+    def report(self, row: Pipeline) -> SafeString:
+        return pairs(row, "report", (row.evaluation_job.result if row.evaluation_job else {}) or {})
+
+    @admin.display(description="batch")
+    def the_batch(self, row: Pipeline) -> SafeString | str:
+        return link(row.batch)
+
+    @admin.display(description="speculator")
+    def the_speculator(self, row: Pipeline) -> SafeString | str:
+        return link(row.speculator)
+
+    @admin.display(description="deployment")
+    def the_deployment(self, row: Pipeline) -> SafeString | str:
+        return link(row.deployment)
+
+    @service_action(
+        "Cancel pipeline",
+        "Finished stages are kept; it can be resumed later.",
+        icon="cancel",
+        danger=True,
+        when=_is_pipeline_active,
+    )
+    def cancel(self, row: Pipeline) -> str:
+        return f"The pipeline is {pipeline_cancel(pipeline=row).status}."
+
+    @service_action("Resume", "Goes on with the stage that failed or was cancelled.", icon="resume", when=_is_resumable)
+    def resume(self, row: Pipeline) -> str:
+        return f"The pipeline is {pipeline_resume(pipeline=row).status}."

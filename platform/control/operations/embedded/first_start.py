@@ -1,0 +1,60 @@
+"""What a new installation needs before anybody can use it: an organization, an administrator and an API key."""
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from django.db import transaction
+
+from control.tenants.accounts.models import Member, Organization, User
+from control.tenants.administration.services import api_key_create, member_add, organization_create
+
+ADMINISTRATOR = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    api_key: str | None  # None: made by an earlier start, and its file is gone
+    admin_password: str | None  # only at the first start: it is nowhere written down
+
+
+def first_start(credentials_path: Path) -> Credentials:
+    """Makes what is missing. The key is kept in a file only its owner can read, so that local programs find it."""
+    if Organization.objects.exists():
+        return Credentials(api_key=_stored_key(credentials_path), admin_password=None)
+    password = secrets.token_urlsafe(12)
+    with transaction.atomic():
+        organization = organization_create(name="default")
+        user = User.objects.create_superuser(ADMINISTRATOR, password=password)
+        member_add(organization=organization, user=user, role=Member.Role.OWNER)
+        _, token = api_key_create(organization=organization, name="first key")
+        write_private_json(credentials_path, {"api_key": token})
+    return Credentials(api_key=token, admin_password=password)
+
+
+def _stored_key(path: Path) -> str | None:
+    return json.loads(path.read_text()).get("api_key") if path.exists() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """`ready.json` in the data folder: there while the stack serves. After a `kill -9` it stays: `pid` tells."""
+
+    pid: int
+    url: str
+    admin_url: str
+    api_key: str | None
+
+    def write(self, path: Path) -> None:
+        write_private_json(path, {name: value for name, value in asdict(self).items() if value is not None})
+
+
+def write_private_json(path: Path, values: dict[str, object]) -> None:
+    """Whole or absent, and never readable by others, not for a moment."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(values, indent=2) + "\n")
+    draft.replace(path)

@@ -1,0 +1,180 @@
+"""`manage.py up`: the whole stack on this machine, until Ctrl-C or SIGTERM; nothing is left behind, not even after
+`kill -9`. `ready.json` in the data folder says where it is, as soon as it serves."""
+
+import fcntl
+import os
+import signal
+import socket
+import threading
+from argparse import ArgumentParser, ArgumentTypeError
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import httpx2
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.core.processes.ports import free_port
+from control.core.settings.config import Config, get_config
+from control.models.catalog.services import base_model_register
+from control.operations.embedded.first_start import ADMINISTRATOR, Credentials, Ready, first_start
+from control.operations.embedded.stack import Stack, wait_until
+from control.queue.jobs.models import Worker
+from control.tenants.row_security.scope import Across, across_tenants
+
+START_SECONDS = 90.0
+WATCH_SECONDS = 0.25
+WORKER_ROLES = {"jobs", "deployments"}
+
+
+class Command(BaseCommand):
+    help = "Starts everything: API, console, queue, job worker and endpoint supervisor. Ctrl-C stops it all."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
+        parser.add_argument(
+            "--model", dest="models", type=_model, action="append", default=[], metavar="NAME=DIR",
+            help="A folder of safetensors to offer under a name; may be given more than once.",
+        )  # fmt: skip
+
+    def handle(self, **options: Any) -> None:
+        ended = _end_on_signal()
+        config = get_config()
+        config = config.model_copy(update={"data_dir": config.data_dir.resolve()})
+        with closing(_lock(config.data_dir / "up.lock")):
+            ready_path = config.data_dir / "ready.json"
+            ready_path.unlink(missing_ok=True)
+            call_command("migrate", interactive=False, verbosity=0)
+            with across_tenants(Across.COMMAND):
+                credentials = first_start(config.data_dir / "credentials.json")
+                _register(options["models"])
+            try:
+                self._serve(config, credentials, ready_path, ended, host=options["host"], port=options["port"])
+            finally:
+                ready_path.unlink(missing_ok=True)
+
+    def _serve(
+        self,
+        config: Config,
+        credentials: Credentials,
+        ready_path: Path,
+        ended: threading.Event,
+        *,
+        host: str,
+        port: int,
+    ) -> None:
+        port = _checked_port(host, port)
+        stack = Stack(config, host=host, port=port)
+        began = timezone.now()
+        try:
+            stack.start()
+            ready = Ready(
+                pid=os.getpid(),
+                url=f"http://{_reachable(host)}:{port}",
+                admin_url=f"http://{_reachable(host)}:{port}/admin/",
+                api_key=credentials.api_key,
+            )
+            if not wait_until(lambda: ended.is_set() or _is_ready(ready.url, began), seconds=START_SECONDS):
+                raise CommandError(f"not ready within {START_SECONDS:.0f} s; see {config.data_dir / 'logs'}")
+            if not ended.is_set():
+                ready.write(ready_path)
+                self._announce(ready, credentials)
+            while not ended.wait(WATCH_SECONDS):
+                stack.watch()
+            ready_path.unlink(missing_ok=True)
+            self.stdout.write("Stopping ...")
+            stack.stop()
+        finally:
+            stack.cut()
+
+    def _announce(self, ready: Ready, credentials: Credentials) -> None:
+        lines = [f"Slipstream is ready.  API {ready.url}/v1  Console {ready.admin_url}"]
+        if credentials.admin_password is not None:
+            lines += [
+                f"  user      {ADMINISTRATOR}",
+                f"  password  {credentials.admin_password}   (shown this once)",
+                f"  API key   {credentials.api_key}   (kept in credentials.json of the data folder)",
+            ]
+        else:
+            lines.append("  API key   in credentials.json of the data folder")
+        self.stdout.write("\n".join(lines))
+        self.stdout.flush()
+
+
+def _model(text: str) -> tuple[str, Path]:
+    name, separator, folder = text.partition("=")
+    if not (name and separator and folder):
+        raise ArgumentTypeError(f"must be NAME=DIR, got {text!r}")
+    return name, Path(folder)
+
+
+def _end_on_signal() -> threading.Event:
+    """The first signal asks for an orderly end; a second one ends this process, and the lifeline everything else."""
+    ended = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    return ended
+
+
+def _lock(path: Path) -> IO[str]:
+    """Two stacks over one data folder would run each other's jobs. The kernel frees the lock of a killed process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise CommandError(f"another `up` (pid {holder}) serves the data folder {path.parent}") from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _register(models: list[tuple[str, Path]]) -> None:
+    for name, folder in models:
+        try:
+            base_model_register(name=name, path=folder)
+        except ApiError as error:
+            raise CommandError(f"--model {name}={folder}: {error.message}") from error
+
+
+def _checked_port(host: str, port: int) -> int:
+    """Raises: CommandError: can't be had. Better said now than in a log of a process that dies again and again."""
+    try:
+        if port == 0:
+            return free_port(host)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise CommandError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    except OverflowError as error:
+        raise CommandError(f"--port must be in 0..65535, got {port}") from error
+    return port
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104  # compared, not bound
+
+
+def _is_ready(url: str, began: object) -> bool:
+    """The API answers, and both workers have reported since this start."""
+    try:
+        if httpx2.get(f"{url}/health", trust_env=False, timeout=5.0).status_code != 200:
+            return False
+    except httpx2.HTTPError:
+        return False
+    roles = Worker.objects.filter(heartbeat_at__gte=began).values_list("role", flat=True)
+    return set(roles) >= WORKER_ROLES

@@ -1,0 +1,140 @@
+"""All processes of the embedded stack, in the order they are started; stopped in the reverse order.
+
+    queue (Valkey) → endpoints (supervisor) → jobs (worker) → api (uvicorn)
+
+Every process hangs on one pipe, the lifeline, whose write end is here: whatever becomes of this process, none
+outlives it (see `keeper`).
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+import structlog
+
+from control.core.observability.metrics import SHARED_FOLDER
+from control.core.processes.ports import free_port
+from control.core.settings.config import Config
+from control.operations.embedded.components import Component
+from control.operations.embedded.valkey import find_valkey, write_valkey_config
+
+log = structlog.get_logger(__name__)
+
+PROJECT_ROOT = Path(__file__).resolve().parents[3]
+QUEUE_START_SECONDS = 10.0
+ENDPOINT_DRAIN_SECONDS = 10.0
+KEEPER_SECONDS = 10.0
+
+
+class Stack:
+    def __init__(self, config: Config, *, host: str, port: int) -> None:
+        self.config = config
+        self.components: list[Component] = []
+        self._host, self._port = host, port
+        self._lifeline, self._owned_end = os.pipe()
+        self._environment = _environment(config)
+
+    def start(self) -> None:
+        if self.config.redis_url is None and (url := self._start_queue()) is not None:
+            self._environment["SLIPSTREAM_REDIS_URL"] = url
+        has_queue = "SLIPSTREAM_REDIS_URL" in self._environment
+        python, manage = sys.executable, [sys.executable, str(PROJECT_ROOT / "manage.py")]
+        endpoints = [*manage, "supervise_deployments", "--lifeline", str(self._lifeline)]
+        endpoints += ["--drain-seconds", str(ENDPOINT_DRAIN_SECONDS)]
+        jobs = [python, "-m", "celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO"]
+        api = [python, "-m", "uvicorn", "control.asgi:application", "--host", self._host, "--port", str(self._port)]
+        api += ["--lifespan", "off", "--ws", "none", "--timeout-graceful-shutdown", "10"]
+        self._add("endpoints", endpoints, stop_seconds=ENDPOINT_DRAIN_SECONDS + 5.0, children_stay=True)
+        self._add("jobs", jobs if has_queue else [*manage, "runworker"], stop_seconds=30.0)
+        self._add("api", api)
+
+    def watch(self) -> None:
+        for component in self.components:
+            component.watch(self._lifeline)
+
+    def stop(self) -> None:
+        """In order; then whatever is left goes with the lifeline."""
+        for component in reversed(self.components):
+            component.stop()
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends everything at once. A second call has no effect."""
+        if self._owned_end < 0:
+            return
+        os.close(self._owned_end)
+        os.close(self._lifeline)
+        self._owned_end = -1
+        for component in self.components:
+            if component.process is not None:
+                component.process.wait(KEEPER_SECONDS)
+
+    def _start_queue(self) -> str | None:
+        """Its URL. None: it can't run here, so workers poll."""
+        program = find_valkey()
+        if program is None:
+            log.warning("no queue server for this machine: workers poll")
+            return None
+        path, url = write_valkey_config(self.config.data_dir / "valkey", port=free_port())
+        component = self._add("queue", [str(program), str(path)])
+        if wait_until(lambda: _answers(url), seconds=QUEUE_START_SECONDS):
+            return url
+        log.warning("the queue server does not answer: workers poll", log=str(component.log_path))
+        component.stop()
+        self.components.remove(component)
+        return None
+
+    def _add(
+        self, name: str, command: list[str], *, stop_seconds: float = 15.0, children_stay: bool = False
+    ) -> Component:
+        component = Component(
+            name=name,
+            command=command,
+            cwd=PROJECT_ROOT,
+            environment=dict(self._environment),
+            log_path=self.config.data_dir / "logs" / f"{name}.log",
+            stop_seconds=stop_seconds,
+            children_stay=children_stay,
+        )
+        component.start(self._lifeline)
+        self.components.append(component)
+        return component
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _empty_folder(path: Path) -> Path:
+    """What processes of an earlier start have counted is past."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def _answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """Every process runs in the project's folder: paths must not depend on where the stack was started."""
+    return {
+        **os.environ,
+        "SLIPSTREAM_DATA_DIR": str(config.data_dir),
+        SHARED_FOLDER: str(_empty_folder(config.data_dir / "metrics")),
+        "PYTHONPATH": os.pathsep.join([str(PROJECT_ROOT), str(PROJECT_ROOT / "platform")]),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+    }

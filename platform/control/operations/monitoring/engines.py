@@ -1,0 +1,74 @@
+"""What the endpoints of this machine count, under vLLM's names, each with its deployment and organization.
+
+An engine listens on loopback, on a port and with a token that change with every start: no scraper could find it.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx2
+from django.db import DatabaseError
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from control.serving.deployments.models import Deployment
+from control.tenants.row_security.scope import Across, across_tenants
+
+TIMEOUT_SECONDS = 2.0
+MOST = 200
+_ANSWERING = (Deployment.State.READY, Deployment.State.DEGRADED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    labels: dict[str, str]
+    port: int
+    token: str
+
+
+class Engines(Collector):
+    """Leaves out who does not answer: `slipstream_deployments` tells of its state."""
+
+    def collect(self) -> Iterator[Metric]:
+        engines = _engines()
+        if not engines:
+            return
+        families: dict[str, Metric] = {}
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            for engine, text in zip(engines, pool.map(_metrics, engines), strict=True):
+                _add(families, engine.labels, text)
+        yield from families.values()
+
+
+def _engines() -> list[_Engine]:
+    try:
+        with across_tenants(Across.CONSOLE):
+            rows = list(Deployment.objects.filter(state__in=_ANSWERING, port__isnull=False)[:MOST])
+    except DatabaseError:
+        return []  # `census` has said so
+    return [
+        _Engine({"deployment": row.pk, "organization": row.organization_id}, row.port, row.token)
+        for row in rows
+        if row.port is not None
+    ]
+
+
+def _metrics(engine: _Engine) -> str:
+    """Empty: it did not answer."""
+    try:
+        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+            answer = client.get(
+                f"http://127.0.0.1:{engine.port}/metrics", headers={"Authorization": f"Bearer {engine.token}"}
+            )
+    except httpx2.HTTPError:
+        return ""
+    return answer.text if answer.status_code == 200 else ""
+
+
+def _add(families: dict[str, Metric], labels: dict[str, str], text: str) -> None:
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith("vllm:"):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            merged.samples += [sample._replace(labels={**sample.labels, **labels}) for sample in family.samples]

@@ -1,0 +1,62 @@
+"""/livez, /readyz and /metrics, answered before all other middleware.
+
+Those who ask are machines next door: they know no host name of ours, speak no TLS and have no key.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils.decorators import sync_and_async_middleware
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from control.core.api.around import GetResponse
+from control.core.observability.access import may_read_metrics
+from control.core.observability.metrics import render
+from control.operations.monitoring.census import Census
+from control.operations.monitoring.engines import Engines
+from control.operations.monitoring.readiness import readiness
+
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
+
+
+def livez(request: HttpRequest) -> HttpResponse:
+    """This process answers; it asks nobody else, or an outage of the database would restart everything."""
+    return JsonResponse({"status": "ok"})
+
+
+def readyz(request: HttpRequest) -> HttpResponse:
+    status, body = readiness()
+    return JsonResponse(body, status=status)
+
+
+def metrics(request: HttpRequest) -> HttpResponse:
+    allowed = may_read_metrics(
+        authorization=request.headers.get("Authorization", ""),
+        address=request.META.get("REMOTE_ADDR", ""),
+        is_forwarded=any(name in request.headers for name in _FORWARDED),
+    )
+    if not allowed:
+        return HttpResponse(status=404)  # as if there were none
+    return HttpResponse(render(Census(), Engines()), content_type=CONTENT_TYPE_LATEST)
+
+
+_ROUTES: dict[str, Callable[[HttpRequest], HttpResponse]] = {
+    "/livez": livez,
+    "/readyz": readyz,
+    "/metrics": metrics,
+}
+
+
+@sync_and_async_middleware
+def probes_middleware(get_response: GetResponse) -> Any:
+    if not iscoroutinefunction(get_response):
+        return lambda request: _ROUTES.get(request.path, get_response)(request)
+
+    async def serve(request: HttpRequest) -> Any:
+        view = _ROUTES.get(request.path)
+        answer: Any = await (get_response(request) if view is None else sync_to_async(view)(request))
+        return answer
+
+    return serve

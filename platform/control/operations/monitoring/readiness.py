@@ -1,0 +1,80 @@
+"""Whether this process can serve, by asking what it needs.
+
+    the database is away          503: nothing can be answered; take it out of rotation
+    Redis or storage is away      200, degraded: the rest goes on, and no other process is better off
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import boto3
+import redis
+import structlog
+from botocore.config import Config as BotoConfig
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from control.core.settings.config import get_config
+
+log = structlog.get_logger(__name__)
+
+TIMEOUT_SECONDS = 2.0  # of each try with Redis and storage; probes are repeated every few seconds
+WAIT_SECONDS = 3.0  # for all together; what has not answered by then is away. A probe waits longer
+_REQUIRED = "database"
+_pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
+
+
+def readiness() -> tuple[int, dict[str, Any]]:
+    """The HTTP status, and the answer: `status`, and each of `checks` as `ok` or `unavailable`."""
+    asked = {name: _pool.submit(check) for name, check in _checks().items()}
+    until = time.monotonic() + WAIT_SECONDS
+    checks = {name: _outcome(name, future, until) for name, future in asked.items()}
+    if checks[_REQUIRED] != "ok":
+        return 503, {"status": "unavailable", "checks": checks}
+    return 200, {"status": "ok" if set(checks.values()) == {"ok"} else "degraded", "checks": checks}
+
+
+def _checks() -> Mapping[str, Callable[[], object]]:
+    config = get_config()
+    checks: dict[str, Callable[[], object]] = {_REQUIRED: _ask_database}
+    if config.redis_url is not None:
+        url = config.redis_url.get_secret_value()
+        checks["redis"] = lambda: _ask_redis(url)
+    if config.s3_bucket is not None:
+        bucket = config.s3_bucket
+        checks["storage"] = lambda: _s3(config.s3_endpoint_url).head_bucket(Bucket=bucket)
+    return checks
+
+
+def _outcome(name: str, future: "Future[object]", until: float) -> str:
+    try:
+        future.result(max(0.0, until - time.monotonic()))
+    except Exception as error:  # whatever it is, what was asked is not there
+        log.warning("not reached", dependency=name, error=f"{type(error).__name__}: {error}")
+        return "unavailable"
+    return "ok"
+
+
+def _ask_database() -> None:
+    """By a connection of its own, which shows that another one could be had."""
+    connection = connections.create_connection(DEFAULT_DB_ALIAS)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    finally:
+        connection.close()
+
+
+def _ask_redis(url: str) -> None:
+    with redis.Redis.from_url(
+        url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
+    ) as client:
+        client.ping()
+
+
+@lru_cache(maxsize=4)
+def _s3(endpoint_url: str | None) -> Any:  # boto3 builds its clients at run time: they have no static type
+    impatient = BotoConfig(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"max_attempts": 0})
+    return boto3.client("s3", endpoint_url=endpoint_url, config=impatient)

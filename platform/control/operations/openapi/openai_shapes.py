@@ -1,0 +1,249 @@
+"""OpenAI's objects as we answer them; what is ours in them says so."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
+
+
+class FileObject(Shape):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: Unix
+    expires_at: Unix | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+
+
+class UploadObject(Shape):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: Unix
+    expires_at: Unix
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled", "expired"]
+    file: FileObject | None
+
+
+class UploadPartObject(Shape):
+    id: str
+    object: Literal["upload.part"]
+    created_at: Unix
+    upload_id: str
+    bytes: int = Field(description="Ours: what is there of an upload that is resumed.")
+
+
+class LineError(Shape):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class LineErrors(Shape):
+    object: Literal["list"]
+    data: list[LineError]
+    total_count: int = Field(description="Ours: of all bad lines; `data` ends after 1,000.")
+
+
+class RequestCounts(Shape):
+    """`total` is the sum of all others."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int = Field(description="Ours.")
+    expired: int = Field(description="Ours.")
+    pending: int = Field(description="Ours.")
+
+
+class CachedTokens(Shape):
+    cached_tokens: int
+
+
+class ReasoningTokens(Shape):
+    reasoning_tokens: int
+
+
+class BatchUsage(Shape):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class Amount(Shape):
+    value: float
+    currency: Literal["usd"]
+
+
+class BatchObject(Shape):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: LineErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Unix
+    in_progress_at: Unix | None
+    expires_at: Unix | None
+    finalizing_at: Unix | None
+    completed_at: Unix | None
+    failed_at: Unix | None
+    expired_at: Unix | None
+    cancelling_at: Unix | None
+    cancelled_at: Unix | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str]
+    paused: Paused | None = Field(description="Ours: why it waits, though `in_progress`.")
+    cost: Amount = Field(description="Ours: so far.")
+    quote_id: str | None = Field(description="Ours: whose cap pauses it.")
+    errors_by_code: dict[str, int] = Field(description="Ours: what stands in the error file.")
+    warnings: list[Any] = Field(description="Ours: what was taken though it was not quite right.")
+
+
+class ModelObject(Shape):
+    id: str
+    object: Literal["model"]
+    created: Unix
+    owned_by: str
+
+
+class ModelList(Shape):
+    """It has no pages."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+class FineTuningError(Shape):
+    code: str
+    message: str
+    param: str | None
+
+
+class Turbo(Shape):
+    """Ours: what OpenAI's object has no words for."""
+
+    state: str
+    pipeline_id: str
+    speculator_id: str | None
+    deployment_id: str | None
+    kind: str
+    hyperparameters: Figures
+    progress: Figures | None
+    waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
+        description="Why nothing happens: no worker is alive, others are before it, or it is paused."
+    )
+    paused: Paused | None
+    report: Figures | None
+
+
+class FineTuningJobObject(Shape):
+    object: Literal["fine_tuning.job"]
+    id: str
+    model: str
+    created_at: Unix
+    finished_at: Unix | None
+    fine_tuned_model: str | None
+    organization_id: str
+    result_files: list[str]
+    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+    validation_file: str | None
+    training_file: str
+    hyperparameters: Figures
+    trained_tokens: int | None
+    integrations: list[Any]
+    seed: int
+    estimated_finish: Unix | None
+    error: FineTuningError | None
+    metadata: dict[str, str]
+    method: Figures
+    turbo: Turbo
+
+
+class FineTuningEventObject(Shape):
+    object: Literal["fine_tuning.job.event"]
+    id: str
+    created_at: Unix
+    level: Literal["info", "warn", "error"]
+    message: str
+    type: Literal["message", "metrics"]
+    data: Figures
+
+
+class FineTuningCheckpointObject(Shape):
+    object: Literal["fine_tuning.job.checkpoint"]
+    id: str
+    created_at: Unix
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    metrics: Figures
+    step_number: int
+
+
+class CompletionsUsage(Shape):
+    object: Literal["organization.usage.completions.result"]
+    input_tokens: int
+    input_cached_tokens: int
+    output_tokens: int
+    num_model_requests: int
+    project_id: str | None
+    api_key_id: str | None
+    user_id: str | None
+    model: str | None
+    batch: bool | None
+
+
+class Cost(Shape):
+    object: Literal["organization.costs.result"]
+    amount: Amount
+    line_item: str | None
+    quantity: int | None
+    quantity_unit: Literal["tokens"] | None
+    project_id: str | None
+    api_key_id: str | None
+
+
+class UsageBucket(Shape):
+    object: Literal["bucket"]
+    start_time: Unix
+    end_time: Unix
+    results: list[CompletionsUsage]
+
+
+class CostBucket(Shape):
+    object: Literal["bucket"]
+    start_time: Unix
+    end_time: Unix
+    results: list[Cost]
+
+
+class UsagePage(Shape):
+    """`page=<next_page>` asks for the next one."""
+
+    object: Literal["page"]
+    data: list[UsageBucket]
+    has_more: bool
+    next_page: str | None
+
+
+class CostPage(Shape):
+    object: Literal["page"]
+    data: list[CostBucket]
+    has_more: bool
+    next_page: str | None

@@ -1,0 +1,66 @@
+"""drf-spectacular's view of a route, taken from the table of operations instead of from serializers on views."""
+
+import inspect
+from typing import Any
+
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+
+from control.operations.openapi.operations import OPERATIONS, Operation
+from control.operations.openapi.shapes import Error
+from control.tenants.authentication.views import OrganizationView
+
+FAILURES = {
+    "4XX": "Refused: `code` says why. 401 without a right key, 403 without the scope, 404 for what is another's, too.",
+    "5XX": "Not the caller's fault.",
+}
+
+
+class TableSchema(AutoSchema):
+    def _entry(self) -> Operation:
+        """Raises: KeyError: the table lacks the route."""
+        view = type(self.view)
+        return OPERATIONS[f"{view.__module__}.{view.__qualname__}".removeprefix("control."), self.method]
+
+    def get_operation_id(self) -> str:
+        return self._entry().id
+
+    def get_tags(self) -> list[str]:
+        return [self._entry().id.partition(".")[0]]
+
+    def get_description(self) -> str:  # type: ignore[override]  # as drf-spectacular calls it
+        assert isinstance(self.view, OrganizationView)
+        method, view = getattr(self.view, self.method.lower()), type(self.view)
+        text = inspect.getdoc(method) or inspect.cleandoc(vars(view).get("__doc__") or "")
+        return f"{text}\n\nScope: `{self.view.scope}`.".strip()
+
+    def get_auth(self) -> list[dict[str, list[str]]]:
+        return [{"key": []}]
+
+    def get_request_serializer(self) -> Any:
+        return self._entry().body
+
+    def get_override_parameters(self) -> list[Any]:
+        query = [
+            OpenApiParameter(name, OpenApiTypes.STR, description=text)
+            for name, text in (self._entry().query or {}).items()
+        ]
+        if self.method != "POST":
+            return query
+        text = "Makes it safe to send again: the same request is done once."
+        return [*query, OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, "header", description=text)]
+
+    def get_filter_backends(self) -> list[Any]:
+        return []
+
+    def get_response_serializers(self) -> Any:
+        entry = self._entry()
+        answers: dict[Any, Any] = {status: OpenApiResponse(Error, text) for status, text in FAILURES.items()}
+        if isinstance(entry.answer, str):
+            answers[entry.status, entry.answer] = OpenApiTypes.BINARY
+        else:
+            answers[entry.status, "application/json"] = entry.answer
+        if entry.also is not None:
+            answers[entry.status, entry.also] = OpenApiTypes.STR
+        return answers

@@ -1,0 +1,43 @@
+"""Spend caps and quotes as we answer them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from control.operations.openapi.openai_shapes import Amount
+from control.operations.openapi.shapes import Shape, Unix
+
+
+class SpendCapObject(Shape):
+    id: str
+    object: Literal["spend_cap"]
+    project_id: str | None = Field(description="Null: of the whole organization.")
+    amount: Amount = Field(description="What may be spent in a calendar month (UTC).")
+    spent: Amount = Field(description="So far this month.")
+    is_reached: bool
+    month_start: Unix
+    created_at: Unix
+
+
+class QuoteObject(Shape):
+    """Of a batch of the dataset's rows. Bounds hold for 95 of 100 quotes; of earlier batches only sums are known."""
+
+    id: str
+    object: Literal["quote"]
+    dataset_id: str
+    model: str | None
+    status: Literal["measuring", "ready", "failed"]
+    basis: Literal["pilot", "history"]
+    pilot_batch_id: str | None
+    num_rows: int
+    input_tokens: int
+    input_tokens_exact: bool
+    output_tokens: int | None
+    output_tokens_low: int | None
+    output_tokens_high: int | None
+    cost: Amount | None
+    cost_low: Amount | None
+    cost_high: Amount | None
+    cap: Amount | None = Field(description="What is run under the quote may cost this together.")
+    spent: Amount = Field(description="By what was run under it, so far.")
+    created_at: Unix

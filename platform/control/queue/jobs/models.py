@@ -1,0 +1,133 @@
+"""The row is the job; a Celery message only says "look at it".
+
+`fence` grows by one with every claim, and every later write carries it: a write with an old fence changes
+nothing. `lease_until` is kept on the database's clock alone.
+"""
+
+from django.db import models
+
+from control.core.ids import job_id
+from control.tenants.accounts.models import Organization
+
+
+class Job(models.Model):
+    class Kind(models.TextChoices):
+        BATCH = "batch"
+        TRAINING = "training"
+        EVALUATION = "evaluation"
+        MODEL_CHECK = "model_check"
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        PAUSED = "paused"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    id = models.CharField(primary_key=True, max_length=40, default=job_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="jobs")
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    params = models.JSONField(default=dict, help_text="What to do; storage keys and ids, never paths of one machine.")
+    result = models.JSONField(default=dict, blank=True)
+    error = models.JSONField(null=True, blank=True, help_text="{class, code, message, retryable}")
+
+    priority = models.SmallIntegerField(default=0, db_default=0, help_text="Among its organization's; highest first.")
+
+    fence = models.BigIntegerField(default=0)
+    attempt = models.PositiveIntegerField(default=0)
+    stalled_attempts = models.PositiveIntegerField(default=0, help_text="Attempts in a row without progress.")
+    failures = models.JSONField(default=dict, blank=True, help_text="Failed attempts so far, by failure class.")
+    claimed_at = models.DateTimeField(null=True, blank=True)
+    lease_until = models.DateTimeField(null=True, blank=True)
+    worker = models.CharField(max_length=120, blank=True)
+    not_before = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    paused = models.JSONField(null=True, blank=True, help_text="Why it waits: {code, message, cap_id}")
+
+    progress_done = models.BigIntegerField(default=0)
+    progress_total = models.BigIntegerField(default=0)
+    progress_unit = models.CharField(max_length=24, blank=True)
+    progress_at = models.DateTimeField(null=True, blank=True)
+    metrics = models.JSONField(default=dict, blank=True, help_text="The latest metrics event.")
+    checkpoint_key = models.CharField(max_length=400, blank=True, help_text="Prefix of the last committed checkpoint.")
+
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["status", "organization", "-priority", "id"], name="job_turn"),
+            models.Index(fields=["status", "cancel_requested_at"], name="job_to_cancel"),
+            models.Index(fields=["organization", "-id"], name="job_page"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+
+class JobShard(models.Model):
+    """A range of a job's rows. `storage_key` names the winner: set once, by a write that carried the fence."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
+    shard_no = models.PositiveIntegerField()
+    row_from = models.PositiveIntegerField()
+    row_to = models.PositiveIntegerField(help_text="Exclusive.")
+    storage_key = models.CharField(max_length=400, blank=True)
+    fence = models.BigIntegerField(null=True, blank=True)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    usage = models.JSONField(default=dict, blank=True)
+    alone = models.BooleanField(default=False, help_text="Suspected of a crash: run by itself.")
+    crashes = models.PositiveSmallIntegerField(default=0, help_text="Children that died while running it alone.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job", "shard_no"], name="job_shard_once"),
+            models.CheckConstraint(condition=models.Q(row_to__gt=models.F("row_from")), name="job_shard_not_empty"),
+        ]
+        ordering = ["job", "shard_no"]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} shard {self.shard_no}"
+
+
+class JobEvent(models.Model):
+    """Append-only history: feeds API, console, webhooks and usage."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    seq = models.PositiveIntegerField()
+    type = models.CharField(max_length=40)
+    data = models.JSONField(default=dict)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "seq"], name="job_event_seq_once")]
+        ordering = ["job", "seq"]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} #{self.seq} {self.type}"
+
+
+class Share(models.Model):
+    """How much worker time an organization has had, to be compared with that of the others (`jobs.fair`)."""
+
+    organization = models.OneToOneField(
+        Organization, on_delete=models.CASCADE, primary_key=True, related_name="+"
+    )
+    used_seconds = models.FloatField(default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.organization_id}: {self.used_seconds:.0f} s"
+
+
+class Worker(models.Model):
+    id = models.CharField(primary_key=True, max_length=120)
+    role = models.CharField(max_length=24, help_text="jobs or deployments")
+    started_at = models.DateTimeField()
+    heartbeat_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.id

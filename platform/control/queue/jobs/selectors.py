@@ -1,0 +1,73 @@
+"""Questions about jobs. The tenant comes first wherever a customer asks."""
+
+import datetime as dt
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.queue.jobs.models import Job, JobEvent, JobShard, Worker
+from control.tenants.accounts.models import Organization
+
+SILENT_SECONDS = 30.0  # workers beat every few seconds
+
+
+def jobs_list(organization: Organization) -> QuerySet[Job]:
+    return Job.objects.filter(organization=organization)
+
+
+def job_get(organization: Organization, job_id: str) -> Job:
+    """Raises: ApiError: 404, also for another organization's job."""
+    job = jobs_list(organization).filter(pk=job_id).first()
+    if job is None:
+        raise ApiError(404, f"No job with id {job_id!r}.", "job_not_found", "job_id")
+    return job
+
+
+def job_events(job: Job) -> QuerySet[JobEvent]:
+    return JobEvent.objects.filter(job=job).order_by("seq")
+
+
+def is_waiting() -> Q:
+    """Queued and past its pause."""
+    return Q(status=Job.Status.QUEUED) & (Q(not_before=None) | Q(not_before__lte=Now()))
+
+
+def is_running() -> Q:
+    """Somebody holds it."""
+    return Q(status=Job.Status.RUNNING, lease_until__gte=Now())
+
+
+def is_abandoned() -> Q:
+    """Running under a lease that ran out."""
+    return Q(status=Job.Status.RUNNING, lease_until__lt=Now())
+
+
+def is_due() -> Q:
+    """Free to be claimed now."""
+    return is_waiting() | is_abandoned()
+
+
+def jobs_due() -> QuerySet[Job]:
+    """Oldest first; `fair` says which of them is next."""
+    return Job.objects.filter(is_due()).order_by("pk")
+
+
+def jobs_to_cancel() -> QuerySet[Job]:
+    """Cancelled while nobody works on them: all that is left is to put partial results together."""
+    return Job.objects.filter(is_due(), cancel_requested_at__isnull=False).order_by("cancel_requested_at", "pk")
+
+
+def workers_alive() -> QuerySet[Worker]:
+    return Worker.objects.filter(heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
+
+
+def shards_open(job_id: str) -> QuerySet[JobShard]:
+    """Shards without a winner, in row order."""
+    return JobShard.objects.filter(job_id=job_id, storage_key="").order_by("row_from")
+
+
+def num_rows_committed(job_id: str) -> int:
+    done = JobShard.objects.filter(job_id=job_id).exclude(storage_key="")
+    return sum(shard.row_to - shard.row_from for shard in done.only("row_from", "row_to"))

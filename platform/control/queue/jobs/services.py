@@ -1,0 +1,323 @@
+"""The life of a job: the only writers of its row.
+
+Every write of an attempt carries the claim's fence and raises LeaseLost when that is old. `state` says how, `shards`
+commits results, `failures` decides about another try.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Case, F, Value, When
+from django.db.models.functions import Coalesce, Now
+
+from control.billing.usage.services import usage_attribute
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.queue.jobs.config import get_job_config
+from control.queue.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
+from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_charge, share_join
+from control.queue.jobs.models import Job, Worker
+from control.queue.jobs.origin import origin
+from control.queue.jobs.selectors import is_due, jobs_due
+from control.queue.jobs.state import Claim, event_add, from_now, held, transition, update_held
+from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.tenants.quotas.quota import organization_hold, quota_of
+from control.tenants.row_security.scope import Across, across_tenants
+from workers.contracts import FailureClass
+
+RECONCILE_LIMIT = 100
+CLAIM_TRIES = 10
+FORGOTTEN_SECONDS = 24 * 3600.0
+OPEN_TO_CUSTOMERS = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # who may pause and cancel
+
+
+def job_submit(
+    *, organization: Organization, kind: str, params: Mapping[str, Any], is_continuation: bool = False
+) -> Job:
+    """Queues work.
+
+    Args:
+        params: storage keys and ids, never paths of one machine.
+        is_continuation: of work that was accepted before, so no quota is asked.
+
+    Raises: ApiError: 429, the organization has as many queued jobs as it may.
+    """
+    with transaction.atomic():
+        organization_hold(organization.pk)
+        if not is_continuation:
+            queued_quota_check(organization.pk)
+        share_join(organization.pk)
+        kind = Job.Kind(kind)
+        job = Job.objects.create(
+            organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
+        )
+        event_add(job_id=job.pk, type="queued", data=origin())
+        usage_attribute(job_id=job.pk, organization_id=organization.pk)
+        wake_on_commit(job.pk)
+    return job
+
+
+@audited("job.cancel")
+def job_cancel(*, job: Job) -> bool:
+    """Asks for the end; whoever holds the job stops it within seconds and keeps what is finished.
+
+    Returns: False: it had ended, or had been cancelled, before.
+    """
+    with transaction.atomic():
+        asked = Job.objects.filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None).update(
+            # a paused one is claimed once more: its finished rows have to be put together
+            status=Case(When(status=Job.Status.PAUSED, then=Value(Job.Status.QUEUED.value)), default=F("status")),
+            paused=None,
+            cancel_requested_at=Now(),
+            not_before=None,
+        )
+        if asked:
+            event_add(job_id=job.pk, type="cancel_requested", data={})
+            wake_on_commit(job.pk)
+    return bool(asked)
+
+
+def queued_quota_check(organization_id: str) -> None:
+    """Raises: ApiError: 429."""
+    limit = quota_of(organization_id).queued_jobs
+    if Job.objects.filter(organization_id=organization_id, status=Job.Status.QUEUED).count() >= limit:
+        message = f"Your organization has {limit:,} jobs waiting, as many as it may. Try again when some have begun."
+        headers = {"Retry-After": "60", "x-should-retry": "false"}  # not worth a client's two quick tries
+        raise ApiError(429, message, "queued_jobs_quota_exceeded", type="insufficient_quota", headers=headers)
+
+
+def job_claim_next(*, worker: str) -> Claim | None:
+    """Takes the job whose turn it is. None: there is none, or others were faster again and again."""
+    for _ in range(CLAIM_TRIES):
+        with across_tenants(Across.CLAIM), transaction.atomic():
+            turn = next_job()
+            if turn is None:
+                return None
+            may = turn.limit is None or may_run_another(turn.job.organization_id, turn.limit)
+            claim = _claim(turn.job, worker) if may else None
+        if claim is not None:
+            return claim
+    return None
+
+
+def job_claim(*, job_id: str, worker: str) -> Claim | None:
+    """Takes this job, if it is due. None: it is not, or somebody has it."""
+    with across_tenants(Across.CLAIM), transaction.atomic():
+        job = Job.objects.select_for_update().filter(pk=job_id).first()
+        return None if job is None else _claim(job, worker)
+
+
+def _claim(job: Job, worker: str) -> Claim | None:
+    """One UPDATE, so of two racing workers one gets the job.
+
+    Args:
+        job: as it is before. On PostgreSQL its row is locked, on SQLite the transaction is the only one that writes.
+    """
+    claimed = (
+        Job.objects.filter(pk=job.pk)
+        .filter(is_due())
+        .update(
+            status=Job.Status.RUNNING,
+            fence=F("fence") + 1,
+            attempt=F("attempt") + 1,
+            stalled_attempts=F("stalled_attempts") + 1,  # until a shard or checkpoint proves otherwise
+            lease_until=from_now(get_config().lease_seconds),
+            worker=worker,
+            not_before=None,
+            claimed_at=Now(),
+            progress_at=Now(),
+            started_at=Coalesce("started_at", Now()),
+        )
+    )
+    if not claimed:
+        return None
+    share_charge(job.organization_id, since=job.claimed_at, until=job.lease_until)
+    fence = job.fence + 1
+    event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker})
+    return Claim(
+        job_id=job.pk,
+        organization_id=job.organization_id,
+        fence=fence,
+        worker=worker,
+        is_exhausted=job.stalled_attempts + 1 > MAX_STALLED_ATTEMPTS,
+    )
+
+
+def job_renew(*, claim: Claim) -> bool:
+    """Prolongs the lease. Returns: whether the customer wants the job cancelled. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, lease_until=from_now(get_config().lease_seconds))
+        return held(claim).filter(cancel_requested_at__isnull=False).exists()
+
+
+def job_progress(*, claim: Claim, done: int, total: int, unit: str) -> None:
+    """Shows how far the child is; no proof of progress, that is a committed shard or checkpoint. Raises: LeaseLost."""
+    update_held(claim, progress_done=done, progress_total=total, progress_unit=unit, progress_at=Now())
+
+
+def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
+    """Shows the child's latest figures. Raises: LeaseLost."""
+    update_held(claim, metrics=dict(metrics), progress_at=Now())
+
+
+def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
+    """Makes an uploaded checkpoint the one to resume from. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
+        metrics = held(claim).values_list("metrics", flat=True).get()
+        data = {"fence": claim.fence, "step": step, "metrics": metrics}
+        event_add(job_id=claim.job_id, type="checkpoint_committed", data=data)
+
+
+def job_succeed(*, claim: Claim, result: Mapping[str, Any]) -> None:
+    """Raises: LeaseLost."""
+    transition(
+        claim,
+        Job.Status.SUCCEEDED,
+        event="succeeded",
+        data={},
+        result=dict(result),
+        error=None,
+        finished_at=Now(),
+    )
+
+
+def job_end_cancelled(*, claim: Claim) -> None:
+    """Raises: LeaseLost."""
+    transition(claim, Job.Status.CANCELLED, event="cancelled", data={}, finished_at=Now())
+
+
+def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
+    """What `job_fail` would end the job with; None: it would be tried again."""
+    earlier = job.failures.get(failure.failure_class.value, 0)
+    return final_failure(failure, earlier=earlier, stalled_attempts=job.stalled_attempts)
+
+
+def job_fail(*, claim: Claim, failure: Failure) -> bool:
+    """Ends the attempt: with another one later, or with the job. Returns: whether the job ended. Raises: LeaseLost."""
+    with transaction.atomic():
+        update_held(claim, progress_at=Now())  # locks the row, so that what is read now stays true
+        job = Job.objects.get(pk=claim.job_id)
+        final = job_final_failure(job=job, failure=failure)
+        name = failure.failure_class.value
+        failures = {**job.failures, name: job.failures.get(name, 0) + 1}
+        if final is not None:
+            transition(
+                claim,
+                Job.Status.FAILED,
+                event="failed",
+                data=final.as_error(),
+                error=final.as_error(),
+                failures=failures,
+                finished_at=Now(),
+            )
+            return True
+        config = get_job_config()
+        pause = backoff_seconds(job.stalled_attempts, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+        transition(
+            claim,
+            Job.Status.QUEUED,
+            event="retried",
+            data={**failure.as_error(), "pause_seconds": round(pause, 3)},
+            failures=failures,
+            params=_smaller(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
+            # whoever waits for its end must not wait for another try
+            not_before=from_now(pause) if job.cancel_requested_at is None else None,
+        )
+    return False
+
+
+def _smaller(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {**params, "max_batch_size": max(1, int(params.get("max_batch_size", 16)) // 2)}
+
+
+def job_release(*, claim: Claim) -> None:
+    """Gives an unfinished job back at once: the worker stops, which is not the job's fault. Raises: LeaseLost."""
+    with transaction.atomic():
+        transition(
+            claim,
+            Job.Status.QUEUED,
+            event="released",
+            data={},
+            stalled_attempts=_not_stalled(),
+        )
+        wake_on_commit(claim.job_id)
+
+
+def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
+    """Lays an unfinished job aside until `job_resume`; what is committed stays.
+
+    Returns: False, and nothing changes: the customer wants it cancelled. Raises: LeaseLost.
+    """
+    data = dict(why)
+    with transaction.atomic():
+        if job_renew(claim=claim):
+            return False
+        transition(claim, Job.Status.PAUSED, event="paused", data=data, paused=data, stalled_attempts=_not_stalled())
+    return True
+
+
+def job_set_aside(*, job: Job, why: Mapping[str, Any]) -> bool:
+    """Pauses it for its customer, whoever works on it: no write of that attempt is accepted any more, so it ends.
+
+    What is committed stays. A pause of another code becomes this one.
+    Returns: False, and nothing changes: it has ended, or is to be cancelled.
+    """
+    data = dict(why)
+    with transaction.atomic():
+        may = Job.objects.select_for_update().filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None)
+        row = may.annotate(now=Now()).first()
+        if row is None:
+            return False
+        if row.paused is not None and row.paused["code"] == data["code"]:
+            return True
+        if row.lease_until is not None:  # it is worked on, or was
+            share_charge(row.organization_id, since=row.claimed_at, until=min(row.now, row.lease_until))
+            Job.objects.filter(pk=row.pk).update(stalled_attempts=_not_stalled())
+        Job.objects.filter(pk=row.pk).update(status=Job.Status.PAUSED, paused=data, lease_until=None)
+        event_add(job_id=row.pk, type="paused", data=data)
+    return True
+
+
+def job_resume(*, job: Job, code: str) -> bool:
+    """Queues a paused job again. Returns: False: it is not paused any more, or for another reason than `code`."""
+    with transaction.atomic():
+        organization_hold(job.organization_id)
+        share_join(job.organization_id)
+        paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED, paused__code=code)
+        resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)
+        if resumed:
+            event_add(job_id=job.pk, type="resumed", data={})
+            wake_on_commit(job.pk)
+    return bool(resumed)
+
+
+def _not_stalled() -> Case:
+    """The attempt that ends does not count, and the count is never below zero after a commit has reset it."""
+    return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
+
+
+def worker_beat(*, worker: str, role: str) -> None:
+    """Says "I am alive", on the database's clock. Effects: the first time, those who died long ago are forgotten."""
+    if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
+        Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
+        Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
+
+
+def worker_leave(*, worker: str) -> None:
+    Worker.objects.filter(pk=worker).delete()
+
+
+def reconcile() -> int:
+    """Repeats the wake-ups of all due jobs: what makes a lost message harmless. Several may run at once.
+
+    Returns: how many jobs were due.
+    """
+    ids = list(jobs_due().values_list("pk", flat=True)[:RECONCILE_LIMIT])
+    if ids and not is_backed_up():
+        for job_id in ids:
+            wake(job_id)
+    return len(ids)

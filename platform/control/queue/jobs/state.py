@@ -1,0 +1,88 @@
+"""What a job may become, and the one way to change it: a compare-and-swap and an event in one transaction.
+
+    queued ──claim──> running ──> succeeded
+      ^                  │
+      ├─ retry, release ─┼──────> failed
+      │                  ├──────> cancelled
+      └── resume, cancel ┴──────> paused <── a customer's pause ── queued
+
+A cancelled or failed job too was claimed before: its partial results are put together under a lease.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import DateTimeField, ExpressionWrapper, Max, QuerySet, Value
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Now
+
+from control.queue.jobs.fair import share_charge
+from control.queue.jobs.models import Job, JobEvent
+from control.tenants.events.services import event_record
+from control.tenants.events.types import EVALUATION_EVENTS, JOB_EVENTS
+
+LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
+    Job.Status.QUEUED: frozenset({Job.Status.RUNNING, Job.Status.PAUSED}),
+    Job.Status.RUNNING: frozenset(Job.Status),  # running to running: the claim after an expired lease
+    Job.Status.PAUSED: frozenset({Job.Status.QUEUED}),
+    Job.Status.SUCCEEDED: frozenset(),
+    Job.Status.FAILED: frozenset(),
+    Job.Status.CANCELLED: frozenset(),
+}
+TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
+
+
+class LeaseLost(Exception):  # a fact about the lease, and the usual name
+    """A write carried an old fence, or the job was set aside; nothing changed. The attempt must stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to work on a job, until the lease runs out or somebody claims it after that."""
+
+    job_id: str
+    organization_id: str
+    fence: int
+    worker: str
+    is_exhausted: bool  # too many attempts without progress: fail it instead of trying again
+
+
+def from_now(seconds: float) -> Combinable:
+    """A time on the database's clock: the clocks of workers may be wrong."""
+    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())
+
+
+def held(claim: Claim) -> QuerySet[Job]:
+    """The job's row if this claim still holds it. Every write of an attempt goes through here."""
+    return Job.objects.filter(pk=claim.job_id, fence=claim.fence, status=Job.Status.RUNNING)
+
+
+def update_held(claim: Claim, **values: Any) -> None:
+    """Raises: LeaseLost: the fence is old. Locks the row until the surrounding transaction ends."""
+    if not held(claim).update(**values):
+        raise LeaseLost(f"job {claim.job_id} is no longer held with fence {claim.fence}")
+
+
+def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, Any], **values: Any) -> None:
+    """Moves a held job and writes the event of the move, or neither. Raises: LeaseLost."""
+    assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
+    with transaction.atomic():
+        update_held(claim, status=to, lease_until=None, **values)
+        times = Job.objects.annotate(now=Now()).values("claimed_at", "now").get(pk=claim.job_id)
+        share_charge(claim.organization_id, since=times["claimed_at"], until=times["now"])
+        event_add(job_id=claim.job_id, type=event, data={"fence": claim.fence, **data})
+
+
+def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # noqa: A002  # the column's name
+    """Call it in the transaction of the UPDATE that it reports: that row's lock makes `seq` free of gaps and races."""
+    assert transaction.get_connection().in_atomic_block, "an event is written with its move or not at all"
+    last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
+    JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
+    if type in JOB_EVENTS:
+        organization_id, evaluation = Job.objects.values_list("organization_id", "evaluation__id").get(pk=job_id)
+        event_record(organization_id=organization_id, type=JOB_EVENTS[type], object_id=job_id)
+        if evaluation is not None and type in EVALUATION_EVENTS:
+            event_record(organization_id=organization_id, type=EVALUATION_EVENTS[type], object_id=evaluation)

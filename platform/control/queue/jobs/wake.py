@@ -1,0 +1,86 @@
+"""Tells workers "look at job N". A hint: it may be lost, doubled or late, since the reconciler repeats it.
+
+Without Redis there is nobody to tell; workers poll. With a dead or frozen Redis the caller's request must still be
+answered: every socket has a timeout, and after a failure nobody tries again for a while.
+"""
+
+import time
+from functools import lru_cache, partial
+from typing import Any
+
+import structlog
+from celery import Celery
+from django.db import transaction
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from control.core.settings.config import get_config
+
+log = structlog.get_logger(__name__)
+
+TASK_NAME = "workers.look_at"
+QUEUE = "slipstream.jobs"
+MAX_BACKLOG = 100  # messages; a worker that is busy for an hour must not find an hour of repetitions
+PAUSE_AFTER_FAILURE_SECONDS = 5.0
+# By default publishing to a frozen Redis never returns.
+TRANSPORT_OPTIONS: dict[str, Any] = {
+    "visibility_timeout": 3600,
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+    "max_retries": 1,
+    "interval_start": 0,
+    "interval_step": 0.1,
+    "interval_max": 0.2,
+}
+
+_quiet_until = 0.0
+
+
+def wake_on_commit(job_id: str) -> None:
+    transaction.on_commit(partial(wake, job_id))  # partial, not lambda: binds now
+
+
+def wake(job_id: str) -> None:
+    """Never raises for a broker that is down, and takes about two seconds at most."""
+    global _quiet_until
+    url = get_config().redis_url
+    if url is None or time.monotonic() < _quiet_until:
+        return
+    try:
+        _producer(url.get_secret_value()).send_task(
+            TASK_NAME, args=[job_id], queue=QUEUE, retry=False, ignore_result=True
+        )
+    except (OperationalError, RedisError, OSError) as error:
+        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        log.warning("wake-up not sent; the reconciler will", job_id=job_id, error=str(error))
+
+
+def is_backed_up() -> bool:
+    """Whether there are so many unread messages that repeating some is pointless. Never raises, as `wake`."""
+    global _quiet_until
+    url = get_config().redis_url
+    if url is None or time.monotonic() < _quiet_until:
+        return True
+    try:
+        with _producer(url.get_secret_value()).connection_for_write() as connection:
+            return bool(connection.default_channel.client.llen(QUEUE) >= MAX_BACKLOG)
+    except (OperationalError, RedisError, OSError) as error:
+        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        log.warning("queue not reached", error=str(error))
+        return True
+
+
+@lru_cache(maxsize=1)
+def _producer(url: str) -> Celery:
+    app = Celery("slipstream-wake", broker=url, set_as_current=False)
+    app.conf.update(
+        # It may wait twice: for the answer on a connection that was open, then for that of a new one.
+        broker_transport_options={**TRANSPORT_OPTIONS, "socket_timeout": 1, "socket_connect_timeout": 1},
+        task_publish_retry=False,
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+    )
+    return app

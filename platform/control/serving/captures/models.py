@@ -1,0 +1,34 @@
+"""That requests are kept, and those that are."""
+
+from django.db import models
+
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+
+
+class Capture(models.Model):
+    """The opt-in. Without this row nothing is kept."""
+
+    deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    hours = models.PositiveSmallIntegerField(help_text="A request is deleted when it is so old.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id}: {self.hours} h"
+
+
+class CapturedRequest(models.Model):
+    """What was asked, without the answer: the model gives it again, token by token."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    endpoint = models.CharField(max_length=40)
+    body = models.JSONField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["deployment", "created_at"], name="captured_request_age")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} {self.created_at:%Y-%m-%d %H:%M}"

@@ -1,0 +1,27 @@
+"""Readers of captured traffic."""
+
+from django.db.models import QuerySet
+from django.db.models.expressions import Combinable
+
+from control.core.api.errors import ApiError
+from control.queue.jobs.state import from_now
+from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.deployments.models import Deployment
+
+
+def capture_of(deployment: Deployment) -> Capture:
+    """Raises: ApiError: 404, its requests are not kept."""
+    capture = Capture.objects.filter(deployment=deployment).select_related("deployment__base_model").first()
+    if capture is None:
+        message = f"Requests to deployment {deployment.pk} are not kept."
+        raise ApiError(404, message, "capture_not_found", "deployment_id")
+    return capture
+
+
+def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
+    """Without those that are too old and not deleted yet."""
+    return CapturedRequest.objects.filter(deployment_id=capture.deployment_id, created_at__gt=oldest_kept(capture))
+
+
+def oldest_kept(capture: Capture) -> Combinable:
+    return from_now(-3600.0 * capture.hours)

@@ -1,0 +1,112 @@
+"""Writers of captured traffic.
+
+opt in ──requests──> rows, each for so many hours ──> a file of batch rows: prompts of the next pipeline
+opt out, or the deployment is deleted ──> all rows are gone
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+from django.db import DatabaseError, transaction
+from django.db.models import Exists, OuterRef
+
+from control.core.api.errors import ApiError
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.captures.selectors import oldest_kept, requests_kept
+from control.serving.deployments.models import Deployment
+from control.tenants.audit.record import audited
+
+log = structlog.get_logger(__name__)
+
+MAX_HOURS = 30 * 24
+MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
+MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
+# How an answer was to be sent, to whom and how many, which is nothing to learn from; `model` becomes the base model's.
+_NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store")
+
+
+@audited("capture.set")
+def capture_set(*, deployment: Deployment, hours: int) -> Capture:
+    """From now on, requests are kept for `hours`; those kept already follow the new figure too."""
+    values = {"hours": hours, "organization": deployment.organization}
+    capture, _ = Capture.objects.update_or_create(deployment=deployment, defaults=values)
+    return capture
+
+
+@audited("capture.end")
+def capture_end(*, capture: Capture) -> None:
+    """Nothing is kept any more, and what was is deleted."""
+    with transaction.atomic():
+        CapturedRequest.objects.filter(deployment_id=capture.deployment_id).delete()
+        capture.delete()
+
+
+def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
+    """Keeps a request that was answered, if its owner opted in. Returns: whether it is kept."""
+    capture = Capture.objects.filter(deployment_id=deployment_id).first()
+    kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
+    if capture is None or len(json.dumps(kept).encode()) > MAX_BODY_BYTES:
+        return False
+    try:
+        with transaction.atomic():
+            CapturedRequest.objects.create(
+                deployment_id=deployment_id, organization_id=capture.organization_id, endpoint=endpoint, body=kept
+            )
+    except DatabaseError as error:  # PostgreSQL refuses some characters; the answer is there, and that is what counts
+        log.warning("request not kept", deployment_id=deployment_id, error=str(error))
+        return False
+    return True
+
+
+@audited("capture.export")
+def capture_export(*, capture: Capture) -> File:
+    """Every different request that is kept, as rows of a batch for the base model.
+
+    Raises: ApiError: 409, there is none.
+    """
+    deployment = capture.deployment
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "captured"
+        with path.open("w", encoding="utf-8") as out:
+            for row in _rows(capture):
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if not path.stat().st_size:
+            raise ApiError(409, f"No request to {deployment.name!r} has been kept yet.", "nothing_captured")
+        return file_create(
+            organization=deployment.organization,
+            filename=f"{deployment.name}.captured.jsonl",
+            purpose=File.Purpose.BATCH,
+            source=path,
+        )
+
+
+def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
+    """Newest first. One of those that are alike: a prompt that is held out must not be trained on under another id."""
+    seen: set[bytes] = set()
+    model = capture.deployment.base_model.name
+    for request in requests_kept(capture).order_by("-id").iterator():
+        identity = hashlib.sha256(json.dumps([request.endpoint, request.body], sort_keys=True).encode()).digest()
+        if identity not in seen:
+            seen.add(identity)
+            body = {**request.body, "model": model}
+            yield {"custom_id": f"captured-{request.pk}", "method": "POST", "url": request.endpoint, "body": body}
+
+
+def captures_prune() -> None:
+    """Deletes what is too old, too much, or a deleted deployment's."""
+    Capture.objects.filter(deployment__deleted_at__isnull=False).delete()
+    captures = Capture.objects.filter(deployment=OuterRef("deployment"))
+    CapturedRequest.objects.filter(~Exists(captures)).delete()
+    for capture in Capture.objects.all():
+        of_it = CapturedRequest.objects.filter(deployment_id=capture.deployment_id)
+        of_it.filter(created_at__lte=oldest_kept(capture)).delete()
+        beyond = of_it.order_by("-id").values_list("pk", flat=True)[MAX_REQUESTS : MAX_REQUESTS + 1].first()
+        if beyond is not None:
+            of_it.filter(pk__lte=beyond).delete()

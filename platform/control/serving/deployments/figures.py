@@ -1,0 +1,90 @@
+"""How a deployment did over time: figures of each stretch, from the samples of its processes.
+
+acceptance length = 1 + accepted tokens / drafts       acceptance rate = accepted tokens / draft tokens
+tokens per second = generated tokens / the stretch's seconds between samples
+"""
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from control.billing.usage.selectors import Window
+from control.serving.deployments.measuring import COUNTERS
+from control.serving.deployments.models import Deployment, DeploymentSample
+
+BEFORE = dt.timedelta(minutes=10)  # how far before a window its first difference may begin
+
+
+@dataclass(slots=True)
+class Stretch:
+    """`counts`: by how much each counter grew; `seconds`: between the samples that tell."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def add(self, counts: Counter[str], seconds: float) -> None:
+        self.counts.update(counts)
+        self.seconds += seconds
+
+    @property
+    def num_requests(self) -> int:
+        return round(self.counts["requests"])
+
+    @property
+    def acceptance_length(self) -> float | None:
+        ratio = self._ratio("accepted_tokens", "drafts")
+        return None if ratio is None else 1.0 + ratio
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self._ratio("accepted_tokens", "draft_tokens")
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.counts["generation_tokens"] / self.seconds if self.seconds else None
+
+    @property
+    def latency_seconds(self) -> float | None:
+        """Of a request, on average."""
+        return self._ratio("latency_seconds", "requests")
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        return self._ratio("first_token_seconds", "first_tokens")
+
+    def _ratio(self, of: str, by: str) -> float | None:
+        return self.counts[of] / self.counts[by] if self.counts[by] else None
+
+
+def stretches(deployment: Deployment, window: Window) -> dict[dt.datetime, Stretch]:
+    """One for each piece of the window, with or without samples in it."""
+    found = {start: Stretch() for start in window.starts()}
+    samples = DeploymentSample.objects.filter(
+        deployment=deployment, at__gte=window.start - BEFORE, at__lt=window.end
+    ).order_by("at", "pk")
+    width = window.width.seconds
+    for at, counts, seconds in _differences(samples):
+        begins = dt.datetime.fromtimestamp(at.timestamp() // width * width, dt.UTC)
+        if begins in found:
+            found[begins].add(counts, seconds)
+    return found
+
+
+def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
+    """All of it together."""
+    whole = Stretch()
+    for _, counts, seconds in _differences(
+        DeploymentSample.objects.filter(deployment=deployment, at__gte=since).order_by("at", "pk")
+    ):
+        whole.add(counts, seconds)
+    return whole
+
+
+def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
+    """Time of the later sample, growth, and the seconds between the two."""
+    for before, after in pairwise(samples):
+        if before.process == after.process:
+            grown = {name: after.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in COUNTERS}
+            yield after.at, Counter(grown), (after.at - before.at).total_seconds()

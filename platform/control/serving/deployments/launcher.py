@@ -1,0 +1,123 @@
+"""Starts the engine's server as a process of its own: own session, own log, a free loopback port, a random token.
+
+The process outlives the supervisor, unless a lifeline is given: then it ends when the lifeline's owner does.
+"""
+
+import secrets
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from control.core.processes.child_environment import child_environment
+from control.core.processes.keeper import kept_command
+from control.core.processes.ports import free_port
+from control.core.settings.config import Config
+from control.core.storage.backends import get_storage
+from control.models.adapters.models import Adapter
+from control.models.catalog.drafters import drafter_of
+from control.models.catalog.folder import UnusableModel
+from control.models.catalog.sources import model_folder
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.processes import MARK, ProcessIdentity, process_started
+
+PROJECT_ROOT = Path(__file__).resolve().parents[3]
+TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
+
+
+class LaunchError(Exception):
+    """The process did not come to life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    identity: ProcessIdentity
+    process: "subprocess.Popen[bytes]"  # ours to reap
+    port: int
+    token: str
+
+
+def log_path(config: Config, deployment_id: str) -> Path:
+    return config.data_dir / "logs" / "deployments" / f"{deployment_id}.log"
+
+
+def stage(config: Config, deployment: Deployment) -> Path | None:
+    """Copies what the engine reads out of storage, once per artifact: the model, adapters and the speculator.
+
+    Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
+    """
+    with suppress(UnusableModel):  # the launch says so
+        model_folder(deployment.base_model)
+    for adapter in deployment.adapters.all():  # which came along with the row: no thread of the pool asks the database
+        _copied(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
+    speculator = deployment.speculator
+    if speculator is None:
+        return None
+    return _copied(speculator.storage_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk)
+
+
+def _copied(prefix: str, target: Path) -> Path:
+    if target.is_dir():
+        return target
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        get_storage().get_folder(prefix, draft)
+        draft.rename(target)  # whole or absent: a supervisor that dies here leaves nothing half
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Path:
+    return config.data_dir / "deployments" / deployment.pk / adapter.pk
+
+
+def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
+    """Raises: LaunchError: the program can't be run or ended at once."""
+    port, token = free_port(), secrets.token_urlsafe(32)
+    try:
+        command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
+    except UnusableModel as error:
+        raise LaunchError(f"the model is not there: {error.message}") from error
+    log = log_path(config, deployment.pk)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        try:
+            process = subprocess.Popen(
+                command if lifeline is None else kept_command(command, lifeline=lifeline),
+                cwd=PROJECT_ROOT,
+                env={**child_environment(), TOKEN_VARIABLE: token, MARK: deployment.pk},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=() if lifeline is None else (lifeline,),
+            )
+        except OSError as error:
+            raise LaunchError(f"{command[0]} could not be started: {error}") from error
+    started = process_started(process.pid)
+    if started is None:
+        raise LaunchError(f"the engine ended at once with code {process.wait()}")
+    return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
+
+
+def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
+    program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
+    arguments = {
+        "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
+        "--model-name": deployment.served_name,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--device": config.device,
+    }
+    if speculator_dir is not None and deployment.speculator is not None:
+        arguments |= {"--drafter": drafter_of(deployment.speculator), "--speculator-dir": str(speculator_dir.resolve())}
+    words = [word for pair in arguments.items() for word in pair]
+    for adapter in deployment.adapters.all():
+        folder = adapter_dir(config, deployment, adapter).resolve()
+        words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
+    return [*program, *words]

@@ -1,0 +1,87 @@
+"""`manage.py supervise_deployments`: keeps the endpoints of this machine as their rows say."""
+
+import fcntl
+import signal
+import socket
+import threading
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, close_old_connections
+
+from control.core.observability.listener import listen
+from control.core.settings.config import get_config
+from control.queue.jobs.services import worker_beat, worker_leave
+from control.serving.deployments.supervisor import Patience, Supervisor
+from control.tenants.row_security.scope import Across, across_tenants
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 0.25  # a death is seen within two seconds, with room for a slow tick
+BEAT_SECONDS = 10.0
+HANGING_SECONDS = 120.0  # without a tick: something in it waits for ever
+
+
+class Command(BaseCommand):
+    help = "Starts, checks, restarts and stops the endpoints of this machine. A second one waits for the first to end."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--drain-seconds", type=float, default=Patience().drain_seconds)
+        parser.add_argument(
+            "--lifeline", type=int, default=None, help="Descriptor of a pipe: endpoints end when its writer does."
+        )
+        parser.add_argument(
+            "--drain", action="store_true", help="SIGTERM ends the endpoints too, once their requests are answered."
+        )
+
+    def handle(self, **options: Any) -> None:
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        config = get_config()
+        lock = _acquire(config.data_dir / "supervisor.lock", stop)
+        if lock is None:
+            return
+        with lock, across_tenants(Across.SUPERVISION):
+            patience = Patience(drain_seconds=options["drain_seconds"])
+            supervisor = Supervisor(config, patience=patience, lifeline=options["lifeline"], drains=options["drain"])
+            _supervise(supervisor, stop)
+
+
+def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:
+    """Holds the lock until the file is closed, which the kernel does for a process that was killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("a")
+    while not stop.is_set():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stop.wait(1.0)
+        else:
+            return lock
+    lock.close()
+    return None
+
+
+def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
+    worker, next_beat = f"supervisor@{socket.gethostname()}", 0.0
+    ticked_at = time.monotonic()
+    listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
+    supervisor.kill_strays()
+    while not stop.wait(TICK_SECONDS):
+        ticked_at = time.monotonic()
+        try:
+            supervisor.tick()
+            if time.monotonic() >= next_beat:
+                worker_beat(worker=worker, role="deployments")
+                next_beat = time.monotonic() + BEAT_SECONDS
+        except DatabaseError:  # it may come back; endpoints serve on meanwhile
+            log.exception("database not reachable")
+            close_old_connections()
+            stop.wait(1.0)
+    supervisor.stop()
+    worker_leave(worker=worker)

@@ -1,0 +1,83 @@
+"""Asks endpoints for their counters now and then, as futures, and keeps what they said.
+
+A sample holds counters of one process since its start. Figures of a time are differences between samples of the same
+process: a restart loses what was counted after the last sample, and nothing is counted twice.
+"""
+
+import datetime as dt
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx2
+from django.utils import timezone
+from prometheus_client.parser import text_string_to_metric_families
+
+from control.serving.deployments.models import Deployment, DeploymentSample
+
+TIMEOUT_SECONDS = 5.0
+KEPT = dt.timedelta(days=7)
+# Prometheus's sample: our name
+_COUNTED: Mapping[str, str] = {
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:spec_decode_num_drafts_total": "drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "accepted_tokens",
+    "vllm:e2e_request_latency_seconds_count": "requests",
+    "vllm:e2e_request_latency_seconds_sum": "latency_seconds",
+    "vllm:time_to_first_token_seconds_count": "first_tokens",
+    "vllm:time_to_first_token_seconds_sum": "first_token_seconds",
+}
+COUNTERS = tuple(_COUNTED.values())
+
+
+def counters_of(text: str) -> dict[str, float]:
+    """Of Prometheus's text; what it lacks is 0."""
+    counters = dict.fromkeys(COUNTERS, 0.0)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if name := _COUNTED.get(sample.name):
+                counters[name] += sample.value
+    return counters
+
+
+def _ask(port: int, token: str) -> dict[str, float] | None:
+    try:
+        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+            answer = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
+    except httpx2.HTTPError:
+        return None
+    return counters_of(answer.text) if answer.status_code == 200 else None
+
+
+@dataclass(slots=True)
+class Measuring:
+    """Of one process, from its launch or adoption on."""
+
+    interval_seconds: float
+    _pending: "Future[dict[str, float] | None] | None" = None
+    _next_at: float = 0.0
+
+    def poll(self, pool: ThreadPoolExecutor, deployment: Deployment) -> None:
+        """Starts a look when one is due; keeps what one has brought that has ended since the last call."""
+        if self._pending is None:
+            if time.monotonic() >= self._next_at and deployment.port is not None:
+                self._pending = pool.submit(_ask, deployment.port, deployment.token)
+        elif self._pending.done():
+            counters = self._pending.result()
+            self._pending, self._next_at = None, time.monotonic() + self.interval_seconds
+            if counters is not None:
+                sample_keep(deployment=deployment, counters=counters)
+
+
+def sample_keep(*, deployment: Deployment, counters: Mapping[str, float]) -> DeploymentSample:
+    """Effects: samples of the deployment that are older than `KEPT` are deleted."""
+    DeploymentSample.objects.filter(deployment=deployment, at__lt=timezone.now() - KEPT).delete()
+    return DeploymentSample.objects.create(
+        deployment=deployment,
+        process=f"{deployment.pid}:{deployment.process_started}",
+        speculator_id=deployment.speculator_id,
+        counters=dict(counters),
+    )

@@ -1,0 +1,56 @@
+"""Readers of deployments. The organization comes first: another one's deployment does not exist."""
+
+from collections.abc import Sequence
+
+from django.db.models import QuerySet
+
+from control.core.api.errors import ApiError
+from control.core.api.lookup import one_of
+from control.models.catalog.selectors import base_models_list
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+
+
+def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
+    """`only`: the deployments that the caller's key is restricted to; None: it is not."""
+    rows = Deployment.objects.filter(organization=organization, deleted_at=None, canary_of=None)
+    if only is not None:
+        rows = rows.filter(pk__in=only)
+    return rows.select_related("base_model", "speculator").prefetch_related("adapters")
+
+
+def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:
+    """Raises: ApiError: 404."""
+    return one_of(deployments_list(organization, only=only), deployment_id, kind="deployment", param="deployment_id")
+
+
+def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
+    """What a request's `model` means: `name`, or `name:adapter`. Raises: ApiError: 404, code model_not_found."""
+    own_name, _, adapter = name.partition(":")
+    deployment = deployments_list(organization, only=only).filter(name=own_name).first()
+    if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
+        raise ApiError(404, _unknown(organization, name), "model_not_found", "model")
+    return deployment
+
+
+def _unknown(organization: Organization, name: str) -> str:
+    if base_models_list(organization).filter(name=name).exists():
+        return f"{name!r} is a base model. Deploy it (POST /v1/deployments) and put the deployment's name into `model`."
+    return f"The model {name[:80]!r} does not exist or you do not have access to it."
+
+
+def canary_of(deployment: Deployment) -> Deployment | None:
+    """The one that gets a share of its requests."""
+    return Deployment.objects.filter(canary_of=deployment, deleted_at=None, canary_percent__gt=0).first()
+
+
+def deployments_to_supervise() -> QuerySet[Deployment]:
+    """Of all organizations, for the supervisor alone: what runs, should run, or is being stopped."""
+    settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
+    rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
+    return rows.prefetch_related("adapters").order_by("pk")
+
+
+def deployment_sessions() -> dict[str, int | None]:
+    """For the supervisor alone: the process session each deployment of this database is known to own, if any."""
+    return dict(Deployment.objects.values_list("pk", "pid"))

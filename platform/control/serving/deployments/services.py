@@ -1,0 +1,162 @@
+"""What customers and operators want of a deployment. What becomes of it is written by `observations`."""
+
+import re
+from collections.abc import Sequence
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.models.adapters.models import Adapter
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.states import RUNNING_STATES, State, transition
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.tenants.events.services import event_record
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@audited("deployment.create")
+@transaction.atomic
+def deployment_create(
+    *,
+    organization: Organization,
+    name: str,
+    base_model: BaseModel,
+    speculator: Speculator | None = None,
+    adapters: Sequence[Adapter] = (),
+) -> Deployment:
+    """Asks for an endpoint that answers to `name`. The supervisor starts it.
+
+    Raises: ApiError: 400 for a bad name; 409 for a taken one, a speculator that is not ready or was trained for
+        another revision of the base model, or an adapter of another model.
+    """
+    if not _NAME.fullmatch(name):
+        message = (
+            f"name must be 1 to 64 of letters, digits, '.', '_', '-', the first a letter or digit, got {name[:80]!r}"
+        )
+        raise ApiError(400, message, "invalid_value", "name")
+    if speculator is not None:
+        _check_speculator(speculator, base_model)
+    _check_adapters(adapters, base_model)
+    try:
+        with transaction.atomic():  # a failed insert ends its transaction: this one, not the caller's
+            deployment = Deployment.objects.create(
+                organization=organization, name=name, base_model=base_model, speculator=speculator
+            )
+    except IntegrityError as error:
+        raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
+    deployment.adapters.set(adapters)
+    event_record(organization_id=organization.pk, type="deployment.provisioning", object_id=deployment.pk)
+    return deployment
+
+
+def _check_adapters(adapters: Sequence[Adapter], base_model: BaseModel) -> None:
+    for adapter in adapters:
+        if adapter.base_model_id != base_model.pk:
+            message = f"Adapter {adapter.pk} is one of {adapter.base_model.name!r}, not of {base_model.name!r}."
+            raise ApiError(409, message, "adapter_mismatch", "adapters")
+
+
+def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
+    speculator = Speculator.objects.select_for_update().get(pk=speculator.pk)  # as whoever deletes it
+    if speculator.status != Speculator.Status.READY:
+        message = f"Speculator {speculator.id} is {speculator.status}, it must be ready."
+        raise ApiError(409, message, "speculator_not_ready", "speculator_id")
+    if speculator.target_revision != base_model.revision:
+        message = (
+            f"Speculator {speculator.id} was trained for revision {speculator.target_revision[:12]} of its model, "
+            f"but {base_model.name!r} is revision {base_model.revision[:12]}."
+        )
+        raise ApiError(409, message, "speculator_mismatch", "speculator_id")
+
+
+@audited("deployment.update")
+@transaction.atomic
+def deployment_update(
+    *, deployment: Deployment, speculator: Speculator | None, adapters: Sequence[Adapter] | None = None
+) -> Deployment:
+    """Serves with another speculator, or none. A running endpoint drains and restarts: its generation has grown.
+
+    Args: adapters: all of them from now on; None: as it is.
+    Raises: ApiError: 409 as for `deployment_create`.
+    """
+    if adapters is not None:
+        _check_adapters(adapters, deployment.base_model)
+        deployment.adapters.set(adapters)
+    if speculator is not None:
+        _check_speculator(speculator, deployment.base_model)
+    Deployment.objects.filter(pk=deployment.pk).update(
+        speculator=speculator, generation=F("generation") + 1, crashes=[], not_before=None
+    )
+    deployment.refresh_from_db()
+    return deployment
+
+
+@audited("deployment.start")
+@transaction.atomic
+def deployment_start(*, deployment: Deployment) -> Deployment:
+    """Starts what is stopped or failed, with a clean record of crashes. No effect on what runs."""
+    _refuse_deleted(deployment)
+    if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
+        return deployment
+    transition(
+        deployment,
+        State.PROVISIONING,
+        desired_state=Deployment.Desired.RUNNING,
+        generation=F("generation") + 1,
+        crashes=[],
+        not_before=None,
+        error=None,
+        healthy_at=None,
+    )
+    return deployment
+
+
+@audited("deployment.stop")
+@transaction.atomic
+def deployment_stop(*, deployment: Deployment) -> Deployment:
+    """Drains and stops. No effect on what is stopped. At once out of the gateway's routing."""
+    transition(deployment, State.STOPPING, desired_state=Deployment.Desired.STOPPED, generation=F("generation") + 1)
+    return deployment
+
+
+@audited("deployment.delete")
+@transaction.atomic
+def deployment_delete(*, deployment: Deployment) -> Deployment:
+    """Frees the name at once; the process drains and stops. The row stays for the pipelines that name it."""
+    deployment_stop(deployment=deployment)
+    deployment.samples.all().delete()
+    Deployment.objects.filter(pk=deployment.pk, deleted_at=None).update(deleted_at=timezone.now())
+    deployment.refresh_from_db()
+    return deployment
+
+
+def _refuse_deleted(deployment: Deployment) -> None:
+    if deployment.deleted_at is not None:
+        raise ApiError(404, f"No such deployment: {deployment.id!r}.", "deployment_not_found", "deployment_id")
+
+
+@transaction.atomic
+def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployment:
+    """Another process of the same deployment, with another speculator. It gets no requests before `canary_share`.
+
+    Raises: ApiError: 409 as for `deployment_create`; IntegrityError: it has one.
+    """
+    _check_speculator(speculator, deployment.base_model)
+    canary = Deployment.objects.create(
+        organization=deployment.organization,
+        name=f"canary-{deployment.pk}",
+        base_model=deployment.base_model,
+        speculator=speculator,
+        canary_of=deployment,
+    )
+    canary.adapters.set(deployment.adapters.all())
+    return canary
+
+
+def canary_share(*, canary: Deployment, percent: int) -> None:
+    Deployment.objects.filter(pk=canary.pk).update(canary_percent=percent)

@@ -1,0 +1,253 @@
+"""Makes what is match what should be, one look at a time: `tick` never waits for a process, a probe or storage.
+
+    row says run    no process       → stage the speculator, launch (unless a crash's pause is still on)
+                    process is gone  → crash: pause, or give up
+                    old generation   → drain, then launch
+                    process lives    → probe; ready, degraded, or killed when it hangs
+    row says stop   process lives    → SIGTERM, later SIGKILL
+                    no process       → stopped
+
+Nothing here need be remembered: pid, start time, port and token stand in the row, so another supervisor goes on from
+the rows alone. What `_Watched` holds (timers, the handle of an own child) is made anew for an adopted process.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from botocore.exceptions import BotoCoreError, ClientError
+from django.db import DatabaseError
+from django.utils import timezone
+
+from control.core.settings.config import Config
+from control.core.storage.backends import StorageError
+from control.serving.deployments import observations
+from control.serving.deployments.health import HealthWatch
+from control.serving.deployments.launcher import LaunchError, launch, stage
+from control.serving.deployments.measuring import Measuring
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.processes import ProcessIdentity, marked_processes
+from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
+from control.serving.deployments.states import State
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the supervisor waits for what."""
+
+    probe_seconds: float = 1.0
+    startup_seconds: float = 900.0  # until the first good health check: large models load for minutes
+    hang_seconds: float = 60.0  # without a good check, once there was one: then the process is killed
+    drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
+    failures_to_degrade: int = 3
+    sample_seconds: float = 30.0  # between two looks at an engine's counters
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What one deployment's process needs between two ticks."""
+
+    identity: ProcessIdentity
+    health: HealthWatch
+    measuring: Measuring
+    process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code will stay unknown
+    drain_until: float | None = None
+
+    def ending(self) -> str:
+        code = self.process.poll() if self.process else None
+        return "The engine ended." if code is None else f"The engine ended with code {code}."
+
+
+class Supervisor:
+    """One at a time for a database: what runs on another machine would look dead to it.
+
+    Args:
+        lifeline: a pipe's read end. Given, endpoints end with the pipe's owner and are drained by `stop`; else they go
+            on serving without a supervisor.
+        drains: `stop` drains them all the same: where this process ends, as in a container, everything does.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        patience: Patience | None = None,
+        lifeline: int | None = None,
+        drains: bool = False,
+    ) -> None:
+        self.config = config
+        self.patience = patience or Patience()
+        self.lifeline = lifeline
+        self.drains = drains or lifeline is not None
+        self._watched: dict[str, _Watched] = {}
+        self._staging: dict[tuple[str, int], Future[Path | None]] = {}
+        self._unreaped: list[subprocess.Popen[bytes]] = []
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="supervisor")
+
+    def kill_strays(self) -> None:
+        """Ends endpoints that no row knows: those of a supervisor that died between a launch and its note."""
+        known = deployment_sessions()
+        for pid, deployment_id in marked_processes().items():
+            try:
+                session = os.getsid(pid)
+                if deployment_id in known and session != known[deployment_id]:
+                    log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
+                    os.killpg(session, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # gone meanwhile
+
+    def tick(self) -> None:
+        self.reap()
+        rows = list(deployments_to_supervise())
+        for deployment in rows:
+            ids = {"deployment_id": deployment.pk, "organization_id": deployment.organization_id}
+            try:
+                with structlog.contextvars.bound_contextvars(**ids):
+                    self._reconcile(deployment)
+            except DatabaseError:
+                raise  # concerns all of them
+            except Exception:  # boundary: one deployment's trouble must not stop the others
+                log.exception("could not reconcile", deployment=deployment.pk)
+        for gone in self._watched.keys() - {deployment.pk for deployment in rows}:
+            self._forget(gone)
+
+    def reap(self) -> None:
+        """Collects own children that ended after they were given up."""
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+
+    def stop(self) -> None:
+        """Ends the supervisor; the endpoints too if it drains. They come back with the next one."""
+        if self.drains:
+            self._drain_all()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _reconcile(self, deployment: Deployment) -> None:
+        identity = _identity(deployment)
+        if identity is None or not identity.is_alive():
+            self._without_process(deployment)
+            return
+        watched = self._watch(deployment, identity)
+        if deployment.state == State.STOPPING or deployment.observed_generation != deployment.generation:
+            self._drain(deployment, watched)
+        else:
+            self._check(deployment, watched)
+
+    def _without_process(self, deployment: Deployment) -> None:
+        watched = self._forget(deployment.pk)
+        if deployment.state == State.STOPPING:
+            observations.deployment_stopped(deployment=deployment)
+        elif deployment.pid is not None and deployment.observed_generation != deployment.generation:
+            observations.deployment_drained(deployment=deployment)
+        elif deployment.pid is not None:
+            message = watched.ending() if watched else "The engine ended while no supervisor ran."
+            self._crashed(deployment, "engine_exited", message)
+        elif deployment.not_before is None or deployment.not_before <= timezone.now():
+            self._launch(deployment)
+
+    def _launch(self, deployment: Deployment) -> None:
+        key = (deployment.pk, deployment.generation)
+        if key not in self._staging:
+            self._staging[key] = self._pool.submit(stage, self.config, deployment)
+        if not self._staging[key].done():
+            return
+        staged = self._staging.pop(key)
+        try:
+            endpoint = launch(self.config, deployment, speculator_dir=staged.result(), lifeline=self.lifeline)
+        except (StorageError, ClientError, BotoCoreError, OSError) as error:
+            log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
+            self._crashed(deployment, "speculator_unavailable", "The speculator could not be read from storage.")
+            return
+        except LaunchError as error:
+            self._crashed(deployment, "launch_failed", str(error))
+            return
+        if not observations.deployment_launched(
+            deployment=deployment,
+            pid=endpoint.identity.pid,
+            process_started=endpoint.identity.started,
+            port=endpoint.port,
+            token=endpoint.token,
+        ):
+            endpoint.identity.kill()
+            self._unreaped.append(endpoint.process)
+            return
+        log.info("endpoint launched", deployment=deployment.pk, name=deployment.name, pid=endpoint.identity.pid)
+        self._watched[deployment.pk] = self._new_watch(endpoint.identity, endpoint.process)
+
+    def _watch(self, deployment: Deployment, identity: ProcessIdentity) -> _Watched:
+        watched = self._watched.get(deployment.pk)
+        if watched is None or watched.identity != identity:
+            log.info("endpoint adopted", deployment=deployment.pk, name=deployment.name, pid=identity.pid)
+            watched = self._watched[deployment.pk] = self._new_watch(identity, None)
+        return watched
+
+    def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
+        health = HealthWatch(interval_seconds=self.patience.probe_seconds)
+        return _Watched(identity, health, Measuring(self.patience.sample_seconds), process)
+
+    def _drain(self, deployment: Deployment, watched: _Watched) -> None:
+        now = time.monotonic()
+        if watched.drain_until is None:
+            if deployment.state != State.STOPPING:
+                observations.deployment_draining(deployment=deployment)
+            watched.drain_until = now + self.patience.drain_seconds
+            watched.identity.terminate()
+        elif now >= watched.drain_until:
+            watched.identity.kill()
+
+    def _check(self, deployment: Deployment, watched: _Watched) -> None:
+        assert deployment.port is not None
+        if deployment.state == State.READY:
+            watched.measuring.poll(self._pool, deployment)
+        healthy = watched.health.poll(self._pool, deployment.port, deployment.token)
+        if healthy:
+            if observations.deployment_observe(deployment=deployment, healthy=True):
+                log.info("endpoint ready", deployment=deployment.pk, name=deployment.name)
+            return
+        if healthy is False and watched.health.failures >= self.patience.failures_to_degrade:
+            observations.deployment_observe(deployment=deployment, healthy=False)
+        starting = deployment.state == State.PROVISIONING
+        limit = self.patience.startup_seconds if starting else self.patience.hang_seconds
+        if watched.health.unhealthy_seconds > limit:
+            watched.identity.kill()
+            self._forget(deployment.pk)
+            code = "startup_timeout" if starting else "engine_hung"
+            self._crashed(deployment, code, f"The engine could not generate a token for {limit:.0f} s.")
+
+    def _crashed(self, deployment: Deployment, code: str, message: str) -> None:
+        log.warning("endpoint crashed", deployment=deployment.pk, name=deployment.name, code=code, error=message)
+        observations.deployment_crashed(deployment=deployment, code=code, message=message)
+
+    def _forget(self, deployment_id: str) -> _Watched | None:
+        watched = self._watched.pop(deployment_id, None)
+        if watched is not None and watched.process is not None and watched.process.poll() is None:
+            self._unreaped.append(watched.process)
+        return watched
+
+    def _drain_all(self) -> None:
+        alive = []
+        for deployment in deployments_to_supervise():
+            identity = _identity(deployment)
+            if identity is not None and identity.is_alive():
+                self._drain(deployment, self._watch(deployment, identity))
+                alive.append((deployment, identity))
+        deadline = time.monotonic() + self.patience.drain_seconds
+        for deployment, identity in alive:
+            while identity.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            identity.kill()
+            self._forget(deployment.pk)
+            if deployment.state == State.STOPPING:
+                observations.deployment_stopped(deployment=deployment)
+            else:
+                observations.deployment_drained(deployment=deployment)
+
+
+def _identity(deployment: Deployment) -> ProcessIdentity | None:
+    return None if deployment.pid is None else ProcessIdentity(deployment.pid, deployment.process_started)

@@ -1,0 +1,127 @@
+"""One request to one engine, its answer passed on as it comes.
+
+Once the caller has a status, only the stream itself can tell of a failure. So an event stream is passed on in whole
+events, and one that ends without `[DONE]` gets a last event with code `upstream_terminated`. Before the first byte,
+every failure of the engine is a 502.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from control.core.api.errors import ApiError
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 600.0  # as long as OpenAI's client waits; an answer that isn't streamed is silent until its end
+EVENT_STREAM = "text/event-stream"
+_END_OF_EVENT = b"\n\n"
+_DONE = b"data: [DONE]"
+_ERROR = b'data: {"error"'
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: int
+    content_type: str
+    retry_after: str | None
+    body: bytes | AsyncIterator[bytes]  # the latter for an event stream
+
+
+async def forward(target: Target, path: str, body: bytes, *, request_id: str) -> Answer:
+    """Returns once the whole answer is here, or the first event of a stream. Raises: ApiError: 502, neither came."""
+    client = _client()
+    request = client.build_request(
+        "POST",
+        f"http://127.0.0.1:{target.port}{path}",
+        content=body,
+        headers={
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {target.token}",
+            "x-request-id": request_id,
+        },
+    )
+    try:
+        response = await client.send(request, stream=True)
+        content = await _begin(response)
+    except httpx2.HTTPError as error:
+        raise ApiError(502, "The model's process did not answer. Try again.", "upstream_unavailable") from error
+    return Answer(
+        status=response.status_code,
+        content_type=response.headers.get("content-type", "application/json"),
+        retry_after=response.headers.get("retry-after"),
+        body=content,
+    )
+
+
+async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
+    """Raises: httpx2.HTTPError, the connection being closed by then."""
+    try:
+        if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+            return await response.aread()
+        events = _events(response)
+        first = await anext(events, b"")
+        if not first:
+            raise httpx2.RemoteProtocolError("the stream ended before its first event")
+    except BaseException:  # a cancelled caller, too, must end the engine's work
+        await response.aclose()
+        raise
+    return _stream(response, first, events)
+
+
+async def _stream(response: httpx2.Response, first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    last = first
+    try:
+        yield first
+        async for last in events:
+            yield last
+    except httpx2.HTTPError:
+        pass  # told below, as an end without [DONE] is
+    finally:
+        await response.aclose()
+    if not _is_ended(last):
+        yield _terminated()
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Whole events only: half a line of JSON would break the caller's parser instead of telling it what happened."""
+    buffer = b""
+    async for part in response.aiter_bytes():
+        buffer += part
+        whole, separator, buffer = buffer.rpartition(_END_OF_EVENT)
+        if separator:
+            yield whole + separator
+
+
+def _is_ended(events: bytes) -> bool:
+    last = events.rstrip(b"\n").rpartition(_END_OF_EVENT)[2]
+    return last.startswith((_DONE, _ERROR))
+
+
+def _terminated() -> bytes:
+    error = ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
+    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + _END_OF_EVENT
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+
+
+def _client() -> httpx2.AsyncClient:
+    """One per event loop: connections belong to the loop that opened them. A server has one loop, tests have many."""
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,  # a proxy has no business between the gateway and its own machine
+        )
+    return _clients[loop]

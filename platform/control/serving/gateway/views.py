@@ -1,0 +1,197 @@
+"""POST /v1/chat/completions and /v1/completions: the only way to an endpoint.
+
+    key → organization → its deployment named `model` → the engine's port, with the engine's own token
+
+The body goes through unread but for `model`, so whatever the engine understands, the API understands; a stream is
+asked for its usage besides (`meter`). The database is asked in one hop to a thread, and told of the tokens in another.
+When the caller goes away, Django cancels the view, and with it the engine's work.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+from asgiref.sync import sync_to_async
+from django.core.exceptions import RequestDataTooBig
+from django.db import DatabaseError
+from django.db.models import F
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+
+from control.billing.spending.selectors import cap_reached
+from control.billing.usage.services import Tokens, usage_add
+from control.core.api.errors import ApiError, error_response
+from control.core.api.json_body import is_text, parse_json
+from control.core.api.request_id import request_id
+from control.core.observability import metrics, tracing
+from control.core.observability.tracing import Kind, Span
+from control.serving.captures.services import request_capture
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.selectors import canary_of, deployment_by_name
+from control.serving.gateway.meter import Wish, metered, metered_request, tokens_of
+from control.serving.gateway.upstream import Target, forward
+from control.tenants.accounts.scopes import INFERENCE
+from control.tenants.authentication.api_keys import authenticate_request, require_scope
+from control.tenants.authentication.caller import Caller
+from control.tenants.row_security.scope import as_tenant
+
+log = structlog.get_logger(__name__)
+
+RETRY_AFTER_SECONDS = 5
+_ROUTED = frozenset({Deployment.State.READY, Deployment.State.DEGRADED})
+
+
+@csrf_exempt
+async def chat_completions(request: HttpRequest) -> HttpResponseBase:
+    return await _serve(request, "/v1/chat/completions")
+
+
+@csrf_exempt
+async def completions(request: HttpRequest) -> HttpResponseBase:
+    return await _serve(request, "/v1/completions")
+
+
+async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
+    try:
+        if request.method != "POST":
+            raise ApiError(
+                405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
+            )
+        routed = await sync_to_async(_route)(request)
+    except ApiError as error:
+        return error_response(error)
+    span = _begin_span(routed, path)
+    try:
+        sent = metered_request(routed.body) or request.body
+        answer = await forward(routed.target, path, sent, request_id=request_id(request))
+    except ApiError as error:
+        span.fail(str(error.code))
+        span.end()
+        await sync_to_async(_note_failure)(routed.deployment_id, routed.caller.organization_id)
+        return error_response(error)
+    headers = {"Content-Type": answer.content_type}
+    if answer.retry_after is not None:
+        headers["Retry-After"] = answer.retry_after
+    count = partial(_count, routed, span)
+    if isinstance(answer.body, bytes):
+        if answer.status == 200:
+            await count(tokens_of(answer.body) or Tokens())
+        else:
+            span.fail(str(answer.status))
+            span.end()
+        return HttpResponse(answer.body, status=answer.status, headers=headers)
+    headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
+    stream = metered(answer.body, wish=Wish.of(routed.body), count=count)
+    return StreamingHttpResponse(stream, status=answer.status, headers=headers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Routed:
+    target: Target
+    caller: Caller
+    body: dict[str, Any]
+    deployment_id: str  # of who answers: the one that was named, or its canary
+    named_id: str
+    endpoint: str
+
+
+def _begin_span(routed: _Routed, path: str) -> Span:
+    """Ends with the answer's last byte."""
+    operation, model = path.removeprefix("/v1/").partition("/")[0], str(routed.body["model"])
+    operation = "text_completion" if operation == "completions" else operation  # the convention's name
+    about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
+    return tracing.begin(f"{operation} {model}", about, kind=Kind.CLIENT)
+
+
+async def _count(routed: _Routed, span: Span, tokens: Tokens) -> None:
+    """Under the name that the caller used. Also for one who has gone, whose tasks are cancelled: hence the shield."""
+    span.set(tracing.INPUT_TOKENS, tokens.input)
+    span.set(tracing.OUTPUT_TOKENS, tokens.output)
+    span.end()
+    metrics.tokens.labels("endpoint", "input").inc(tokens.input)
+    metrics.tokens.labels("endpoint", "output").inc(tokens.output)
+    await asyncio.shield(sync_to_async(_write_usage)(routed, tokens))
+
+
+def _write_usage(routed: _Routed, tokens: Tokens) -> None:
+    try:
+        with as_tenant(routed.caller.organization_id):
+            usage_add(caller=routed.caller, model=routed.body["model"], tokens=tokens, num_requests=1, is_batch=False)
+            request_capture(deployment_id=routed.named_id, endpoint=routed.endpoint, body=routed.body)
+    except DatabaseError:  # the answer is there: better uncounted than lost
+        log.exception("usage not counted", model=routed.body["model"], tokens=tokens)
+
+
+def _route(request: HttpRequest) -> _Routed:
+    """Authenticates first: a caller without a key learns nothing, not even that its body is malformed."""
+    key = authenticate_request(request)
+    require_scope(key, INFERENCE, str(request.method))
+    body, caller = _body(request), Caller.of(key)
+    if reached := cap_reached(caller):
+        headers = {"x-should-retry": "false"}
+        raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
+    deployment = deployment_by_name(key.organization, body["model"], only=key.deployment_ids)
+    answering = _chosen(deployment)
+    if answering is None or answering.port is None:
+        raise _not_ready(deployment)
+    target = Target(port=answering.port, token=answering.token)
+    return _Routed(
+        target=target,
+        caller=caller,
+        body=body,
+        deployment_id=answering.pk,
+        named_id=deployment.pk,
+        endpoint=request.path,
+    )
+
+
+def _chosen(deployment: Deployment) -> Deployment | None:
+    """The deployment or, for its share of the requests, the canary; either one alone when the other does not answer."""
+    is_up, canary = _is_up(deployment), canary_of(deployment)
+    if canary is None or not _is_up(canary):
+        return deployment if is_up else None
+    return canary if not is_up or random.random() * 100 < canary.canary_percent else deployment
+
+
+def _is_up(deployment: Deployment) -> bool:
+    return deployment.state in _ROUTED and deployment.port is not None
+
+
+def _note_failure(deployment_id: str, organization_id: str) -> None:
+    with as_tenant(organization_id):
+        Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + 1)
+
+
+def _body(request: HttpRequest) -> dict[str, Any]:
+    """With a `model` that is text."""
+    try:
+        body = parse_json(request.body)
+    except RequestDataTooBig as error:
+        raise ApiError(413, "The request body is too large.", "request_too_large") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "The request body must be a JSON object.", "invalid_json")
+    model = body.get("model")
+    if model is None:
+        raise ApiError(400, "model: this parameter is required.", "missing_required_parameter", "model")
+    if not isinstance(model, str) or not is_text(model):
+        raise ApiError(400, "model must be a string.", "invalid_type", "model")
+    return body
+
+
+def _not_ready(deployment: Deployment) -> ApiError:
+    """What is on its way is worth another try; what was stopped or gave up is not, and says so to OpenAI's client."""
+    on_its_way = deployment.state == Deployment.State.PROVISIONING
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} | ({} if on_its_way else {"x-should-retry": "false"})
+    code = "deployment_not_ready" if on_its_way else f"deployment_{deployment.state}"
+    start = f"POST /v1/deployments/{deployment.pk}/start starts it."
+    advice = {
+        Deployment.State.PROVISIONING: "Try again in some seconds.",
+        Deployment.State.STOPPED: start,
+        Deployment.State.FAILED: f"{(deployment.error or {}).get('message', '').rstrip('.')}. {start}".lstrip(". "),
+    }.get(Deployment.State(deployment.state), "")
+    message = f"The deployment {deployment.name!r} is {deployment.state}. {advice}".rstrip()
+    return ApiError(503, message, code, headers=headers)

@@ -1,0 +1,75 @@
+"""Who may do what: organizations own everything; keys act for one organization."""
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+
+from control.core.ids import member_id, organization_id, project_id
+from control.tenants.accounts.scopes import full_access
+
+
+class Organization(models.Model):
+    id = models.CharField(primary_key=True, max_length=40, default=organization_id, editable=False)
+    name = models.CharField(max_length=120, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class User(AbstractUser):
+    """A human of the web admin. API callers are keys, not users."""
+
+
+class Member(models.Model):
+    class Role(models.TextChoices):
+        OWNER = "owner"
+        MEMBER = "member"
+
+    public_id = models.CharField(max_length=40, unique=True, default=member_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="members")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.MEMBER)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "user"], name="member_once_per_organization")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.organization}"
+
+
+class Project(models.Model):
+    """Keys may belong to one; usage is grouped by it. The keys of an archived one are refused."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=project_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="projects")
+    name = models.CharField(max_length=120)
+    created_at = models.DateTimeField(auto_now_add=True)
+    archived_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "name"], name="project_name_per_organization")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ApiKey(models.Model):
+    """`sk_live_<8 id><30 secret><6 crc>`; of the secret only its SHA-256 is stored."""
+
+    id = models.CharField(primary_key=True, max_length=8, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="api_keys")
+    name = models.CharField(max_length=120)
+    secret_sha256 = models.CharField(max_length=64, editable=False)
+    last4 = models.CharField(max_length=4, editable=False)
+    scopes = models.JSONField(default=full_access, db_default=models.Value(full_access(), models.JSONField()))
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys", null=True, blank=True)
+    deployment_ids = models.JSONField(null=True, blank=True, help_text="The only ones it may use; null: all.")
+    rotated_from = models.ForeignKey("self", on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} (…{self.last4})"

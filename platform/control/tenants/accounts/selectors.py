@@ -1,0 +1,65 @@
+"""Readers of organizations, members, projects and keys."""
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.core.api.lookup import one_of
+from control.tenants.accounts.keys import MalformedKey, parse_token
+from control.tenants.accounts.models import ApiKey, Member, Organization, Project
+from control.tenants.administration.services import api_key_touch
+
+
+def api_key_authenticate(token: str) -> ApiKey:
+    """The key, with its organization loaded. Notes the use (at most once a minute).
+
+    Raises: ApiError: 401. One message for every cause, so that a caller learns nothing about keys that exist.
+    """
+    message = "Incorrect API key provided. It is mistyped, revoked or expired."
+    refused = ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    try:
+        given = parse_token(token)
+    except MalformedKey:
+        raise refused from None
+    # Asked for by both, so that an unknown id and a wrong secret take the same steps. Where two hashes begin to differ
+    # tells nothing about a secret, so the database may compare them.
+    keys = ApiKey.objects.select_related("organization", "project")
+    key = keys.filter(pk=given.id, secret_sha256=given.secret_sha256).first()
+    if key is None or not is_valid(key):
+        raise refused
+    api_key_touch(key=key, now=timezone.now())
+    return key
+
+
+def is_valid(key: ApiKey) -> bool:
+    """Neither revoked nor expired, and its project, if any, is not archived."""
+    is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
+    is_archived = key.project is not None and key.project.archived_at is not None
+    return key.revoked_at is None and not is_expired and not is_archived
+
+
+def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:
+    return ApiKey.objects.filter(organization=organization)
+
+
+def api_key_get(organization: Organization, key_id: str) -> ApiKey:
+    """Raises: ApiError: 404, also for another organization's key."""
+    return one_of(api_keys_list(organization), key_id, kind="API key", param="key_id")
+
+
+def members_list(organization: Organization) -> QuerySet[Member]:
+    return Member.objects.filter(organization=organization).select_related("user")
+
+
+def member_get(organization: Organization, member_id: str) -> Member:
+    """Raises: ApiError: 404, also for another organization's member."""
+    return one_of(members_list(organization), member_id, kind="member", param="member_id", by="public_id")
+
+
+def projects_list(organization: Organization) -> QuerySet[Project]:
+    return Project.objects.filter(organization=organization)
+
+
+def project_get(organization: Organization, project_id: str) -> Project:
+    """Raises: ApiError: 404, also for another organization's project."""
+    return one_of(projects_list(organization), project_id, kind="project", param="project_id")

@@ -1,0 +1,199 @@
+"""Writers of organizations, members, projects and keys."""
+
+import datetime as dt
+from collections.abc import Sequence
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.tenants.accounts.keys import new_token
+from control.tenants.accounts.models import ApiKey, Member, Organization, Project, User
+from control.tenants.accounts.scopes import INFERENCE, full_access, is_granted
+from control.tenants.audit.record import audited
+
+_RESTRICTABLE = frozenset({INFERENCE, "deployments:read", "deployments:write", "deployments:*"})
+
+
+@audited("organization.create")
+def organization_create(*, name: str) -> Organization:
+    """Raises: ApiError: 409, the name is taken."""
+    try:
+        with transaction.atomic():
+            return Organization.objects.create(name=name)
+    except IntegrityError as error:
+        raise ApiError(409, f"There is already an organization named {name!r}.", "name_taken", "name") from error
+
+
+@audited("member.add")
+@transaction.atomic
+def member_add(*, organization: Organization, user: User, role: Member.Role) -> Member:
+    """Adds the user, or changes the role of one who is in already."""
+    member, _ = Member.objects.update_or_create(organization=organization, user=user, defaults={"role": role})
+    return member
+
+
+@audited("member.invite")
+@transaction.atomic
+def member_invite(*, organization: Organization, email: str, role: Member.Role) -> Member:
+    """Adds somebody by address. Who is new here gets an account without a password: an operator lets them in.
+
+    Raises: ApiError: 409, they are a member already.
+    """
+    user, is_new = User.objects.get_or_create(username=email.lower(), defaults={"email": email.lower()})
+    if is_new:
+        user.set_unusable_password()
+        user.save(update_fields=["password"])
+    member, is_added = Member.objects.get_or_create(organization=organization, user=user, defaults={"role": role})
+    if not is_added:
+        raise ApiError(409, f"{email!r} is a member already.", "member_exists", "email")
+    return member
+
+
+@audited("member.change")
+@transaction.atomic
+def member_change(*, member: Member, role: Member.Role) -> Member:
+    """Raises: ApiError: 409, it would leave the organization without an owner."""
+    if role != Member.Role.OWNER:
+        _refuse_last_owner(member)
+    Member.objects.filter(pk=member.pk).update(role=role)
+    member.refresh_from_db()
+    return member
+
+
+@audited("member.remove")
+@transaction.atomic
+def member_remove(*, member: Member) -> None:
+    """The account stays; keys belong to the organization, not to people. Raises: ApiError: 409, as `member_change`."""
+    _refuse_last_owner(member)
+    Member.objects.filter(pk=member.pk).delete()
+
+
+def _refuse_last_owner(member: Member) -> None:
+    """Call it in the transaction of the change: the lock keeps two owners from leaving at once."""
+    Organization.objects.select_for_update().get(pk=member.organization_id)
+    owners = Member.objects.filter(organization=member.organization_id, role=Member.Role.OWNER)
+    if owners.filter(pk=member.pk).exists() and not owners.exclude(pk=member.pk).exists():
+        raise ApiError(409, "An organization keeps at least one owner.", "last_owner", "member_id")
+
+
+@audited("project.create")
+def project_create(*, organization: Organization, name: str) -> Project:
+    """Raises: ApiError: 409, the name is taken."""
+    try:
+        with transaction.atomic():
+            return Project.objects.create(organization=organization, name=name)
+    except IntegrityError as error:
+        raise _project_name_taken(name) from error
+
+
+@audited("project.rename")
+def project_rename(*, project: Project, name: str) -> Project:
+    """Raises: ApiError: 409, the name is taken."""
+    try:
+        with transaction.atomic():
+            Project.objects.filter(pk=project.pk).update(name=name)
+    except IntegrityError as error:
+        raise _project_name_taken(name) from error
+    project.refresh_from_db()
+    return project
+
+
+def _project_name_taken(name: str) -> ApiError:
+    return ApiError(409, f"There is already a project named {name!r}.", "name_taken", "name")
+
+
+@audited("project.archive")
+def project_archive(*, project: Project) -> Project:
+    """From now on its keys are refused. Its usage stays. The time of the first call stays, too."""
+    Project.objects.filter(pk=project.pk, archived_at=None).update(archived_at=timezone.now())
+    project.refresh_from_db()
+    return project
+
+
+@audited("api_key.create")
+def api_key_create(
+    *,
+    organization: Organization,
+    name: str,
+    expires_at: dt.datetime | None = None,
+    scopes: Sequence[str] | None = None,
+    project: Project | None = None,
+    deployment_ids: Sequence[str] | None = None,
+    rotated_from: ApiKey | None = None,
+) -> tuple[ApiKey, str]:
+    """The key's row and its text. The text is shown once: only a hash of its secret is kept.
+
+    Args:
+        scopes: None: everything, or inference alone if the key is restricted to deployments.
+        deployment_ids: the only deployments it may use, ids of the organization's own; None: all.
+    Raises: ApiError: 400, a restricted key with a scope that no deployment limits; 409, an archived project.
+    """
+    scopes = scopes or ([INFERENCE] if deployment_ids is not None else full_access())
+    if deployment_ids is not None and not _RESTRICTABLE.issuperset(scopes):
+        message = f"a key restricted to deployments can have the scopes {sorted(_RESTRICTABLE)} only"
+        raise ApiError(400, message, "invalid_value", "scopes")
+    if project is not None and project.archived_at is not None:
+        raise ApiError(409, f"Project {project.pk} is archived.", "project_archived", "project_id")
+    token = new_token()
+    key = ApiKey.objects.create(
+        id=token.id,
+        organization=organization,
+        name=name,
+        secret_sha256=token.secret_sha256,
+        last4=str(token)[-4:],
+        expires_at=expires_at,
+        scopes=list(scopes),
+        project=project,
+        deployment_ids=None if deployment_ids is None else list(deployment_ids),
+        rotated_from=rotated_from,
+    )
+    return key, str(token)
+
+
+@audited("api_key.rotate")
+@transaction.atomic
+def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
+    """A new key with the old one's rights; the old one ends after `grace`, or when it would have ended anyway.
+
+    Raises: ApiError: 409, the key has ended.
+    """
+    now = timezone.now()
+    locked = ApiKey.objects.select_for_update().select_related("organization").get(pk=key.pk)
+    if locked.revoked_at is not None or (locked.expires_at is not None and locked.expires_at <= now):
+        raise ApiError(409, f"Key {key.pk} has ended; create a new one.", "key_ended", "key_id")
+    created = api_key_create(
+        organization=locked.organization,
+        name=locked.name,
+        expires_at=locked.expires_at,
+        scopes=locked.scopes,
+        project=locked.project,
+        deployment_ids=locked.deployment_ids,
+        rotated_from=locked,
+    )
+    end = now + grace if locked.expires_at is None else min(now + grace, locked.expires_at)
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=end)
+    return created
+
+
+def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
+    """A key can hand on what it may do itself, and no more. Raises: ApiError: 403."""
+    if missing := [scope for scope in scopes if not is_granted(scope, granting.scopes)]:
+        message = f"This key does not have the scope {missing[0]!r} itself, so it cannot grant it."
+        raise ApiError(403, message, "insufficient_scope", "scopes")
+
+
+@audited("api_key.revoke")
+def api_key_revoke(*, key: ApiKey) -> ApiKey:
+    """Ends the key for good, at once. The time of the first revocation stays."""
+    ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=timezone.now())
+    key.refresh_from_db()
+    return key
+
+
+def api_key_touch(*, key: ApiKey, now: dt.datetime) -> None:
+    """Notes that the key was used, at most once a minute: a write per request would make reads wait for writers."""
+    minute_ago = now - dt.timedelta(minutes=1)
+    if key.last_used_at is not None and key.last_used_at > minute_ago:
+        return
+    ApiKey.objects.filter(pk=key.pk).exclude(last_used_at__gt=minute_ago).update(last_used_at=now)

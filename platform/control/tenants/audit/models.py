@@ -1,0 +1,36 @@
+"""Append-only: a trigger of the database refuses to change or delete an event."""
+
+from django.db import models
+
+from control.core.ids import new_id
+from control.tenants.accounts.models import Organization
+
+
+def audit_event_id() -> str:
+    return new_id("audit_")
+
+
+class AuditEvent(models.Model):
+    class Actor(models.TextChoices):
+        API_KEY = "api_key"
+        USER = "user"  # of the console
+
+    id = models.CharField(primary_key=True, max_length=40, default=audit_event_id, editable=False)
+    # No constraint: an event outlives whatever it is about.
+    organization = models.ForeignKey(
+        Organization, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
+    )
+    actor_type = models.CharField(max_length=16, choices=Actor.choices)
+    actor_id = models.CharField(max_length=150)
+    action = models.CharField(max_length=64, help_text="noun.verb, as file.create")
+    object_type = models.CharField(max_length=40)
+    object_id = models.CharField(max_length=80)
+    ip = models.GenericIPAddressField(null=True, blank=True)
+    request_id = models.CharField(max_length=128)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-id"], name="audit_page")]
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.object_id} by {self.actor_type} {self.actor_id}"

@@ -1,0 +1,126 @@
+"""Writes the event of a change, with the change or not at all.
+
+    @audited("project.rename")                 the service and its event share a transaction
+    @audited("upload.complete", itself=True)   a service that moves bytes, which no transaction should wait for, calls
+                                               `audit_record` in the one in which it changes rows
+
+One event for what somebody asked for: what that does in its turn, such as the batch of a new pipeline, has none of its
+own. Workers act for nobody; what they do stands in the events of jobs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from django.db import models, transaction
+from django.http import HttpRequest
+
+from control.tenants.accounts.models import ApiKey, Organization, User
+from control.tenants.audit.models import AuditEvent
+from control.tenants.row_security.scope import EVERYBODY, current_tenant
+
+_request: ContextVar[HttpRequest | None] = ContextVar("slipstream_request", default=None)
+_action: ContextVar[str] = ContextVar("slipstream_action", default="")  # that is being done: the outermost
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@contextmanager
+def on_behalf_of(request: HttpRequest) -> Iterator[None]:
+    """Services called within work for whoever sent the request."""
+    before = _request.get()
+    _request.set(request)
+    try:
+        yield
+    finally:
+        _request.set(before)  # not `reset`: a request may begin in one thread's context and end in another's copy
+
+
+def audited(action: str, *, itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorates a service. What it makes, or else what it is given, is the event's object.
+
+    A service that returns False has changed nothing, and leaves no event.
+    """
+
+    def decorate(service: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(service)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if _request.get() is None or _action.get():
+                return service(*args, **kwargs)
+            _action.set(action)
+            try:
+                return service(*args, **kwargs) if itself else _recorded(service, args, kwargs, action)
+            finally:
+                _action.set("")
+
+        return run
+
+    return decorate
+
+
+def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any], action: str) -> _R:
+    given = _first_row((*args, *kwargs.values()))
+    subject = None if given is None else _Subject.of(given)  # before the call: a deleted row has no key any more
+    with transaction.atomic():
+        result = service(*args, **kwargs)
+        made = _first_row(result if isinstance(result, tuple) else (result,))
+        if made is not None:
+            subject = _Subject.of(made)
+        assert subject is not None, f"{action} is about nothing"
+        if result is not False:
+            _write(action, subject)
+    return result
+
+
+def audit_record(action: str, of: models.Model) -> None:
+    """Only if `action` is what was asked for. Call it in the transaction of the change."""
+    assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
+    if _action.get() == action:
+        _write(action, _Subject.of(of))
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    type: str
+    id: str
+    organization_id: str | None
+
+    @classmethod
+    def of(cls, row: models.Model) -> "_Subject":
+        organization_id = row.pk if isinstance(row, Organization) else getattr(row, "organization_id", None)
+        if current_tenant() not in ("", EVERYBODY):
+            organization_id = current_tenant()
+        return cls(str(row._meta.model_name), str(getattr(row, "public_id", row.pk)), organization_id)
+
+
+def _first_row(values: Iterable[object]) -> models.Model | None:
+    return next((value for value in values if isinstance(value, models.Model)), None)
+
+
+def _write(action: str, subject: _Subject) -> None:
+    request = _request.get()
+    assert request is not None, "workers act for nobody"
+    actor_type, actor_id = _actor(request)
+    AuditEvent.objects.create(
+        organization_id=subject.organization_id,
+        actor_type=actor_type,
+        actor_id=actor_id,
+        action=action,
+        object_type=subject.type,
+        object_id=subject.id,
+        ip=request.META.get("REMOTE_ADDR") or None,
+        request_id=request.META["SLIPSTREAM_REQUEST_ID"],
+    )
+
+
+def _actor(request: HttpRequest) -> tuple[AuditEvent.Actor, str]:
+    key = request.META.get("SLIPSTREAM_API_KEY")
+    if isinstance(key, ApiKey):
+        return AuditEvent.Actor.API_KEY, key.pk
+    user = getattr(request, "user", None)
+    assert isinstance(user, User), "only a key or an operator changes anything"
+    return AuditEvent.Actor.USER, user.get_username()

@@ -1,0 +1,56 @@
+"""API keys in, an organization out. People sign in to the console, never here.
+
+rest_framework loads this module while it loads its own views: nothing here may import `rest_framework.views`.
+"""
+
+import structlog
+from django.http import HttpRequest
+from rest_framework import authentication, permissions
+from rest_framework.request import Request
+
+from control.core.api.errors import ApiError
+from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.accounts.scopes import is_granted, scope_needed
+from control.tenants.accounts.selectors import api_key_authenticate
+from control.tenants.authentication.rate_limits import request_count
+from control.tenants.row_security.scope import Across, across_tenants, enter_tenant
+
+
+def authenticate_request(request: HttpRequest) -> ApiKey:
+    """For views outside of rest_framework. Raises: ApiError: 401; 429, its organization has asked too often."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise ApiError(
+            401,
+            "You didn't provide an API key. Provide it in the header `Authorization: Bearer YOUR_KEY`.",
+            "missing_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    with across_tenants(Across.AUTHENTICATION):
+        key = api_key_authenticate(token.strip())
+    enter_tenant(key.organization_id)
+    structlog.contextvars.bind_contextvars(organization_id=key.organization_id)
+    request.META["SLIPSTREAM_API_KEY"] = key
+    request_count(request, key.organization_id)
+    return key
+
+
+def require_scope(key: ApiKey, scope: str, method: str) -> None:
+    """Raises: ApiError: 403, naming the scope that the key lacks."""
+    needed = scope_needed(scope, method)
+    if not is_granted(needed, key.scopes):
+        raise ApiError(403, f"This key lacks the scope {needed!r}.", "insufficient_scope")
+
+
+class ApiKeyAuthentication(authentication.BaseAuthentication):
+    def authenticate(self, request: Request) -> tuple[Organization, ApiKey]:
+        key = authenticate_request(request._request)
+        return key.organization, key
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+class HasApiKey(permissions.BasePermission):
+    def has_permission(self, request: Request, view: object) -> bool:
+        return isinstance(request.auth, ApiKey)

@@ -1,0 +1,106 @@
+"""Requests a minute of one organization, over all its keys.
+
+Counted in Redis for all processes together, by a sliding window. While Redis is away each process counts for itself:
+the limit is then looser, and nobody is turned away because of us. A frozen Redis costs one request a short wait; after
+that it is left alone for a while.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+import structlog
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from limits import RateLimitItemPerMinute
+from limits.errors import StorageError
+from limits.storage import MemoryStorage, RedisStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+from redis import ConnectionPool
+
+from control.core.api.around import around
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.tenants.quotas.quota import quota_of
+
+log = structlog.get_logger(__name__)
+
+TIMEOUT_SECONDS = 0.25
+PAUSE_AFTER_FAILURE_SECONDS = 5.0
+_WINDOW_SECONDS = 60
+_META = "SLIPSTREAM_ALLOWANCE"
+
+_quiet_until = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    limit: int
+    remaining: int
+    reset_seconds: int  # until the window that counts now is over
+
+    def headers(self) -> dict[str, str]:
+        """As draft-ietf-httpapi-ratelimit-headers has them, and as OpenAI's clients know them."""
+        return {
+            "RateLimit-Policy": f'"requests";q={self.limit};w={_WINDOW_SECONDS}',
+            "RateLimit": f'"requests";r={self.remaining};t={self.reset_seconds}',
+            "x-ratelimit-limit-requests": str(self.limit),
+            "x-ratelimit-remaining-requests": str(self.remaining),
+            "x-ratelimit-reset-requests": f"{self.reset_seconds}s",
+        }
+
+
+def request_count(request: HttpRequest, organization_id: str) -> None:
+    """Raises: ApiError: 429. Effects: the answer, whatever it is, tells what is left."""
+    limit = quota_of(organization_id).requests_per_minute
+    if limit == 0:
+        return
+    allowed, allowance = _count(RateLimitItemPerMinute(limit), organization_id)
+    request.META[_META] = allowance
+    if not allowed:
+        message = f"Your organization may make {limit:,} requests a minute. Try again in {allowance.reset_seconds} s."
+        raise ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": str(allowance.reset_seconds)})
+
+
+def _count(item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
+    global _quiet_until
+    url = get_config().redis_url
+    if url is not None and time.monotonic() >= _quiet_until:
+        try:
+            return _hit(_shared(url.get_secret_value()), item, key)
+        except StorageError as error:
+            _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+            log.warning("requests are counted by each process for itself", error=str(error))
+    return _hit(_own(), item, key)
+
+
+def _hit(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
+    allowed = limiter.hit(item, key)
+    stats = limiter.get_window_stats(item, key)
+    reset_seconds = max(1, min(_WINDOW_SECONDS, round(stats.reset_time - time.time())))
+    return allowed, Allowance(limit=item.amount, remaining=stats.remaining, reset_seconds=reset_seconds)
+
+
+@lru_cache(maxsize=1)
+def _shared(url: str) -> SlidingWindowCounterRateLimiter:
+    pool = ConnectionPool.from_url(
+        url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
+    )
+    storage = RedisStorage(url, connection_pool=pool, key_prefix="slipstream.limits", wrap_exceptions=True)
+    return SlidingWindowCounterRateLimiter(storage)
+
+
+@lru_cache(maxsize=1)
+def _own() -> SlidingWindowCounterRateLimiter:
+    return SlidingWindowCounterRateLimiter(MemoryStorage())
+
+
+def _tell(request: HttpRequest, response: HttpResponseBase) -> None:
+    allowance = request.META.get(_META)
+    if isinstance(allowance, Allowance):
+        for name, value in allowance.headers().items():
+            response[name] = value
+
+
+RateLimitMiddleware = around(lambda request: nullcontext(), _tell)

@@ -1,0 +1,27 @@
+"""One row for each thing that happened, written in the transaction in which it did."""
+
+from django.db import models
+
+from control.core.ids import event_id
+from control.tenants.accounts.models import Organization
+
+
+class Event(models.Model):
+    number = models.BigAutoField(primary_key=True)
+    id = models.CharField(max_length=40, unique=True, default=event_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="events")
+    seq = models.BigIntegerField(null=True, blank=True, help_text="Place in the organization's feed; null: not yet.")
+    type = models.CharField(max_length=60)
+    object_id = models.CharField(max_length=80)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "seq"], name="event_seq_per_organization")]
+        indexes = [
+            models.Index(fields=["organization", "number"], name="event_unnumbered", condition=models.Q(seq=None)),
+            models.Index(fields=["organization", "object_id", "seq"], name="event_of_object"),
+            models.Index(fields=["created_at"], name="event_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.object_id}"

@@ -1,0 +1,60 @@
+"""GET /v1/events: the organization's feed, as a list or, for `Accept: text/event-stream`, as it happens."""
+
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.core.api.errors import ApiError
+from control.core.api.paging import paginate
+from control.tenants.authentication.views import OrganizationView
+from control.tenants.events.selectors import event_get, events_list, last_seq
+from control.tenants.events.serializers import event_body
+from control.tenants.events.services import events_number
+from control.tenants.events.stream import CONTENT_TYPE, Subscription, refuse_too_many, stream
+from control.tenants.events.types import EVENT_TYPES, matches, patterns
+
+
+class EventsView(OrganizationView):
+    scope = "events"
+
+    def get(self, request: Request) -> HttpResponseBase:
+        """Newest first, or `order=asc`. `types` are names or patterns, with commas; `object_id` names one object."""
+        events_number(self.organization)
+        chosen: dict[str, Any] = {
+            "types": _types(request.query_params.get("types")),
+            "object_id": request.query_params.get("object_id"),
+        }
+        if CONTENT_TYPE in request.headers.get("Accept", ""):
+            return self._stream(request, chosen)
+        return paginate(events_list(self.organization, **chosen), request, event_body, by="seq", id_field="id")
+
+    def _stream(self, request: Request, chosen: dict[str, Any]) -> StreamingHttpResponse:
+        """Begins behind `Last-Event-ID`, else behind `after`, else with what happens from now on."""
+        refuse_too_many(self.organization)
+        after = request.headers.get("Last-Event-ID") or request.query_params.get("after")
+        seq = event_get(self.organization, after).seq if after else last_seq(self.organization)
+        assert seq is not None
+        subscription = Subscription(organization=self.organization, key=self.key, after=seq, **chosen)
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes on at once
+        return StreamingHttpResponse(stream(subscription), content_type=CONTENT_TYPE, headers=headers)
+
+
+class EventView(OrganizationView):
+    scope = "events"
+
+    def get(self, request: Request, event_id: str) -> Response:
+        events_number(self.organization)
+        return Response(event_body(event_get(self.organization, event_id)))
+
+
+def _types(given: str | None) -> list[str] | None:
+    """Raises: ApiError: 400."""
+    if given is None:
+        return None
+    wanted = given.split(",")
+    if unknown := [name for name in wanted if name not in patterns()]:
+        raise ApiError(400, f"types must be names of events, got {unknown[0][:80]!r}", "invalid_value", "types")
+    return [name for name in EVENT_TYPES if matches(name, wanted)]

@@ -1,0 +1,39 @@
+"""What makes two requests the same: query, fields and the content of files, in whatever order they came."""
+
+import hashlib
+import json
+from typing import Any
+
+from django.http import QueryDict
+from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.request import Request
+
+from control.core.api.errors import ApiError
+from control.core.storage.upload import StagedUpload
+
+
+def fingerprint(request: Request) -> str:
+    """SHA-256, hexadecimal. Reads the body. Raises: ApiError and rest_framework's own: the body cannot be parsed."""
+    values = {"query": _form(request.query_params), "body": _body(request)}
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _body(request: Request) -> Any:
+    try:
+        data = request.data
+    except UnsupportedMediaType:  # as a form sent to a route that reads no body: no reason to refuse it
+        return hashlib.sha256(request._request.body).hexdigest()
+    return _form(data) if isinstance(data, QueryDict) else data
+
+
+def _form(form: QueryDict) -> dict[str, list[Any]]:
+    return {name: [_field(value) for value in values] for name, values in form.lists()}
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, StagedUpload):
+        return {"filename": value.name, "sha256": value.staged.sha256}
+    if not isinstance(value, str):
+        raise ApiError(400, "Files may not be sent here.", "invalid_request")
+    return value

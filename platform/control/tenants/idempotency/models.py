@@ -1,0 +1,28 @@
+"""One row a key: who runs its request now, or what was answered."""
+
+from django.db import models
+
+from control.tenants.accounts.models import Organization
+
+
+class IdempotencyKey(models.Model):
+    """`status` null: the request is running, by whoever holds `fence`, until `locked_until` on the database's clock."""
+
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    route = models.CharField(max_length=300, help_text="Method and path.")
+    key = models.CharField(max_length=255)
+    fingerprint = models.CharField(max_length=64, help_text="SHA-256 of the canonical request.")
+    fence = models.PositiveIntegerField(default=1)
+    locked_until = models.DateTimeField()
+    status = models.PositiveSmallIntegerField(null=True, blank=True)
+    body = models.TextField(blank=True, help_text="The answer, as it was sent.")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "route", "key"], name="idempotency_key_once"),
+        ]
+        indexes = [models.Index(fields=["created_at"], name="idempotency_key_age")]
+
+    def __str__(self) -> str:
+        return f"{self.route} {self.key}"

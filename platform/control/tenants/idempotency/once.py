@@ -1,0 +1,106 @@
+"""Makes a view's POST safe to send again: with `Idempotency-Key`, the same request is done once and answered alike.
+
+The work and its stored answer share one transaction, so that a process which dies after the commit has told its
+answer to the database, if not to the caller. Only successes are kept: a refusal changed nothing, and the same request
+may well succeed later. Chat and completions are not covered: they change nothing, and a seed makes them repeatable.
+"""
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
+
+from django.db import transaction
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from control.core.api.errors import ApiError
+from control.core.storage.undo import stored_bytes_undone
+from control.tenants.accounts.models import Organization
+from control.tenants.idempotency.fingerprint import fingerprint
+from control.tenants.idempotency.services import Claim, StoredAnswer, key_claim, key_release, key_store
+
+HEADER = "Idempotency-Key"
+REPLAYED_HEADER = "Idempotency-Replayed"
+MAX_KEY_LENGTH = 255
+MAX_ROUTE_LENGTH = 300
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')  # a string of RFC 8941, as the header's draft standard wants it
+
+
+class IdempotentView(Protocol):
+    organization: Organization
+    not_replayed: tuple[str, ...]  # members of the answer that are shown once and never stored: secrets
+
+
+Post = Callable[..., HttpResponseBase]
+
+
+def once(post: Post) -> Post:
+    """Wraps a view's `post`."""
+
+    @wraps(post)
+    def post_once(self: IdempotentView, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if HEADER not in request.headers:
+            return post(self, request, *args, **kwargs)
+        claim = key_claim(
+            organization=self.organization,
+            route=_route(request),
+            key=_key(request.headers[HEADER]),
+            fingerprint=fingerprint(request),
+        )
+        if isinstance(claim, StoredAnswer):
+            return _replay(claim)
+        return _work(claim, self.not_replayed, lambda: post(self, request, *args, **kwargs))
+
+    return post_once
+
+
+def _work(claim: Claim, not_replayed: tuple[str, ...], work: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    is_stored = False
+    try:
+        with stored_bytes_undone(), transaction.atomic():
+            response = work()
+            if isinstance(response, Response) and response.status_code < 400:
+                key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))
+                is_stored = True
+        return response
+    except BaseException:
+        is_stored = False  # rolled back
+        raise
+    finally:
+        if not is_stored:
+            key_release(claim=claim)
+
+
+def _stored_body(response: Response, not_replayed: tuple[str, ...]) -> str:
+    data = response.data
+    if not_replayed:
+        data = {**data, **dict.fromkeys(not_replayed)}
+    rendered: bytes = JSONRenderer().render(data)
+    return rendered.decode()
+
+
+def _replay(answer: StoredAnswer) -> HttpResponse:
+    return HttpResponse(
+        answer.body, status=answer.status, content_type="application/json", headers={REPLAYED_HEADER: "true"}
+    )
+
+
+def _route(request: Request) -> str:
+    route = f"{request.method} {request.path}"
+    if len(route) > MAX_ROUTE_LENGTH:
+        raise Http404  # no id is as long
+    return route
+
+
+def _key(header: str) -> str:
+    """Quoted or bare. Raises: ApiError: 400."""
+    quoted = _QUOTED.fullmatch(header.strip())
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header.strip()
+    if not 1 <= len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+        message = f"{HEADER} must have 1 to {MAX_KEY_LENGTH} printable ASCII characters, got {len(key)}"
+        raise ApiError(400, message, "invalid_idempotency_key")
+    return key

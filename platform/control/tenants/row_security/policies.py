@@ -1,0 +1,109 @@
+"""PostgreSQL's policies and rights, derived from the models, so that no table can be forgotten.
+
+A table belongs to an organization by its foreign key to one, or by that of the row it is a part of (a job's shards).
+`migrate` brings policies up to date at its end, and touches none that is as it should be. They are forced: they bind
+the tables' owner too, and only a superuser escapes them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from django.apps import apps
+from django.db import connections, models
+from django.db.backends.utils import CursorWrapper
+
+from control.core.settings.config import get_config
+from control.tenants.accounts.models import Organization
+from control.tenants.row_security.scope import EVERYBODY, SETTING
+
+# Rows without an organization are there for all to read; in any other table they are the operators' alone.
+SHARED_TABLES = frozenset({"catalog_basemodel"})
+# History: the application adds to these and changes nothing.
+APPEND_ONLY_TABLES = frozenset({"audit_auditevent"})
+
+# In a sub-select, so that it is evaluated once a statement and not once a row.
+_TENANT = f"(SELECT current_setting('{SETTING}', true))"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTable:
+    """`own`: SQL that is true for a row of the current tenant."""
+
+    name: str
+    own: str
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """What follows `CREATE POLICY name ON table`."""
+        visible = f"({_TENANT} = '{EVERYBODY}' OR {self.own})"
+        policies = {"tenant": f"USING {visible} WITH CHECK {visible}"}
+        if self.name in SHARED_TABLES:
+            policies["shared"] = "FOR SELECT USING (organization_id IS NULL)"
+        return policies
+
+
+def tenant_tables() -> list[TenantTable]:
+    """Every table that has an organization or reaches one."""
+    found = [(model, _owner(model)) for model in apps.get_models(include_auto_created=True)]
+    return [TenantTable(model._meta.db_table, own) for model, own in found if own is not None]
+
+
+def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()) -> str | None:
+    """SQL over the table's columns; None: the table belongs to no organization."""
+    if model is Organization:
+        return f"id = {_TENANT}"
+    keys = [field for field in model._meta.concrete_fields if isinstance(field, models.ForeignKey)]
+    if direct := next((key for key in keys if key.related_model is Organization), None):
+        return f"{direct.column} = {_TENANT}"
+    for key in keys:
+        whole = key.related_model
+        assert not isinstance(whole, str), "models are loaded"
+        # The other table's own policy decides within the sub-select.
+        if not key.null and whole not in (model, *below) and _owner(whole, (model, *below)) is not None:
+            table, column = whole._meta.db_table, key.target_field.column
+            its_own = f'whole."{column}" = "{model._meta.db_table}"."{key.column}"'
+            return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {its_own})'  # noqa: S608  # our own names
+    return None
+
+
+def synchronise(using: str, **_: object) -> None:
+    """Receiver of `post_migrate`. Does nothing on SQLite."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return
+    existing = set(connection.introspection.table_names())
+    with connection.cursor() as cursor:
+        for table in tenant_tables():
+            if table.name in existing:  # not so while migrating backwards
+                _enforce(cursor, table)
+        _grant(cursor, existing)
+
+
+def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
+    wanted = hashlib.sha256(repr(sorted(table.policies.items())).encode()).hexdigest()
+    cursor.execute(
+        "SELECT relforcerowsecurity AND relrowsecurity AND obj_description(oid) = %s"
+        " FROM pg_class WHERE oid = to_regclass(%s)",
+        [wanted, f'"{table.name}"'],
+    )
+    if cursor.fetchone()[0]:
+        return  # each of the statements below would lock out every reader for a moment
+    cursor.execute(f'ALTER TABLE "{table.name}" ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY')
+    for name, rule in table.policies.items():
+        cursor.execute(f'DROP POLICY IF EXISTS "{name}" ON "{table.name}"')
+        cursor.execute(f'CREATE POLICY "{name}" ON "{table.name}" {rule}')
+    cursor.execute(f'COMMENT ON TABLE "{table.name}" IS %s', [wanted])
+
+
+def _grant(cursor: CursorWrapper, existing: set[str]) -> None:
+    """Lets the application's role read and write rows, and nothing else; it need not exist where one role does all."""
+    role = get_config().database_role
+    cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname = %s AND rolname <> current_user", [role])
+    if not cursor.fetchone()[0]:
+        return
+    cursor.execute(f'GRANT USAGE ON SCHEMA public TO "{role}"')
+    cursor.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO "{role}"')
+    cursor.execute(f'GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO "{role}"')
+    for name in {"django_migrations", *APPEND_ONLY_TABLES} & existing:
+        kept = "INSERT, " if name in APPEND_ONLY_TABLES else ""
+        cursor.execute(f'REVOKE {"" if kept else "INSERT, "}UPDATE, DELETE ON "{name}" FROM "{role}"')

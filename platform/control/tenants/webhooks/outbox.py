@@ -1,0 +1,26 @@
+"""The first half of a webhook: rows that say what is to be sent, written by the transaction of the event."""
+
+from django.utils import timezone
+
+from control.tenants.events.models import Event
+from control.tenants.events.types import matches
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+
+
+def deliveries_enqueue(event: Event) -> None:
+    """For every endpoint that is enabled and wants events of this type."""
+    endpoints = WebhookEndpoint.objects.filter(organization_id=event.organization_id, disabled="")
+    WebhookDelivery.objects.bulk_create(
+        [delivery_of(event, endpoint) for endpoint in endpoints if matches(event.type, endpoint.events)]
+    )
+
+
+def delivery_of(event: Event, endpoint: WebhookEndpoint) -> WebhookDelivery:
+    """Unsaved."""
+    return WebhookDelivery(
+        organization_id=event.organization_id,
+        endpoint=endpoint,
+        event=event,
+        object_id=event.object_id,
+        next_attempt_at=timezone.now(),
+    )

@@ -1,0 +1,140 @@
+"""One POST to an address that a customer chose.
+
+The name is resolved once, every address it has is looked at, and the connection goes to one of those, so that a name
+which resolves to something else a moment later gains nothing. No redirects, no proxies, no connection kept, a deadline
+for the whole exchange, and of the answer only its status and `Retry-After` are used.
+"""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import httpcore2
+
+from control.tenants.webhooks.addresses import is_public
+
+DEADLINE_SECONDS = 15.0
+MAX_ANSWER_BYTES = 64 * 1024
+
+Resolve = Callable[[str, int], Sequence[str]]
+
+
+class AddressRefused(httpcore2.ConnectError):
+    """The host is not on the public internet, or not with all of its addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` is None if there was none; `error` then says why: permanent, and safe to show."""
+
+    status: int | None
+    retry_after: str | None = None
+    error: str | None = None
+
+
+def resolve(host: str, port: int) -> Sequence[str]:
+    """Raises: OSError."""
+    return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+
+
+class GuardedBackend(httpcore2.NetworkBackend):
+    """Connects to checked addresses only, and gives all reads and writes of a connection one deadline."""
+
+    def __init__(self, *, allow_private: bool, resolve: Resolve = resolve) -> None:
+        self._allow_private = allow_private
+        self._resolve = resolve
+        self._sockets = httpcore2.SyncBackend()
+        self._deadline = time.monotonic() + DEADLINE_SECONDS
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """Raises: AddressRefused; httpcore2.ConnectError, httpcore2.ConnectTimeout."""
+        try:
+            addresses = self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError("the name could not be resolved") from error
+        if not addresses or not (self._allow_private or all(is_public(address) for address in addresses)):
+            raise AddressRefused("the address is not on the public internet")
+        stream = self._sockets.connect_tcp(addresses[0], port, _left(self._deadline), local_address, socket_options)
+        return _DeadlineStream(stream, self._deadline)
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: object = None
+    ) -> httpcore2.NetworkStream:
+        raise AddressRefused("a socket of this machine")
+
+
+class _DeadlineStream(httpcore2.NetworkStream):
+    """A receiver that answers a byte a second is cut off as one that says nothing."""
+
+    def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(self._deadline))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _left(self._deadline))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        stream = self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline))
+        return _DeadlineStream(stream, self._deadline)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+def post(
+    url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool, resolve: Resolve = resolve
+) -> Answer:
+    """Never raises for what a receiver, a name server or the network does."""
+    backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    try:
+        with (
+            httpcore2.ConnectionPool(network_backend=backend, max_keepalive_connections=0) as pool,
+            pool.stream("POST", url, headers=sent, content=body) as response,
+        ):
+            _skim(response)
+            return Answer(status=response.status, retry_after=_header(response, b"retry-after"))
+    except AddressRefused:
+        return Answer(status=None, error="address_refused")
+    except httpcore2.TimeoutException:
+        return Answer(status=None, error="timeout")
+    except httpcore2.ConnectError as error:
+        is_tls = isinstance(error.__cause__, ssl.SSLError)
+        return Answer(status=None, error="tls_error" if is_tls else "connection_failed")
+    except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.UnsupportedProtocol):
+        return Answer(status=None, error="no_valid_answer")
+
+
+def _skim(response: httpcore2.Response) -> None:
+    """Reads as much as a decent receiver answers, so that it sees its answer taken; the rest is left."""
+    read = 0
+    for part in response.iter_stream():
+        read += len(part)
+        if read > MAX_ANSWER_BYTES:
+            return
+
+
+def _header(response: httpcore2.Response, name: bytes) -> str | None:
+    found = next((value for key, value in response.headers if key.lower() == name), None)
+    return None if found is None else found.decode("latin-1")

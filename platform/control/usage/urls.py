@@ -1,9 +1,0 @@
-from django.urls import path
-
-from control.usage.views import CompletionsUsageView, CostsView, UsageView
-
-urlpatterns = [
-    path("usage", UsageView.as_view()),
-    path("organization/usage/completions", CompletionsUsageView.as_view()),
-    path("organization/costs", CostsView.as_view()),
-]

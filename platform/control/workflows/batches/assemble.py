@@ -1,0 +1,113 @@
+"""Puts the results of a batch together: exactly one line for every input row, in input order.
+
+    rows.jsonl ─┐
+                ├─> row i: the winning shard's entry, or an error line if the shard with row i has no winner
+    shards ─────┘      ├─ ok      -> output-<hash>.jsonl, tokens-<hash>.jsonl
+                       └─ not ok  -> errors-<hash>.jsonl
+
+Restartable: nothing is visible before the last transaction, which moves the batch and makes the files' rows. Keys
+carry a hash of the content, so two workers who assemble at once never write over each other.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from django.db import transaction
+
+from control.core.storage.backends import get_storage
+from control.core.storage.staging import StagedFile, staged_writer
+from control.data.files.models import File
+from control.data.files.services import file_record
+from control.workflows.batches.models import Batch
+from control.workflows.batches.results import ResultFiles, collect
+from control.workflows.batches.state import TERMINAL, Status, transition
+
+Final = Literal["completed", "cancelled", "expired", "failed"]
+
+_UNANSWERED = {
+    Status.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
+    Status.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    Status.FAILED: ("batch_failed", "This request was not executed: the batch failed."),
+}
+
+
+def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | None = None) -> Batch:
+    """Ends the batch with files of all its rows. A batch that ended before, or meanwhile, is left as it is.
+
+    A batch that is being cancelled becomes `cancelled`, whatever `final` says: its customer has been told so.
+
+    Args:
+        error: {"code", "message"} of what made the job fail, shown in the batch's `errors`.
+    Raises: ResultsError: the shards do not hold what their rows say.
+    """
+    batch.refresh_from_db()
+    if batch.status in TERMINAL:
+        return batch
+    has_rows = batch.status != Status.VALIDATING
+    if final == "cancelled":
+        transition(batch, Status.CANCELLING)
+    elif has_rows:
+        transition(batch, Status.FINALIZING)  # not legal for a batch that is being cancelled, which then stays so
+    end = Status.CANCELLED if batch.status == Status.CANCELLING else Status(final)
+    errors = [{"code": error["code"], "line": None, "message": error["message"], "param": None}] if error else None
+    if not batch.total:  # it ended before its rows were known
+        transition(batch, end, errors=errors, num_errors=len(errors or ()))
+        return batch
+    with ExitStack() as stack:
+        files = ResultFiles(*(stack.enter_context(staged_writer()) for _ in fields(ResultFiles)))
+        results = collect(batch, files, unanswered=_UNANSWERED.get(end))
+        unanswered = 0 if end == Status.FAILED else results.unanswered  # a failed batch fails its rows
+        values = {
+            "completed": results.completed,
+            "failed": batch.total - results.completed - unanswered,
+            "unanswered": unanswered,
+            "errors_by_code": results.errors_by_code,
+            "usage": results.usage,
+            "errors": errors,
+            "num_errors": len(errors or ()),
+        }
+        _publish(batch, end, files, values)
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    key: str
+    staged: StagedFile
+
+
+def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
+    """Effects: the batch has ended, by us or by somebody faster; bytes that it does not name are deleted."""
+    storage = get_storage()
+    stored: dict[str, _Stored] = {}
+    for field in fields(files):
+        staged = getattr(files, field.name).finish()
+        if staged.size_bytes:  # a file without a line is no file: its id is null
+            key = f"{batch.organization_id}/batches/{batch.pk}/{field.name}-{staged.sha256[:16]}.jsonl"
+            storage.put_file(key, staged.path)
+            stored[field.name] = _Stored(key, staged)
+    with transaction.atomic():
+        tokens_key = stored["tokens"].key if "tokens" in stored else ""
+        if transition(batch, end, tokens_key=tokens_key, **values):
+            output, errors = (_record(batch, name, stored.get(name)) for name in ("output", "errors"))
+            Batch.objects.filter(pk=batch.pk).update(output_file=output, error_file=errors)
+    batch.refresh_from_db()
+    named = {batch.tokens_key, *(file.storage_key for file in (batch.output_file, batch.error_file) if file)}
+    for item in stored.values():
+        if item.key not in named:
+            storage.delete(item.key)
+
+
+def _record(batch: Batch, name: str, stored: _Stored | None) -> File | None:
+    if stored is None:
+        return None
+    return file_record(
+        organization=batch.organization,
+        filename=f"{batch.pk}_{name}.jsonl",
+        purpose=File.Purpose.BATCH_OUTPUT,
+        staged=stored.staged,
+        storage_key=stored.key,
+        expires_after=batch.output_expires_after,
+    )

@@ -1,0 +1,71 @@
+"""OpenAI's batch object. The work is a job of kind `batch`; this row holds what the API shows."""
+
+from django.db import models
+
+from control.core.ids import batch_id
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import Organization
+
+_OPEN = ("validating", "in_progress", "finalizing")
+
+
+class Batch(models.Model):
+    class Status(models.TextChoices):
+        VALIDATING = "validating"
+        FAILED = "failed"
+        IN_PROGRESS = "in_progress"
+        FINALIZING = "finalizing"
+        COMPLETED = "completed"
+        EXPIRED = "expired"
+        CANCELLING = "cancelling"
+        CANCELLED = "cancelled"
+
+    id = models.CharField(primary_key=True, max_length=40, default=batch_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="batches")
+    job = models.OneToOneField(Job, on_delete=models.PROTECT, related_name="batch")
+    input_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    output_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    error_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    output_expires_after = models.DurationField(null=True, blank=True, help_text="Of the output and error files.")
+    tokens_key = models.CharField(max_length=400, blank=True, help_text="Token ids of the answers, for training.")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    endpoint = models.CharField(max_length=64)
+    completion_window = models.CharField(max_length=8, default="24h")
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.VALIDATING)
+    errors = models.JSONField(null=True, blank=True, help_text="[{code, line, message, param}], at most 1,000.")
+    num_errors = models.PositiveIntegerField(default=0, help_text="Of all bad lines, listed in `errors` or not.")
+    warnings = models.JSONField(default=list, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    usage = models.JSONField(default=dict, blank=True)
+    cost_nanousd = models.BigIntegerField(default=0, db_default=0, help_text="Of the shards that are committed.")
+    quote = models.ForeignKey(
+        "quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True
+    )
+    total = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    unanswered = models.PositiveIntegerField(default=0, help_text="Never run: the batch was cancelled, or expired.")
+    errors_by_code = models.JSONField(default=dict, blank=True, help_text="How many rows of the error file, by code.")
+    has_working_files = models.BooleanField(default=True, help_text="Rows and shards, until nobody needs them.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    in_progress_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    finalizing_at = models.DateTimeField(null=True, blank=True)
+    completed_at = models.DateTimeField(null=True, blank=True)
+    failed_at = models.DateTimeField(null=True, blank=True)
+    expired_at = models.DateTimeField(null=True, blank=True)
+    cancelling_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name_plural = "batches"
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="batch_page"),
+            models.Index(fields=["expires_at"], name="batch_in_window", condition=models.Q(status__in=_OPEN)),
+            models.Index(fields=["id"], name="batch_untidy", condition=models.Q(has_working_files=True)),
+        ]
+
+    def __str__(self) -> str:
+        return self.id

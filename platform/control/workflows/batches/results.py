@@ -1,0 +1,149 @@
+"""Reads the winning shards of a batch in step with its rows, and sorts the entries into the three result files."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import StagedWriter
+from control.queue.jobs.models import JobShard
+from control.workflows.batches.models import Batch
+from control.workflows.prompt_files.lines import read_lines
+
+log = structlog.get_logger(__name__)
+
+_LOST = ("result_lost", "The result of this request was lost in storage.")
+_MAX_ENTRY_BYTES = 1 << 30  # lines of our own workers: no limit is meant
+_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
+
+
+class ResultsError(Exception):
+    """Shards and rows do not fit: a row twice, out of order, missing, or under another custom_id. A bug of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFiles:
+    output: StagedWriter  # OpenAI's output rows
+    errors: StagedWriter  # the same, of rows that were refused, failed or never ran
+    tokens: StagedWriter  # {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    completed: int
+    unanswered: int  # rows whose shard has no winner
+    errors_by_code: dict[str, int]  # of all lines in `ResultFiles.errors`
+    usage: dict[str, int]  # input_tokens, output_tokens, total_tokens
+
+
+def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | None) -> Results:
+    """Writes one line for every row of the batch to `output` or to `errors`, in input order.
+
+    Args:
+        unanswered: code and message of rows whose shard has no winner; None: there must be none. Where there may be,
+            rows of a shard that cannot be read any more get an error line too: the batch must end.
+    Raises: ResultsError.
+    """
+    completed, num_unanswered, num_rows = 0, 0, 0
+    codes: Counter[str] = Counter()
+    usage = Counter(dict.fromkeys(_USAGE, 0))
+    rows = read_json_lines(batch.job.params["rows_key"])
+    for shard in JobShard.objects.filter(job_id=batch.job_id).order_by("row_from"):
+        if shard.row_from != num_rows:
+            raise ResultsError(f"batch {batch.pk}: a shard must start at row {num_rows}, got {shard.row_from}")
+        usage.update({ours: shard.usage.get(theirs, 0) for ours, theirs in _USAGE.items()})
+        entries = _entries(shard) if shard.storage_key else None
+        reason = unanswered
+        if entries is not None and unanswered is not None and not _is_whole(shard):
+            log.error("shard lost", batch_id=batch.pk, storage_key=shard.storage_key)
+            entries, reason = None, _LOST
+        for row in range(shard.row_from, shard.row_to):
+            custom_id = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")["custom_id"]
+            if entries is not None:
+                code = _copy(_checked(entries, shard, row, custom_id), files)
+                completed += code is None
+                codes.update(() if code is None else (code,))
+            elif reason is not None:
+                files.errors.write(json_line(_unanswered(batch, row, custom_id, reason)))
+                codes[reason[0]] += 1
+                num_unanswered += reason is unanswered
+            else:
+                raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
+        if entries is not None and next(entries, None) is not None:
+            raise ResultsError(f"{shard.storage_key} holds more than rows {shard.row_from} to {shard.row_to - 1}")
+        num_rows = shard.row_to
+    if num_rows != batch.total:
+        raise ResultsError(f"batch {batch.pk}: shards must cover {batch.total} rows, got {num_rows}")
+    return Results(completed=completed, unanswered=num_unanswered, errors_by_code=dict(codes), usage=dict(usage))
+
+
+def _is_whole(shard: JobShard) -> bool:
+    try:
+        rows = [entry["row"] for entry in _entries(shard)]
+    except (ObjectMissing, ValueError, KeyError):
+        return False
+    return rows == list(range(shard.row_from, shard.row_to))
+
+
+def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:
+    return read_json_lines(shard.storage_key)
+
+
+def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
+    """Raises: ObjectMissing: with the first line."""
+    with get_storage().open(key) as source:
+        for line in read_lines(source, max_line_bytes=_MAX_ENTRY_BYTES):
+            assert line.content is not None
+            yield json.loads(line.content)
+
+
+def _next(values: Iterator[dict[str, Any]], problem: str) -> dict[str, Any]:
+    value = next(values, None)
+    if value is None:
+        raise ResultsError(problem)
+    return value
+
+
+def _checked(entries: Iterator[dict[str, Any]], shard: JobShard, row: int, custom_id: str) -> dict[str, Any]:
+    entry = _next(entries, f"{shard.storage_key} ends before row {row}")
+    if (entry["row"], entry["custom_id"]) != (row, custom_id):
+        got = f"{entry['row']} {entry['custom_id']!r}"
+        raise ResultsError(f"{shard.storage_key} must hold row {row} {custom_id!r} here, got {got}")
+    return entry
+
+
+def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
+    """Returns: the error's code; None: the row has been answered."""
+    if not entry["ok"]:
+        files.errors.write(json_line(entry["output"]))
+        return _code(entry["output"])
+    files.output.write(json_line(entry["output"]))
+    tokens = ("custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason")
+    files.tokens.write(json_line({name: entry[name] for name in tokens}))
+    return None
+
+
+def _code(output: dict[str, Any]) -> str:
+    """A row fails by itself, or its request was refused: then the error stands in the response."""
+    if output["error"] is not None:
+        return str(output["error"]["code"])
+    error = output["response"]["body"].get("error") or {}
+    return str(error.get("code") or f"http_{output['response']['status_code']}")
+
+
+def _unanswered(batch: Batch, row: int, custom_id: str, reason: tuple[str, str]) -> dict[str, Any]:
+    code, message = reason
+    return {
+        "id": f"batch_req_{batch.job_id.rsplit('_', 1)[-1]}_{row}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": message},
+    }
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,50 @@
+"""Readers of batches."""
+
+from django.db.models import OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Now
+
+from control.core.api.errors import ApiError
+from control.queue.jobs.models import Job, JobShard
+from control.queue.jobs.selectors import is_due
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.batches.state import TERMINAL, Status
+
+
+def batches_list(organization: Organization) -> QuerySet[Batch]:
+    """With what `batch_body` shows of batches that are still running: the sums over finished shards."""
+    shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
+    return (
+        Batch.objects.filter(organization=organization)
+        .select_related("base_model", "job")
+        .annotate(
+            shards_completed=Coalesce(Subquery(shards.annotate(n=Sum("completed")).values("n")), 0),
+            shards_failed=Coalesce(Subquery(shards.annotate(n=Sum("failed")).values("n")), 0),
+        )
+    )
+
+
+def batch_get(organization: Organization, batch_id: str) -> Batch:
+    """Raises: ApiError: 404, also for another organization's batch."""
+    batch = batches_list(organization).filter(pk=batch_id).first()
+    if batch is None:
+        raise ApiError(404, f"No batch found with id '{batch_id[:80]}'.", "batch_not_found", "batch_id")
+    return batch
+
+
+def batches_overdue() -> QuerySet[Batch]:
+    """Past their window while nobody works on them: all that is left is to put partial results together."""
+    waiting = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING)
+    return Batch.objects.filter(
+        status__in=waiting, expires_at__lte=Now(), job__in=Job.objects.filter(is_due())
+    ).order_by("expires_at")
+
+
+def batches_untidy() -> QuerySet[Batch]:
+    """Ended, and still with files that only workers read."""
+    return Batch.objects.filter(status__in=TERMINAL, has_working_files=True, job__finished_at__isnull=False)
+
+
+def batches_with_stray_tokens() -> QuerySet[Batch]:
+    """The customer's answers are deleted or expired, and must not live on as token ids."""
+    return Batch.objects.filter(output_file__deleted_at__isnull=False).exclude(tokens_key="")

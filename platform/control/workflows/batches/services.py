@@ -1,0 +1,190 @@
+"""Writers of batches: from the request for one to the work; `assemble` puts the results together.
+
+Storage keys of a batch, below `<organization>/batches/<batch>/`:
+    rows.jsonl               normalised rows, for workers
+    output-<hash>.jsonl ...  results; see `assemble`
+"""
+
+import datetime as dt
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from control.billing.usage.services import Tokens, caller_of_job, usage_add
+from control.core.api.errors import ApiError
+from control.core.ids import batch_id
+from control.core.settings.config import get_config
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import StagedWriter, staged_writer
+from control.data.files.models import File
+from control.models.catalog.selectors import base_model_get, base_models_list
+from control.queue.jobs.models import Job, JobShard
+from control.queue.jobs.services import job_cancel, job_submit
+from control.queue.jobs.shards import ShardRows, job_commit_shard
+from control.queue.jobs.state import Claim
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.workflows.batches.models import Batch
+from control.workflows.batches.state import TERMINAL, Status, transition
+from control.workflows.prompt_files.rows import ENDPOINTS
+from control.workflows.prompt_files.validation import ModelChoice, Report, validate
+from control.workflows.quotes.models import Quote
+
+COMPLETION_WINDOWS = {"24h": dt.timedelta(hours=24)}
+
+
+@audited("batch.create")
+def batch_create(
+    *,
+    organization: Organization,
+    input_file: File,
+    endpoint: str,
+    completion_window: str = "24h",
+    metadata: Mapping[str, str] | None = None,
+    model: str | None = None,
+    output_expires_after: dt.timedelta | None = None,
+    quote: Quote | None = None,
+) -> Batch:
+    """Queues a batch. The file's content is looked at later: what is wrong with it turns the batch `failed`.
+
+    Args:
+        model: name of the base model that rows with an empty `body.model` mean; no row may then name another one.
+        quote: whose cap pauses the batch.
+    Raises: ApiError: 400 or 404, the request itself is wrong.
+    """
+    if endpoint not in ENDPOINTS:
+        raise ApiError(400, f"endpoint must be one of {ENDPOINTS}, got {endpoint[:80]!r}", "invalid_value", "endpoint")
+    if completion_window not in COMPLETION_WINDOWS:
+        message = f"completion_window must be one of {list(COMPLETION_WINDOWS)}, got {completion_window[:40]!r}"
+        raise ApiError(400, message, "invalid_value", "completion_window")
+    if input_file.purpose != File.Purpose.BATCH:
+        message = f"input_file_id must name a file with purpose 'batch', got one with purpose {input_file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", "input_file_id")
+    assert input_file.organization_id == organization.pk, "callers find the file through file_get"
+    base_model = base_model_get(organization, model) if model else None
+    identity = batch_id()
+    with transaction.atomic():
+        job = job_submit(
+            organization=organization,
+            kind=Job.Kind.BATCH,
+            params={"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"},
+        )
+        return Batch.objects.create(
+            id=identity,
+            organization=organization,
+            job=job,
+            input_file=input_file,
+            base_model=base_model,
+            endpoint=endpoint,
+            completion_window=completion_window,
+            metadata=dict(metadata or {}),
+            output_expires_after=output_expires_after,
+            quote=quote,
+            expires_at=timezone.now() + COMPLETION_WINDOWS[completion_window],
+        )
+
+
+def batch_window_restart(*, batch: Batch) -> None:
+    """Its hours begin anew: the time for which its customer had paused it is none of them."""
+    until = timezone.now() + COMPLETION_WINDOWS[batch.completion_window]
+    Batch.objects.filter(pk=batch.pk).exclude(status__in=TERMINAL).update(expires_at=until)
+
+
+@audited("batch.cancel")
+def batch_cancel(*, batch: Batch) -> Batch:
+    """Asks for the end: finished rows stay and are put together by whoever holds the job.
+
+    A batch that is cancelled, being cancelled or about to complete is returned as it is.
+    Raises: ApiError: 400, the batch ended otherwise.
+    """
+    with transaction.atomic():
+        if transition(batch, Status.CANCELLING):
+            job_cancel(job=batch.job)
+    if batch.status in TERMINAL - {Status.CANCELLED}:
+        message = f"Cannot cancel a batch with status '{batch.status}'."
+        raise ApiError(400, message, "invalid_batch_status", "batch_id")
+    return batch
+
+
+def batch_validate(*, batch: Batch) -> bool:
+    """Reads the input file; writes its rows for the workers and cuts them into shards, or says what is wrong.
+
+    May be called again at any time, by several workers at once: the same file gives the same rows, and of several
+    callers one moves the batch.
+
+    Returns: whether there is work to do. False: the batch has failed or is being cancelled.
+    """
+    batch.refresh_from_db()
+    if batch.status != Status.VALIDATING:
+        return batch.status == Status.IN_PROGRESS
+    rows_key: str = batch.job.params["rows_key"]
+    with staged_writer() as writer:
+        report = _read_input(batch, writer)
+        if report.num_errors:
+            return _reject(batch, report)
+        get_storage().put_file(rows_key, writer.finish().path)
+    with transaction.atomic():
+        moved = transition(
+            batch,
+            Status.IN_PROGRESS,
+            total=report.num_rows,
+            base_model=base_model_get(batch.organization, report.model or ""),
+            warnings=report.warnings,
+        )
+        if moved:
+            JobShard.objects.bulk_create(_shards(batch.job, report.num_rows))
+    return batch.status == Status.IN_PROGRESS
+
+
+def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
+    """As `job_commit_shard`; the winner's tokens are counted and priced in the same transaction, hence once.
+
+    Raises: LeaseLost.
+    """
+    assert batch.base_model is not None, "validation settles the model"
+    with transaction.atomic():
+        if not job_commit_shard(claim=claim, shard_no=shard_no, storage_key=storage_key, rows=rows):
+            return False
+        cost = usage_add(
+            caller=caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id),
+            model=batch.base_model.name,
+            tokens=Tokens(input=rows.usage.get("prompt_tokens", 0), output=rows.usage.get("completion_tokens", 0)),
+            num_requests=rows.completed + rows.failed,
+            is_batch=True,
+        )
+        Batch.objects.filter(pk=batch.pk).update(cost_nanousd=F("cost_nanousd") + cost)
+    return True
+
+
+def _read_input(batch: Batch, writer: StagedWriter) -> Report:
+    try:
+        source = get_storage().open(batch.input_file.storage_key)
+    except ObjectMissing:
+        message = f"The input file {batch.input_file_id} was deleted before it could be read."
+        error = {"code": "file_not_found", "line": None, "message": message, "param": "input_file_id"}
+        return Report(errors=[error], num_errors=1)
+    with source:
+        return validate(source, endpoint=batch.endpoint, models=_model_choice(batch), write=writer.write)
+
+
+def _model_choice(batch: Batch) -> ModelChoice:
+    visible = frozenset(base_models_list(batch.organization).values_list("name", flat=True))
+    if batch.base_model is not None:
+        return ModelChoice(visible=visible | {batch.base_model.name}, default=batch.base_model.name, is_fixed=True)
+    only = next(iter(visible)) if len(visible) == 1 else None
+    return ModelChoice(visible=visible, default=only, is_fixed=False)
+
+
+def _reject(batch: Batch, report: Report) -> bool:
+    transition(batch, Status.FAILED, errors=report.errors, num_errors=report.num_errors, warnings=report.warnings)
+    return False
+
+
+def _shards(job: Job, num_rows: int) -> list[JobShard]:
+    size = get_config().shard_rows
+    return [
+        JobShard(job=job, shard_no=number, row_from=first, row_to=min(first + size, num_rows))
+        for number, first in enumerate(range(0, num_rows, size))
+    ]

@@ -1,0 +1,51 @@
+"""What a batch may become, and the one way to change it.
+
+validating ──> in_progress ──> finalizing ──> completed | expired | failed | cancelled
+    │               │
+    ├──> failed     └──> cancelling ──> cancelled
+    ├──> expired
+    └──> cancelling
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from control.tenants.events.services import event_record
+from control.workflows.batches.models import Batch
+
+Status = Batch.Status
+
+LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
+    Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.EXPIRED, Status.CANCELLING}),
+    Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
+    # To cancelled: its job was cancelled once whoever finalized it had died.
+    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED, Status.CANCELLED}),
+    Status.CANCELLING: frozenset({Status.CANCELLED}),
+    Status.COMPLETED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.EXPIRED: frozenset(),
+    Status.CANCELLED: frozenset(),
+}
+TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
+
+
+def transition(batch: Batch, to: Status, **values: Any) -> bool:
+    """Compares and swaps in one statement, and notes the time in the column named after the new status.
+
+    The event of the move is written with it, or neither.
+
+    Returns: False, and nothing changed: the batch is in no status from which `to` may be reached.
+    Effects: `batch` is read again from the database either way.
+    """
+    origins = [status for status, moves in LEGAL_MOVES.items() if to in moves]
+    values = {"status": to, f"{to.value}_at": timezone.now(), **values}
+    with transaction.atomic():
+        moved = Batch.objects.filter(pk=batch.pk, status__in=origins).update(**values)
+        if moved:
+            event_record(organization_id=batch.organization_id, type=f"batch.{to.value}", object_id=batch.pk)
+        batch.refresh_from_db()
+    return bool(moved)
+

@@ -1,0 +1,22 @@
+"""Deletes what a batch no longer needs. Whoever comes second, or after a crash, finds what is left to do."""
+
+from control.core.storage.backends import get_storage
+from control.workflows.batches.models import Batch
+from control.workflows.batches.selectors import batches_untidy, batches_with_stray_tokens
+
+BATCHES_A_ROUND = 5
+
+
+def batches_tidy() -> int:
+    """Bytes first: a row that still names them is found again. Returns: how many batches were tidied."""
+    storage = get_storage()
+    stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
+    for batch in stray:
+        storage.delete(batch.tokens_key)
+        Batch.objects.filter(pk=batch.pk).update(tokens_key="")
+    untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
+    for batch in untidy:
+        storage.delete(batch.job.params["rows_key"])
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also of attempts that lost the job: nothing names those
+        Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
+    return len(stray) + len(untidy)

@@ -1,0 +1,38 @@
+"""What was found in a file: its form, rows, tokens and bad lines."""
+
+from django.db import models
+
+from control.core.ids import dataset_id
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.workflows.datasets.formats import Format
+
+_FORMATS = [(form.value, form.value) for form in Format]
+
+
+class Dataset(models.Model):
+    class Status(models.TextChoices):
+        VALID = "valid"
+        INVALID = "invalid"
+
+    id = models.CharField(primary_key=True, max_length=40, default=dataset_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    format = models.CharField(max_length=16, choices=_FORMATS, blank=True, help_text="Empty: no row said it.")
+    status = models.CharField(max_length=16, choices=Status.choices)
+    num_rows = models.PositiveIntegerField(help_text="Good or bad; blank lines are none.")
+    num_answers = models.PositiveIntegerField(help_text="Rows that bring an answer along.")
+    num_tokens = models.BigIntegerField(null=True, blank=True, help_text="By the base model's tokenizer.")
+    tokens_are_exact = models.BooleanField(default=True, help_text="Counted in every row, not in a sample.")
+    errors = models.JSONField(default=list, blank=True, help_text="[{code, line, column, ...}], at most 1,000.")
+    num_errors = models.PositiveIntegerField(default=0, help_text="Of all bad lines, listed in `errors` or not.")
+    errors_by_code = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-id"], name="dataset_page")]
+
+    def __str__(self) -> str:
+        return self.id

@@ -1,0 +1,169 @@
+"""Rows as a model reads them: its chat template and its tokenizer, without the model.
+
+A template is a customer's program: it runs in jinja's sandbox, which lets it change nothing. The sandbox does not say
+how long it may take and how much memory, so all of this happens in a process that has such limits, which `reader`
+starts; and without Django, which would take it a second to load.
+
+    python -m control.workflows.datasets.rendering FOLDER SHOWN SECONDS < rows of JSON > readings of JSON
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding, Tokenizer
+
+from control.workflows.datasets.formats import Example
+
+UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
+MEMORY_BYTES = 2 << 30  # of addresses, of which the libraries and a large tokenizer take a quarter
+_SHOWN_CHARACTERS = 200  # of one token
+# How a template may stumble over what it is given: text added to what is none, a missing key, itself without end.
+_STUMBLES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+class Refusal(ValueError):
+    """The model's template or tokenizer does not take a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    prompt: str
+    answer: str  # with the template's end of turn; empty: the row has none
+    is_plain: bool  # no template has been here: the tokenizer adds what it puts in front of a text
+
+
+class Renderer:
+    def __init__(self, folder: Path) -> None:
+        """Raises: OSError, ValueError: the folder has no tokenizer that can be read."""
+        if folder.resolve() != folder:
+            raise ValueError("the folder is a link now, which it was not when it was checked")
+        try:
+            self.tokenizer = Tokenizer.from_str(_read(folder / "tokenizer.json") or "")
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+        self._settings = _read_json(folder / "tokenizer_config.json")
+        self._template = _template(folder, self._settings)
+
+    def render(self, example: Example) -> Rendered:
+        """Raises: Refusal."""
+        if example.messages is None:
+            return Rendered(example.prompt, example.answer or "", is_plain=True)
+        prompt = self._chat(example.messages, add_generation_prompt=True)
+        if example.answer is None:
+            return Rendered(prompt, "", is_plain=False)
+        answered = [*example.messages, {"role": "assistant", "content": example.answer}]
+        whole = self._chat(answered, add_generation_prompt=False)
+        # A template may rewrite earlier turns once there is an answer; the answer itself is what counts then.
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else example.answer
+        return Rendered(prompt, answer, is_plain=False)
+
+    def encode(self, rendered: Rendered) -> tuple[Encoding, Encoding]:
+        """The prompt's tokens and the answer's. Raises: Refusal."""
+        try:
+            prompt = self.tokenizer.encode(rendered.prompt, add_special_tokens=rendered.is_plain)
+            return prompt, self.tokenizer.encode(rendered.answer, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise Refusal(f"The model's tokenizer refuses this row: {error}"[:500]) from error
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        if self._template is None:
+            raise Refusal("The model has no chat template: it takes prompts.")
+        tokens = {name: _token(self._settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
+        except _STUMBLES as error:
+            message = f"The model's chat template refuses these messages: {error or type(error).__name__}"
+            raise Refusal(message[:500]) from error
+
+
+def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str, Any]:
+    """A row as the model reads it: how many tokens, and the first `num_shown` of them."""
+    try:
+        rendered = renderer.render(example)
+        prompt, answer = renderer.encode(rendered)
+    except Refusal as error:
+        return {"error": str(error), "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
+    parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
+    tokens = (
+        {"id": token, "text": text[begin:end][:_SHOWN_CHARACTERS], "in_loss": is_answer}
+        for text, encoding, is_answer in parts
+        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    )
+    num_tokens = len(prompt.ids) + len(answer.ids)
+    shown = list(islice(tokens, num_shown))
+    return {"error": None, "num_tokens": num_tokens, "num_loss_tokens": len(answer.ids), "tokens": shown}
+
+
+def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
+    """Returns: UNREADABLE, or 0 once all rows have been read."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    with suppress(OSError, ValueError):  # no such limit: another system than Linux
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        renderer = Renderer(Path(folder))
+    except (OSError, ValueError):
+        return UNREADABLE
+    examples = (Example(custom_id=None, **json.loads(line)) for line in sys.stdin)
+    # Nothing is said before the last row is there: who writes them does not read meanwhile.
+    readings = [json.dumps(reading(renderer, example, num_shown=num_shown)) for example in examples]
+    print(*readings, sep="\n")
+    return 0
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> Template | None:
+    source: Any = _read(folder / "chat_template.jinja")
+    if source is None:
+        source = settings.get("chat_template")
+    if isinstance(source, list):  # named ones
+        source = next((item["template"] for item in source if item.get("name") == "default"), None)
+    if not isinstance(source, str):
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ValueError(f"the chat template cannot be read: {error}") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _token(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value or "")
+
+
+def _read(path: Path) -> str | None:
+    """None: there is no such file. Raises: OSError: a link, which might lead to what is somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, encoding="utf-8") as file:
+        return file.read()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    values = json.loads(_read(path) or "{}")
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.name} must hold an object")
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,123 @@
+"""Writers of datasets, and what can be made of one."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from django.db import transaction
+
+from control.core.api.errors import ApiError
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import staged_writer
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+from control.workflows.datasets.formats import Example
+from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.reader import model_reader
+from control.workflows.datasets.tokens import TokenCounter
+from control.workflows.datasets.validation import Findings, examine
+from control.workflows.prompt_files.lines import Line
+from control.workflows.prompt_files.rows import Row, normalised_line
+
+Status = Dataset.Status
+See = Callable[[Example, Line], object]
+
+
+class _Tokens(NamedTuple):
+    num: int | None  # None: not counted
+    are_exact: bool
+
+
+@audited("dataset.create", itself=True)
+def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
+    """Reads the whole file, now: whoever asks wants to know before anything is spent. Bad rows are no error.
+
+    Args:
+        base_model: whose tokens are counted; None: none are.
+    Raises: ApiError: 404, the file is gone; 400, the model takes too long to read it; 429, too many at once.
+    """
+    if base_model is None:
+        found, tokens = file_examine(file, see=_ignore), _Tokens(None, True)
+    else:
+        found, tokens = _examine_and_count(file, base_model)
+    with transaction.atomic():
+        dataset = Dataset.objects.create(
+            organization=organization,
+            file=file,
+            base_model=base_model,
+            format=found.format or "",
+            status=Status.INVALID if found.num_errors else Status.VALID,
+            num_rows=found.num_rows,
+            num_answers=found.num_answers,
+            num_tokens=tokens.num,
+            tokens_are_exact=tokens.are_exact,
+            errors=found.errors,
+            num_errors=found.num_errors,
+            errors_by_code=dict(found.errors_by_code),
+        )
+        audit_record("dataset.create", dataset)
+    return dataset
+
+
+@audited("dataset.delete")
+def dataset_delete(*, dataset: Dataset) -> None:
+    """The file stays."""
+    dataset.delete()
+
+
+def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
+    with model_reader(file.organization, base_model, num_shown=0) as reader:
+        counter = TokenCounter(reader, size_bytes=file.size_bytes)
+        found = file_examine(file, see=counter.see)
+        num = counter.total()
+    return found, _Tokens(num, num is None or counter.is_exact)
+
+
+def file_examine(file: File, *, see: See) -> Findings:
+    """Raises: ApiError: 404, the file is gone."""
+    try:
+        source = get_storage().open(file.storage_key)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
+    with closing(source):
+        return examine(source, see=see)
+
+
+def prompts_file_create(*, file: File, param: str) -> File:
+    """A batch file of this file's prompts, answers left out: the model itself answers them.
+
+    Args:
+        param: where the caller named the file.
+    Raises: ApiError: 400, naming the first bad line; 404, the file is gone.
+    """
+    with staged_writer() as writer:
+
+        def write(example: Example, line: Line) -> None:
+            custom_id = example.custom_id or f"row-{line.number}"
+            row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
+            writer.write(normalised_line(row, url=example.endpoint, model=""))
+
+        found = file_examine(file, see=write)
+        if found.num_errors:
+            raise _unusable(found, param)
+        return file_create(
+            organization=file.organization,
+            filename=f"{Path(file.filename).stem}.prompts.jsonl",
+            purpose=File.Purpose.BATCH,
+            source=writer.finish(),
+        )
+
+
+def _unusable(found: Findings, param: str) -> ApiError:
+    first = found.errors[0]
+    place = "" if first["line"] is None else f"line {first['line']}: "
+    more = f" ({found.num_errors:,} bad lines in all)" if found.num_errors > 1 else ""
+    return ApiError(400, f"{param}: {place}{first['message']}{more}", first["code"], param)
+
+
+def _ignore(example: Example, line: Line) -> None:
+    pass

@@ -1,0 +1,43 @@
+"""How many tokens a file holds: exactly for a small one, from every n-th row of a large one.
+
+A tokenizer reads some megabytes a second, a validator a hundred: counting everything would make the file's owner wait
+for a number of which two digits matter.
+"""
+
+from control.workflows.datasets.formats import Example
+from control.workflows.datasets.reader import ModelReader
+from control.workflows.prompt_files.lines import Line
+
+SAMPLE_BYTES = 2 << 20
+
+
+class TokenCounter:
+    def __init__(self, reader: ModelReader, *, size_bytes: int) -> None:
+        """Args: size_bytes: of the whole file."""
+        self._reader = reader
+        self._every = max(1, round(size_bytes / SAMPLE_BYTES))
+        self._num_seen = 0
+        self._bytes_seen = 0
+        self._sampled_bytes: list[int] = []  # of each row that the reader was shown
+
+    @property
+    def is_exact(self) -> bool:
+        return self._every == 1
+
+    def see(self, example: Example, line: Line) -> None:
+        self._num_seen += 1
+        self._bytes_seen += line.size_bytes
+        if (self._num_seen - 1) % self._every == 0:
+            self._reader.see(example)
+            self._sampled_bytes.append(line.size_bytes)
+
+    def total(self) -> int | None:
+        """None: the model has no tokenizer that can be read here. Raises: ApiError: 400, reading it takes too long."""
+        readings = self._reader.readings()
+        if readings is None:
+            return None
+        # A row that the template refuses has no tokens, and the preview says why.
+        taken = [pair for pair in zip(readings, self._sampled_bytes, strict=True) if pair[0]["error"] is None]
+        num_tokens = sum(int(reading["num_tokens"]) for reading, _ in taken)
+        num_bytes = sum(size for _, size in taken)
+        return num_tokens if self.is_exact or not num_bytes else round(num_tokens * self._bytes_seen / num_bytes)

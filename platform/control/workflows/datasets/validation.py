@@ -1,0 +1,101 @@
+"""A whole file, in one pass and constant memory: every bad line with its number, byte and code.
+
+    bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `see`
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from control.workflows.datasets.formats import Example, Format, format_of, read_example
+from control.workflows.datasets.position import byte_column
+from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Readable
+from control.workflows.prompt_files.rows import RowError, parse_object
+from control.workflows.prompt_files.validation import MAX_ERRORS, MAX_ROWS, read_text_lines
+
+SYNTAX_CODES = frozenset({"invalid_json_line", "invalid_utf8", "line_too_long"})
+
+
+@dataclass(slots=True)
+class Findings:
+    format: Format | None = None
+    num_rows: int = 0
+    num_answers: int = 0
+    errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, by line
+    num_errors: int = 0  # all of them
+    errors_by_code: Counter[str] = field(default_factory=Counter)
+
+
+def examine(
+    source: Readable,
+    *,
+    see: Callable[[Example, Line], object],
+    max_rows: int = MAX_ROWS,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Findings:
+    """Reads to the end, or to the row that is one too many. `see` gets every good row."""
+    found = Findings()
+    line_of_id: dict[str, int] = {}
+
+    def fail(number: int | None, error: RowError, content: bytes | None = None) -> None:
+        found.num_errors += 1
+        found.errors_by_code[error.code] += 1
+        if len(found.errors) < MAX_ERRORS:
+            found.errors.append(_error(number, error, content))
+
+    for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=fail):
+        if found.num_rows == max_rows:
+            fail(line.number, RowError("too_many_rows", f"A dataset holds at most {max_rows:,} rows."))
+            break
+        found.num_rows += 1
+        try:
+            example = _read(line, found, max_line_bytes)
+            _check_unique(example, line.number, line_of_id)
+        except RowError as error:
+            fail(line.number, error, line.content)
+            continue
+        found.num_answers += example.answer is not None
+        see(example, line)
+    if not found.num_rows and not found.num_errors:
+        fail(None, RowError("empty_file", "The file has no rows."))
+    return found
+
+
+def _read(line: Line, found: Findings, max_line_bytes: int) -> Example:
+    if line.content is None:
+        raise RowError("line_too_long", f"A line has at most {max_line_bytes:,} bytes, got {line.size_bytes:,}")
+    row = parse_object(line.content)
+    if found.format is None:
+        found.format = format_of(row)
+    elif found.format not in _fitting(row):
+        raise RowError("mixed_formats", f"This row must have the form of the rows before it: {found.format.value}")
+    return read_example(row, found.format)
+
+
+def _fitting(row: dict[str, Any]) -> set[Format]:
+    members = {"body": Format.BATCH, "messages": Format.CHAT, "prompt": Format.PROMPT}
+    # A row with none of them lacks what its form wants, which is said better where that form is read.
+    return {form for member, form in members.items() if member in row} or set(Format)
+
+
+def _check_unique(example: Example, number: int, line_of_id: dict[str, int]) -> None:
+    if example.custom_id is None:
+        return
+    first = line_of_id.setdefault(example.custom_id, number)
+    if first != number:
+        message = f"custom_id {example.custom_id[:80]!a} is already used on line {first}"
+        raise RowError("duplicate_custom_id", message, "custom_id")
+
+
+def _error(number: int | None, error: RowError, content: bytes | None) -> dict[str, Any]:
+    column = error.column
+    if column is None and number is not None:
+        column = 1 if content is None or error.code in SYNTAX_CODES else byte_column(content, error.param)
+    return {
+        "code": error.code,
+        "line": number,
+        "column": column,
+        "message": error.message,
+        "param": error.param,
+    }

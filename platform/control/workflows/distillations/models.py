@@ -1,0 +1,20 @@
+"""A batch whose answers are to be learned from. All that happens to it happens to the batch."""
+
+from django.db import models
+
+from control.core.ids import distillation_id
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+
+
+class Distillation(models.Model):
+    id = models.CharField(primary_key=True, max_length=40, default=distillation_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="distillations")
+    batch = models.OneToOneField(Batch, on_delete=models.PROTECT, related_name="distillation")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-id"], name="distillation_page")]
+
+    def __str__(self) -> str:
+        return self.id

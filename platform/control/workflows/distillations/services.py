@@ -1,0 +1,47 @@
+"""Writers of distillations. The batch beneath does the work."""
+
+from collections.abc import Mapping
+
+from django.db import transaction
+
+from control.core.api.errors import ApiError
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audited
+from control.workflows.batches.services import batch_cancel, batch_create
+from control.workflows.distillations.models import Distillation
+from control.workflows.prompt_files.held_out import endpoint_of
+from control.workflows.quotes.models import Quote
+
+
+@audited("distillation.create")
+def distillation_create(
+    *,
+    organization: Organization,
+    base_model: BaseModel,
+    prompts_file: File,
+    quote: Quote | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Distillation:
+    """Has the model answer the prompts, keeping its token ids. Raises: ApiError: 400, 404, 429 as for a batch."""
+    if prompts_file.purpose != File.Purpose.BATCH:
+        message = f"prompts_file must name a file with purpose 'batch', got one with purpose {prompts_file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", "prompts_file")
+    endpoint = endpoint_of(prompts_file)
+    with transaction.atomic():
+        batch = batch_create(
+            organization=organization,
+            input_file=prompts_file,
+            endpoint=endpoint,
+            model=base_model.name,
+            metadata=metadata,
+            quote=quote,
+        )
+        return Distillation.objects.create(organization=organization, batch=batch)
+
+
+@audited("distillation.cancel")
+def distillation_cancel(*, distillation: Distillation) -> None:
+    """Answers that are finished stay, and may be trained on. Raises: ApiError: 400, it has ended."""
+    batch_cancel(batch=distillation.batch)

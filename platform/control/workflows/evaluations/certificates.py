@@ -1,0 +1,69 @@
+"""Certificates of equality: a statement, and our Ed25519 signature over its canonical form.
+
+    {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
+
+What is signed are the bytes of all but the signature, as RFC 8785 writes them. A statement holds no fractions: they
+alone are spelled differently by different printers of JSON. `slipstream.certificates` verifies, without us.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from django.conf import settings
+
+from control.core.settings.config import get_config
+
+FORMAT = "slipstream.equality/1"
+ALGORITHM = "ed25519"
+_SEED_BYTES = 32
+
+
+def certificate_of(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """Signs. Raises: ValueError: the statement holds a fraction."""
+    key = _signing_key()
+    signed = {"object": "certificate", "format": FORMAT, "statement": dict(statement)}
+    value = base64.b64encode(key.sign(canonical(signed))).decode()
+    return {**signed, "signature": {"algorithm": ALGORITHM, "key_id": _key_id(key), "value": value}}
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """RFC 8785's bytes, for what has no fractions. Raises: ValueError: it has one."""
+    _refuse_fractions(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def public_key_body() -> dict[str, Any]:
+    key = _signing_key()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    return {"object": "public_key", "algorithm": ALGORITHM, "key_id": _key_id(key), "public_key": pem}
+
+
+def _signing_key() -> Ed25519PrivateKey:
+    """The configured one; else one that follows from the secret key, so that all machines have the same."""
+    configured = get_config().certificate_key
+    if configured is not None:
+        return Ed25519PrivateKey.from_private_bytes(base64.b64decode(configured.get_secret_value(), validate=True))
+    derive = HKDF(SHA256(), length=_SEED_BYTES, salt=None, info=FORMAT.encode())
+    return Ed25519PrivateKey.from_private_bytes(derive.derive(settings.SECRET_KEY.encode()))
+
+
+def _key_id(key: Ed25519PrivateKey) -> str:
+    raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _refuse_fractions(value: object) -> None:
+    if isinstance(value, float):
+        raise ValueError(f"a certificate holds no fractions, got {value!r}")
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_fractions(item)

@@ -1,0 +1,55 @@
+"""Readers of evaluations, and of what a speculator took to make."""
+
+from collections.abc import Iterable
+
+from django.db.models import QuerySet
+
+from control.core.api.errors import ApiError
+from control.models.catalog.models import Speculator
+from control.queue.jobs.models import Job, JobEvent
+from control.tenants.accounts.models import Organization
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.pipelines.models import Pipeline
+
+_ATTEMPT_ENDS = frozenset({"claimed", "retried", "released", "paused", "succeeded", "failed", "cancelled"})
+
+
+def evaluations_list(organization: Organization) -> QuerySet[Evaluation]:
+    return Evaluation.objects.filter(organization=organization).select_related("speculator__base_model", "job")
+
+
+def evaluation_get(organization: Organization, evaluation_id: str) -> Evaluation:
+    """Raises: ApiError: 404, also for another organization's evaluation."""
+    evaluation = evaluations_list(organization).filter(pk=evaluation_id).first()
+    if evaluation is None:
+        raise ApiError(404, f"No such evaluation: {evaluation_id[:80]!r}.", "evaluation_not_found", "evaluation_id")
+    return evaluation
+
+
+def pipeline_of(speculator: Speculator) -> Pipeline | None:
+    """That trained it; None: it came from elsewhere."""
+    return (
+        Pipeline.objects.filter(speculator=speculator)
+        .select_related("batch__job", "training_job", "held_out_file")
+        .first()
+    )
+
+
+def making_seconds(pipeline: Pipeline) -> float:
+    """Of workers: the answers and the training, attempts that failed included."""
+    answering = None if pipeline.batch is None else pipeline.batch.job
+    return sum((worker_seconds(job) for job in (answering, pipeline.training_job) if job is not None), start=0.0)
+
+
+def worker_seconds(job: Job) -> float:
+    """From each claim to what ended it."""
+    seconds, claimed = 0.0, None
+    for event in _turns(job):
+        if claimed is not None:
+            seconds += (event.created_at - claimed.created_at).total_seconds()
+        claimed = event if event.type == "claimed" else None
+    return seconds
+
+
+def _turns(job: Job) -> Iterable[JobEvent]:
+    return JobEvent.objects.filter(job=job, type__in=_ATTEMPT_ENDS).order_by("seq").only("type", "created_at")

@@ -1,0 +1,142 @@
+"""Writers of evaluations. A pipeline's evaluate stage starts one like any other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.core.ids import evaluation_id
+from control.core.settings.config import get_config
+from control.data.files.models import File
+from control.models.catalog.drafters import drafter_of
+from control.models.catalog.models import Speculator
+from control.models.catalog.services import speculator_report
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_cancel, job_submit, queued_quota_check
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+from control.workflows.evaluations.certificates import certificate_of
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.requests import EvaluationRequest
+from control.workflows.evaluations.selectors import making_seconds, pipeline_of
+from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
+
+
+@audited("evaluation.create", itself=True)
+def evaluation_create(
+    *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationRequest
+) -> Evaluation:
+    """On `prompts`, else on what the speculator's pipeline held out.
+
+    Raises: ApiError: 400, no prompts or bad ones; 409, the speculator is not ready; 429, too many jobs wait.
+    """
+    if speculator.status != Speculator.Status.READY:
+        raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    queued_quota_check(organization.pk)  # before any work
+    identity, pipeline = evaluation_id(), pipeline_of(speculator)
+    if prompts is not None:
+        rows_key = f"{organization.pk}/evaluations/{identity}/rows.jsonl"
+        normalise_held_out(prompts, base_model=speculator.base_model, key=rows_key, param="prompts_file")
+    elif pipeline is not None:
+        rows_key, prompts = held_out_key(organization.pk, pipeline.pk), pipeline.held_out_file
+    else:
+        message = "prompts_file is needed: nothing was held out when this speculator was made"
+        raise ApiError(400, message, "missing_required_parameter", "prompts_file")
+    settings = request.model_dump(exclude={"speculator_id", "prompts_file"})
+    with transaction.atomic():
+        evaluation = evaluation_start(
+            identity=identity, speculator=speculator, prompts=prompts, rows_key=rows_key, settings=settings
+        )
+        audit_record("evaluation.create", evaluation)
+    return evaluation
+
+
+def evaluation_start(
+    *,
+    speculator: Speculator,
+    prompts: File | None,
+    rows_key: str,
+    settings: Mapping[str, Any],
+    identity: str | None = None,
+    is_continuation: bool = False,
+) -> Evaluation:
+    """Queues the job. `settings`: concurrencies, max_tokens, repeats, price_per_gpu_hour; each may be left out.
+
+    Raises: ApiError: 429, as `job_submit`.
+    """
+    price = settings.get("price_per_gpu_hour")
+    chosen = {
+        "concurrencies": settings.get("concurrencies", [1]),
+        "max_tokens": settings.get("max_tokens"),
+        "repeats": settings.get("repeats", 1),
+        "price_per_gpu_hour": get_config().price_per_gpu_hour if price is None else price,
+    }
+    pipeline = pipeline_of(speculator)
+    params = {
+        "base_model_id": speculator.base_model_id,
+        "speculator_id": speculator.pk,
+        "rows_key": rows_key,
+        "drafter": drafter_of(speculator),
+        "training_seconds": None if pipeline is None else round(making_seconds(pipeline), 1),
+        **chosen,
+    }
+    with transaction.atomic():
+        job = job_submit(
+            organization=speculator.organization,
+            kind=Job.Kind.EVALUATION,
+            params=params,
+            is_continuation=is_continuation,
+        )
+        return Evaluation.objects.create(
+            id=identity or evaluation_id(),
+            organization=speculator.organization,
+            speculator=speculator,
+            job=job,
+            prompts_file=prompts,
+            settings=chosen,
+        )
+
+
+@audited("evaluation.cancel")
+def evaluation_cancel(*, evaluation: Evaluation) -> bool:
+    """Returns: False: it had ended, or had been cancelled, before."""
+    return job_cancel(job=evaluation.job)
+
+
+def evaluation_finish(
+    *, evaluation: Evaluation, report: Mapping[str, Any], evidence: Mapping[str, Any], plots_prefix: str
+) -> None:
+    """Signs what was found and keeps it, once: a straggler changes nothing."""
+    certificate = certificate_of(_statement(evaluation, evidence))
+    with transaction.atomic():
+        unsigned = Evaluation.objects.filter(pk=evaluation.pk, certificate__isnull=True)
+        if unsigned.update(certificate=certificate, plots_prefix=plots_prefix):
+            plot_key = f"{plots_prefix}/report.png"
+            speculator_report(speculator=evaluation.speculator, report=report, plot_key=plot_key)
+
+
+def _statement(evaluation: Evaluation, evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """`evidence`: what the run says of itself; who took part is ours to say."""
+    speculator, prompts = evaluation.speculator, evaluation.prompts_file
+    told = dict(evidence)
+    return {
+        "evaluation_id": evaluation.pk,
+        "organization_id": evaluation.organization_id,
+        "issued_at": int(timezone.now().timestamp()),
+        "model": {"name": speculator.base_model.name, "sha256": told.pop("model_sha256")},
+        "speculator": {
+            "id": speculator.pk,
+            "name": speculator.name,
+            "version": speculator.version,
+            "kind": speculator.kind,
+            "sha256": told.pop("speculator_sha256"),
+        },
+        "prompts": {
+            **told.pop("prompts"),
+            "file_id": None if prompts is None else prompts.pk,
+            "file_sha256": None if prompts is None else prompts.sha256,
+        },
+        **told,
+    }

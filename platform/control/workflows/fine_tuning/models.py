@@ -1,0 +1,27 @@
+"""What OpenAI's job object shows beside the pipeline that does the work."""
+
+from django.db import models
+
+from control.core.ids import fine_tuning_job_id
+from control.data.files.models import File
+from control.tenants.accounts.models import Organization
+from control.workflows.pipelines.models import Pipeline
+
+
+class FineTuningJob(models.Model):
+    id = models.CharField(primary_key=True, max_length=40, default=fine_tuning_job_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    pipeline = models.OneToOneField(Pipeline, on_delete=models.PROTECT, related_name="fine_tuning_job")
+    training_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", help_text="As uploaded.")
+    validation_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    hyperparameters = models.JSONField(default=dict, help_text="OpenAI's, as they were asked for.")
+    metadata = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    has_worker: bool  # alive; of `fine_tuning_jobs_list`
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-id"], name="fine_tuning_job_page")]
+
+    def __str__(self) -> str:
+        return self.id

@@ -1,0 +1,64 @@
+"""Readers of fine-tuning jobs, and of what happened in them."""
+
+from collections.abc import Mapping
+
+from django.db.models import Exists, Q, QuerySet
+from django.db.models.fields.json import KeyTransform
+
+from control.core.api.errors import ApiError
+from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.selectors import workers_alive
+from control.tenants.accounts.models import Organization
+from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.pipelines.models import Pipeline
+
+_OF_PIPELINE = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
+CHECKPOINT = "checkpoint_committed"
+PAUSED_ON_REQUEST = "paused_on_request"  # the code of a customer's pause
+# Of a job's events: the others say what a pipeline's say as well.
+TOLD = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
+
+
+def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
+    """With all that is shown of one."""
+    alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
+    jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
+    return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
+
+
+def with_metadata(jobs: QuerySet[FineTuningJob], wanted: Mapping[str, str]) -> QuerySet[FineTuningJob]:
+    """Those whose metadata has all of these pairs."""
+    for number, (key, value) in enumerate(wanted.items()):
+        jobs = jobs.annotate(**{f"wanted_{number}": KeyTransform(key, "metadata")}).filter(
+            **{f"wanted_{number}": value}
+        )
+    return jobs
+
+
+def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJob:
+    """Raises: ApiError: 404, also for another organization's job."""
+    job = fine_tuning_jobs_list(organization).filter(pk=job_id).first()
+    if job is None:
+        message = f"Could not find fine tune: {job_id[:80]}"
+        raise ApiError(404, message, "fine_tuning_job_not_found", "fine_tuning_job_id")
+    return job
+
+
+def work_of(pipeline: Pipeline) -> Job | None:
+    """What its stage waits for, if that is a job."""
+    match Pipeline.Status(pipeline.status):
+        case Pipeline.Status.DISTILLING:
+            return pipeline.batch.job if pipeline.batch else None
+        case Pipeline.Status.TRAINING:
+            return pipeline.training_job
+        case Pipeline.Status.EVALUATING:
+            return pipeline.evaluation_job
+    return None
+
+
+def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
+    """Of the jobs that the pipeline has now, newest first. Checkpoints are those of training."""
+    pipeline = job.pipeline
+    ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
+    events = JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types)
+    return events.exclude(~Q(job_id=pipeline.training_job_id), type=CHECKPOINT).order_by("-pk")

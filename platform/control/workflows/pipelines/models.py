@@ -1,0 +1,65 @@
+"""Prompts to endpoint as one object: distil, train, evaluate, gate, deploy. Each stage can be resumed."""
+
+from django.db import models
+
+from control.core.ids import pipeline_id
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel, Speculator
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.quotes.models import Quote
+
+
+class Pipeline(models.Model):
+    class Status(models.TextChoices):
+        DISTILLING = "distilling"
+        TRAINING = "training"
+        EVALUATING = "evaluating"
+        GATING = "gating"
+        DEPLOYING = "deploying"
+        LIVE = "live"
+        SUCCEEDED = "succeeded"  # the gate said yes and nothing was to be deployed
+        REJECTED = "rejected"  # the gate said no: nothing deployed, everything kept
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    id = models.CharField(primary_key=True, max_length=40, default=pipeline_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="pipelines")
+    name = models.CharField(max_length=64, help_text="Also the speculator's and the deployment's name.")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="pipelines")
+    prompts_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    held_out_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")
+    evaluation = models.JSONField(default=dict, blank=True, help_text="concurrencies, max_tokens")
+    gate = models.JSONField(default=dict, blank=True, help_text="min_speedup, min_acceptance_length, outputs_equal")
+    deploy = models.BooleanField(default=True)
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.DISTILLING)
+    error = models.JSONField(null=True, blank=True)
+    batch = models.ForeignKey(Batch, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    training_job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    evaluation_job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    speculator = models.ForeignKey(Speculator, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    quote = models.ForeignKey(Quote, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class PipelineEvent(models.Model):
+    """One row a move, so that a stage's times and attempts can be read back."""
+
+    pipeline = models.ForeignKey(Pipeline, on_delete=models.CASCADE, related_name="events")
+    status = models.CharField(max_length=16, choices=Pipeline.Status.choices)
+    data = models.JSONField(default=dict)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.pipeline_id} {self.status}"

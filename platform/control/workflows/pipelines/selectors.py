@@ -1,0 +1,36 @@
+"""Questions about pipelines. The tenant comes first wherever a customer asks."""
+
+from django.db.models import Prefetch, Q, QuerySet
+
+from control.core.api.errors import ApiError
+from control.tenants.accounts.models import Organization
+from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.pipelines.state import ACTIVE
+
+_RELATED = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator", "deployment", "quote")
+
+
+def pipelines_list(organization: Organization) -> QuerySet[Pipeline]:
+    events = Prefetch("events", queryset=PipelineEvent.objects.order_by("id"))
+    return Pipeline.objects.filter(organization=organization).select_related(*_RELATED).prefetch_related(events)
+
+
+def pipeline_get(organization: Organization, pipeline_id: str) -> Pipeline:
+    """Raises: ApiError: 404, also for another organization's pipeline."""
+    pipeline = pipelines_list(organization).filter(pk=pipeline_id).first()
+    if pipeline is None:
+        raise ApiError(404, f"No pipeline with id {pipeline_id[:80]!r}.", "pipeline_not_found", "pipeline_id")
+    return pipeline
+
+
+def pipelines_active() -> QuerySet[Pipeline]:
+    return Pipeline.objects.filter(status__in=ACTIVE).order_by("pk")
+
+
+def pipelines_waiting_for_job(job_id: str) -> QuerySet[Pipeline]:
+    of_job = Q(batch__job_id=job_id) | Q(training_job_id=job_id) | Q(evaluation_job_id=job_id)
+    return pipelines_active().filter(of_job)
+
+
+def pipeline_fresh(pipeline: Pipeline) -> Pipeline:
+    return Pipeline.objects.select_related("organization", *_RELATED).get(pk=pipeline.pk)

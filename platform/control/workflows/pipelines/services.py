@@ -1,0 +1,191 @@
+"""Pipelines from the customer's side: create, cancel, resume. `stages` moves them on."""
+
+from django.db import transaction
+
+from control.billing.usage.services import usage_attribute
+from control.core.api.errors import ApiError
+from control.core.ids import pipeline_id
+from control.data.files.models import File
+from control.data.files.selectors import file_get
+from control.data.files.services import file_delete
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.selectors import base_model_get, speculator_get
+from control.queue.jobs.services import job_cancel, queued_quota_check
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_start, deployment_stop
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+from control.tenants.events.services import event_record
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
+from control.workflows.batches.state import TERMINAL as BATCH_ENDED
+from control.workflows.distillations.selectors import distillation_get
+from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.pipelines.requests import PipelineRequest, Training
+from control.workflows.pipelines.selectors import pipeline_fresh
+from control.workflows.pipelines.stages import pipeline_advance
+from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
+from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out, split_prompts
+from control.workflows.quotes.selectors import quote_get
+
+
+@audited("pipeline.create", itself=True)
+def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
+    """Checks everything that can be checked now, splits off held-out prompts if need be, and starts.
+
+    Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that is not there, 409 for an
+        endpoint name that is taken.
+    """
+    base_model = base_model_get(organization, request.model)
+    _check_initial(organization, request.training, base_model)
+    quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
+    batch = _distilled(organization, request.distillation_id, base_model)
+    prompts = batch.input_file if batch else _batch_file(organization, request.prompts_file or "", "prompts_file")
+    if request.deploy:
+        _refuse_taken_name(organization, request.name)
+    queued_quota_check(organization.pk)  # before any work; the first stage asks again, when nobody can come between
+    identity = pipeline_id()
+    key = held_out_key(organization.pk, identity)
+    if request.held_out_file is None:
+        prompts, held_out = _split(prompts, request.held_out, base_model=base_model, key=key)
+    else:
+        held_out = _batch_file(organization, request.held_out_file, "held_out_file")
+        normalise_held_out(held_out, base_model=base_model, key=key)
+    status = Status.DISTILLING if batch is None else Status.TRAINING
+    with transaction.atomic():
+        pipeline = Pipeline.objects.create(
+            id=identity,
+            organization=organization,
+            name=request.name,
+            base_model=base_model,
+            prompts_file=prompts,
+            held_out_file=held_out,
+            training=request.training.model_dump(),
+            evaluation=request.evaluation.model_dump(),
+            gate=request.gate.model_dump(),
+            deploy=request.deploy,
+            quote=quote,
+            batch=batch,
+            status=status,
+        )
+        PipelineEvent.objects.create(pipeline=pipeline, status=status, data={"stage": STAGES[status]})
+        event_record(organization_id=organization.pk, type=f"pipeline.{status.value}", object_id=identity)
+        usage_attribute(job_id=identity, organization_id=organization.pk)
+        audit_record("pipeline.create", pipeline)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
+    """Raises: ApiError: 404, no such speculator; 400, training cannot go on from it."""
+    if training.initial_speculator is None:
+        return
+    initial, param = speculator_get(organization, training.initial_speculator), "training.initial_speculator"
+    wanted = (training.kind, base_model.pk, base_model.revision, Speculator.Status.READY.value)
+    got = (initial.kind, initial.base_model_id, initial.target_revision, initial.status)
+    if got != wanted:
+        message = f"{param} must be a ready {training.kind} of this model and revision, got a {initial.status} "
+        message += f"{initial.kind} of {initial.base_model.name} at {initial.target_revision[:12]}"
+        raise ApiError(400, message, "invalid_value", param)
+
+
+def _distilled(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
+    """Raises: ApiError: 404, no such distillation; 400, of another model; 409, it has no answers, or not yet."""
+    if distillation_id is None:
+        return None
+    batch = distillation_get(organization, distillation_id).batch
+    if batch.base_model_id != base_model.pk:
+        message = f"distillation_id must name a distillation of {base_model.name!r}."
+        raise ApiError(400, message, "model_mismatch", "distillation_id")
+    if not batch.tokens_key:
+        message = f"The distillation is {batch.status} and has no answers to train on."
+        raise ApiError(409, message, "distillation_not_trainable", "distillation_id")
+    return batch
+
+
+def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:
+    """Effects: where the held-out rows cannot be used, the two files are gone again."""
+    rest, held_out = split_prompts(prompts, held_out=count)
+    try:
+        normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
+    except ApiError:
+        for made in (rest, held_out):
+            file_delete(file=made)
+        raise
+    return rest, held_out
+
+
+def _batch_file(organization: Organization, file_id: str, param: str) -> File:
+    file = file_get(organization, file_id, param=param)
+    if file.purpose != File.Purpose.BATCH:
+        message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", param)
+    return file
+
+
+def _refuse_taken_name(organization: Organization, name: str) -> None:
+    if Deployment.objects.filter(organization=organization, name=name, deleted_at=None).exists():
+        raise ApiError(409, f"There is a deployment named {name!r} already.", "name_taken", "name")
+
+
+@audited("pipeline.cancel")
+def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
+    """Ends it where it stands; finished stages and partial results are kept, and it can be resumed.
+
+    Raises: ApiError: 400, it has ended.
+    """
+    while True:
+        pipeline = pipeline_fresh(pipeline)
+        if pipeline.status == Status.CANCELLED:
+            return pipeline
+        if pipeline.status not in ACTIVE:
+            raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
+        with transaction.atomic():
+            if transition(pipeline, Status.CANCELLED):
+                now = pipeline_fresh(pipeline)  # with what its stage has started since it was read above
+                _stop_stage(Status(pipeline.status), now)
+                return now
+        # It moved on meanwhile: look again.
+
+
+def _stop_stage(stage: Status, pipeline: Pipeline) -> None:
+    match stage:
+        case Status.DISTILLING if pipeline.batch is not None and pipeline.batch.status not in BATCH_ENDED:
+            batch_cancel(batch=pipeline.batch)
+        case Status.TRAINING if pipeline.training_job is not None:
+            job_cancel(job=pipeline.training_job)
+        case Status.EVALUATING if pipeline.evaluation_job is not None:
+            job_cancel(job=pipeline.evaluation_job)
+        case Status.DEPLOYING if pipeline.deployment is not None:
+            deployment_stop(deployment=pipeline.deployment)
+
+
+@audited("pipeline.resume")
+def pipeline_resume(*, pipeline: Pipeline) -> Pipeline:
+    """Starts the stage in which it failed or was cancelled again, with a new job. Finished stages are kept.
+
+    Raises: ApiError: 400, it neither failed nor was cancelled.
+    """
+    pipeline = pipeline_fresh(pipeline)
+    if pipeline.status not in RESUMABLE:
+        raise ApiError(400, f"Cannot resume a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
+    stage = stage_at_end(pipeline)
+    status = next(status for status, name in STAGES.items() if name == stage)
+    forgotten: dict[Status, dict[str, None]] = {
+        Status.DISTILLING: {"batch": None},
+        Status.TRAINING: {"training_job": None, "speculator": None},
+        Status.EVALUATING: {"evaluation_job": None},
+    }
+    with transaction.atomic():
+        moved = transition(
+            pipeline, status, data={"stage": stage, "resumed": True}, error=None, **forgotten.get(status, {})
+        )
+        if moved and status == Status.DEPLOYING and pipeline.deployment is not None:
+            _deploy_again(pipeline, pipeline.deployment)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def _deploy_again(pipeline: Pipeline, deployment: Deployment) -> None:
+    if deployment.deleted_at is None:
+        deployment_start(deployment=deployment)
+    else:
+        Pipeline.objects.filter(pk=pipeline.pk).update(deployment=None)

@@ -1,0 +1,223 @@
+"""Moves pipelines on. Idempotent and safe under races: whoever comes second finds nothing to do.
+
+A stage is started in one transaction with the compare-and-swap that gives it to the pipeline, so that of two workers
+one starts it and the other's rows are rolled back. Nothing here waits: a stage ends when its job or deployment does.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from django.db import transaction
+
+from control.billing.usage.services import caller_of_job
+from control.core.api.errors import ApiError
+from control.models.catalog.services import speculator_create
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_submit
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_create
+from control.tenants.authentication.caller import on_account_of
+from control.tenants.row_security.scope import as_tenant
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_create
+from control.workflows.evaluations.services import evaluation_start
+from control.workflows.pipelines.gate import gate_objections
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.requests import Gate
+from control.workflows.pipelines.selectors import pipeline_fresh, pipelines_active, pipelines_waiting_for_job
+from control.workflows.pipelines.state import Status, transition
+from control.workflows.prompt_files.held_out import endpoint_of, held_out_key
+
+log = structlog.get_logger(__name__)
+
+
+class _OvertakenError(Exception):
+    """Somebody else started the stage, or ended the pipeline."""
+
+
+def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
+    """Does all that can be done now. Call it when a job or deployment that a pipeline waits for may have changed."""
+    while True:
+        pipeline = pipeline_fresh(pipeline)
+        step = _STEPS.get(Status(pipeline.status))
+        if step is None or not step(pipeline):
+            return pipeline
+
+
+def pipelines_advance_after_job(*, job_id: str) -> None:
+    for pipeline in pipelines_waiting_for_job(job_id):
+        pipeline_advance(pipeline=pipeline)
+
+
+def pipelines_reconcile() -> None:
+    """What makes a missed call harmless; every worker does it every few seconds."""
+    for pipeline in pipelines_active():
+        try:
+            with as_tenant(pipeline.organization_id):
+                pipeline_advance(pipeline=pipeline)
+        except Exception:  # one pipeline's trouble must not stop the others
+            log.exception("pipeline not moved on", pipeline_id=pipeline.pk)
+
+
+def _distil(pipeline: Pipeline) -> bool:
+    batch = pipeline.batch
+    if batch is None:
+        return _start(pipeline, _make_batch)
+    if batch.job.status == Job.Status.PAUSED:  # perhaps in the instant between the batch's end and its job's
+        return False
+    match batch.status:
+        case Batch.Status.COMPLETED if batch.tokens_key:
+            return transition(pipeline, Status.TRAINING)
+        case Batch.Status.COMPLETED:
+            message = f"The model answered none of the {batch.total} prompts; see error file {batch.error_file_id}."
+            return _fail(pipeline, "no_answers", message)
+        case Batch.Status.FAILED | Batch.Status.EXPIRED:
+            return _fail(pipeline, *_batch_error(batch))
+        case Batch.Status.CANCELLED:
+            return transition(pipeline, Status.CANCELLED)
+    return False
+
+
+def _make_batch(pipeline: Pipeline) -> dict[str, Any]:
+    batch = batch_create(
+        organization=pipeline.organization,
+        input_file=pipeline.prompts_file,
+        endpoint=endpoint_of(pipeline.prompts_file),
+        model=pipeline.base_model.name,
+        metadata={"pipeline": pipeline.pk},
+        quote=pipeline.quote,
+    )
+    return {"batch": batch}
+
+
+def _batch_error(batch: Batch) -> tuple[str, str]:
+    if batch.status == Batch.Status.EXPIRED:
+        return "batch_expired", f"{batch.completed} of {batch.total} prompts were answered before the window ended."
+    if not batch.errors:
+        return "batch_failed", f"Batch {batch.pk} failed."
+    first = batch.errors[0]
+    place = "" if first.get("line") is None else f"line {first['line']}: "
+    more = f" ({len(batch.errors)} errors in all, see batch {batch.pk})" if len(batch.errors) > 1 else ""
+    return first["code"], f"{place}{first['message']}{more}"
+
+
+def _train(pipeline: Pipeline) -> bool:
+    if pipeline.training_job is None:
+        return _start(pipeline, _make_training)
+    return _after_job(pipeline, pipeline.training_job, Status.EVALUATING)
+
+
+def _make_training(pipeline: Pipeline) -> dict[str, Any]:
+    assert pipeline.batch is not None, "distilling ended with a batch"
+    hyperparameters = dict(pipeline.training)
+    kind, initial = hyperparameters.pop("kind"), hyperparameters.pop("initial_speculator", None)
+    speculator = speculator_create(
+        organization=pipeline.organization, base_model=pipeline.base_model, name=pipeline.name, kind=kind
+    )
+    params = {
+        "speculator_id": speculator.pk,
+        "tokens_key": pipeline.batch.tokens_key,
+        "method": kind,
+        "seed": hyperparameters.pop("seed", 0),
+        "initial_speculator_id": initial,
+        "hyperparameters": hyperparameters,
+    }
+    job = job_submit(
+        organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True
+    )
+    return {"training_job": job, "speculator": speculator}
+
+
+def _evaluate(pipeline: Pipeline) -> bool:
+    if pipeline.evaluation_job is None:
+        return _start(pipeline, _make_evaluation)
+    return _after_job(pipeline, pipeline.evaluation_job, Status.GATING)
+
+
+def _make_evaluation(pipeline: Pipeline) -> dict[str, Any]:
+    assert pipeline.speculator is not None, "training ended with a speculator"
+    evaluation = evaluation_start(
+        speculator=pipeline.speculator,
+        prompts=pipeline.held_out_file,
+        rows_key=held_out_key(pipeline.organization_id, pipeline.pk),
+        settings=pipeline.evaluation,
+        is_continuation=True,
+    )
+    return {"evaluation_job": evaluation.job}
+
+
+def _gate(pipeline: Pipeline) -> bool:
+    assert pipeline.evaluation_job is not None, "evaluation ended with a job"
+    objections = gate_objections(Gate.model_validate(pipeline.gate), pipeline.evaluation_job.result)
+    if objections:
+        error = {"code": "gate_rejected", "message": "; ".join(objections)}
+        return transition(pipeline, Status.REJECTED, error=error, data={"objections": objections})
+    return transition(pipeline, Status.DEPLOYING if pipeline.deploy else Status.SUCCEEDED)
+
+
+def _deploy(pipeline: Pipeline) -> bool:
+    deployment = pipeline.deployment
+    if deployment is None:
+        return _start(pipeline, _make_deployment)
+    match deployment.state:
+        case Deployment.State.READY:
+            return transition(pipeline, Status.LIVE)
+        case Deployment.State.FAILED:
+            error = deployment.error or {}
+            message = str(error.get("message", f"Deployment {deployment.pk} failed."))
+            return _fail(pipeline, str(error.get("code", "deployment_failed")), message)
+        case Deployment.State.STOPPED if deployment.desired_state == Deployment.Desired.STOPPED:
+            return _fail(pipeline, "deployment_stopped", "The deployment was stopped before it was ready.")
+    return False
+
+
+def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
+    deployment = deployment_create(
+        organization=pipeline.organization,
+        name=pipeline.name,
+        base_model=pipeline.base_model,
+        speculator=pipeline.speculator,
+    )
+    return {"deployment": deployment}
+
+
+def _after_job(pipeline: Pipeline, job: Job, then: Status) -> bool:
+    match job.status:
+        case Job.Status.SUCCEEDED:
+            return transition(pipeline, then)
+        case Job.Status.FAILED:
+            error = job.error or {}
+            return _fail(pipeline, error.get("code", "job_failed"), error.get("message", f"Job {job.pk} failed."))
+        case Job.Status.CANCELLED:
+            return transition(pipeline, Status.CANCELLED)
+    return False
+
+
+def _fail(pipeline: Pipeline, code: str, message: str) -> bool:
+    return transition(pipeline, Status.FAILED, error={"code": code, "message": message})
+
+
+def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) -> bool:
+    """Makes what a stage waits for and gives it to the pipeline, or neither."""
+    caller = caller_of_job(job_id=pipeline.pk, organization_id=pipeline.organization_id)
+    try:
+        with on_account_of(caller), transaction.atomic():
+            made = make(pipeline)
+            free = dict.fromkeys(made)  # nobody gave it one meanwhile
+            if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **free).update(**made):
+                raise _OvertakenError
+    except _OvertakenError:
+        return False
+    except ApiError as error:  # for example the deployment's name was taken since the pipeline began
+        return _fail(pipeline, error.code or "invalid_request", error.message)
+    return True
+
+
+_STEPS: Mapping[Status, Callable[[Pipeline], bool]] = {
+    Status.DISTILLING: _distil,
+    Status.TRAINING: _train,
+    Status.EVALUATING: _evaluate,
+    Status.GATING: _gate,
+    Status.DEPLOYING: _deploy,
+}

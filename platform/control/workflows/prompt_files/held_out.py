@@ -1,0 +1,153 @@
+"""Which prompts a speculator is never trained on: split off by a hash, so that the same file always splits alike.
+
+    prompts ─┬─ lowest hashes of custom_id ──> held-out file
+             └─ the rest ──> prompts file of the batch
+
+In either file, blank lines stand in the place of the other's rows. They keep line numbers true: a bad line is named
+as the customer counts.
+"""
+
+import hashlib
+import heapq
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from control.core.api.errors import ApiError
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.models.catalog.models import BaseModel
+from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Readable, read_lines
+from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_row
+from control.workflows.prompt_files.validation import ModelChoice, validate
+
+HELD_OUT_FRACTION = 0.1
+
+
+def held_out_key(organization_id: str, pipeline_id: str) -> str:
+    """Where the held-out rows lie as workers read them."""
+    return f"{organization_id}/pipelines/{pipeline_id}/held_out.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class _Eligible:
+    """What the first pass found: readable rows whose custom_id appears once."""
+
+    custom_ids: list[str]
+    endpoint: str
+
+
+def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
+    """Returns: the file to distil and the held-out file, both the organization's own.
+
+    Args:
+        held_out: rows to hold out; None: a tenth, at least one.
+
+    Raises: ApiError: 400, there are not enough rows for both.
+    """
+    with _opened(file) as source:
+        eligible = _eligible(source)
+    num_rows = len(eligible.custom_ids)
+    count = held_out or max(1, round(num_rows * HELD_OUT_FRACTION))
+    if num_rows <= count:
+        message = f"prompts_file must have more than {count} usable rows to hold {count} out, got {num_rows}"
+        raise ApiError(400, message, "too_few_rows", "prompts_file")
+    chosen = frozenset(heapq.nsmallest(count, eligible.custom_ids, key=_rank))
+    stem = Path(file.filename).stem
+    with tempfile.TemporaryDirectory() as folder:
+        rest_path, held_out_path = Path(folder) / "rest", Path(folder) / "held_out"
+        with (
+            _opened(file) as source,
+            rest_path.open("wb") as rest,
+            held_out_path.open("wb") as held,
+        ):
+            _divide(source, chosen, rest=rest, held=held)
+        made = [
+            file_create(
+                organization=file.organization,
+                filename=f"{stem}.{part}.jsonl",
+                purpose=File.Purpose.BATCH,
+                source=path,
+            )
+            for part, path in (("prompts", rest_path), ("held-out", held_out_path))
+        ]
+    return made[0], made[1]
+
+
+def endpoint_of(file: File) -> str:
+    """The endpoint that most rows ask for; chat where none says. Raises: ApiError: 404, the file has been deleted."""
+    with _opened(file) as source:
+        return _eligible(source).endpoint
+
+
+def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: str = "held_out_file") -> int:
+    """Stores the rows as a worker reads them. Returns: how many there are.
+
+    Args:
+        param: where the customer wrote the rows.
+
+    Raises: ApiError: 400 for the first bad line.
+    """
+    choice = ModelChoice(visible=[base_model.name], default=base_model.name, is_fixed=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        with _opened(file) as source, path.open("wb") as rows:
+            report = validate(source, endpoint=endpoint_of(file), models=choice, write=rows.write)
+        if report.errors:
+            first = report.errors[0]
+            place = "" if first["line"] is None else f" line {first['line']}:"
+            message = f"{param}:{place} {first['message']} ({report.num_errors} errors in all)"
+            raise ApiError(400, message, first["code"], param)
+        get_storage().put_file(key, path)
+    return report.num_rows
+
+
+def _opened(file: File) -> BinaryIO:
+    """Raises: ApiError: 404, its bytes are gone: the customer may delete a file at any time."""
+    try:
+        return get_storage().open(file.storage_key)
+    except ObjectMissing as error:
+        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found") from error
+
+
+def _eligible(source: Readable) -> _Eligible:
+    counts: Counter[str] = Counter()
+    endpoints: Counter[str] = Counter()
+    for _, custom_id, endpoint in _rows(source):
+        if custom_id is not None:
+            counts[custom_id] += 1
+            endpoints[endpoint] += 1
+    unique = [custom_id for custom_id, count in counts.items() if count == 1]
+    return _Eligible(unique, endpoints.most_common(1)[0][0] if endpoints else ENDPOINTS[0])
+
+
+def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
+    """Line, custom_id (None: the line is bad) and endpoint."""
+    for line in read_lines(source):
+        content = line.content
+        if content is None:
+            message = f"prompts_file line {line.number}: a line holds at most {MAX_LINE_BYTES:,} bytes"
+            raise ApiError(400, f"{message}, got {line.size_bytes:,}", "line_too_long", "prompts_file")
+        for endpoint in ENDPOINTS:
+            try:
+                yield content, parse_row(content, endpoint=endpoint).custom_id, endpoint
+                break
+            except RowError:
+                continue
+        else:
+            yield content, None, ENDPOINTS[0]
+
+
+def _divide(source: Readable, chosen: frozenset[str], *, rest: IO[bytes], held: IO[bytes]) -> None:
+    for line, custom_id, _ in _rows(source):
+        theirs, others = (held, rest) if custom_id in chosen else (rest, held)
+        theirs.write(line + b"\n")
+        others.write(b"\n")
+
+
+def _rank(custom_id: str) -> bytes:
+    return hashlib.sha256(custom_id.encode()).digest()

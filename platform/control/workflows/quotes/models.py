@@ -1,0 +1,40 @@
+"""An estimate, and what it rests on."""
+
+from django.db import models
+
+from control.core.ids import quote_id
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.datasets.models import Dataset
+
+
+class Quote(models.Model):
+    class Basis(models.TextChoices):
+        PILOT = "pilot"
+        HISTORY = "history"
+
+    class Status(models.TextChoices):
+        MEASURING = "measuring"
+        READY = "ready"
+        FAILED = "failed"
+
+    id = models.CharField(primary_key=True, max_length=40, default=quote_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    dataset = models.ForeignKey(Dataset, on_delete=models.CASCADE, related_name="+")
+    basis = models.CharField(max_length=16, choices=Basis.choices)
+    pilot = models.ForeignKey(Batch, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
+    status = models.CharField(max_length=16, choices=Status.choices)
+    # Of the whole dataset: what is likely, and between which two most quotes will lie. One row's mean has no spread.
+    output_tokens = models.BigIntegerField(null=True, blank=True)
+    output_tokens_low = models.BigIntegerField(null=True, blank=True)
+    output_tokens_high = models.BigIntegerField(null=True, blank=True)
+    input_nanousd = models.BigIntegerField(default=0, help_text="Of all input tokens, at the price of a batch.")
+    output_nanousd = models.BigIntegerField(default=0, help_text="Of one output token.")
+    cap_nanousd = models.BigIntegerField(null=True, blank=True, help_text="What its batches may cost together.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-id"], name="quote_page")]
+
+    def __str__(self) -> str:
+        return self.id

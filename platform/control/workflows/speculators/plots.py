@@ -1,0 +1,28 @@
+"""A speculator's pictures: that of its latest evaluation, and those that its training left in its folder."""
+
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.data.files.streaming import StoredFileResponse
+from control.models.catalog.models import Speculator
+
+EVALUATION = "evaluation"
+OF_TRAINING = ("loss", "acceptance_over_steps", "acceptance_per_position")
+PLOTS = (EVALUATION, *OF_TRAINING)
+
+
+def training_plots(speculator: Speculator) -> list[str]:
+    """Those it has: what was imported, or trained by an older release, has none."""
+    return [name for name in OF_TRAINING if speculator.storage_prefix and get_storage().exists(_key(speculator, name))]
+
+
+def plot_response(speculator: Speculator, name: str) -> StoredFileResponse:
+    """`name`: one of `PLOTS`. Raises: ObjectMissing: there is none."""
+    if name == EVALUATION and speculator.plot_key:
+        return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
+    if name in OF_TRAINING and speculator.storage_prefix:
+        filename = f"{speculator.pk}.{name}.svg"
+        return StoredFileResponse(_key(speculator, name), filename=filename, content_type="image/svg+xml")
+    raise ObjectMissing(f"{speculator.pk} has no plot {name!r}")
+
+
+def _key(speculator: Speculator, name: str) -> str:
+    return f"{speculator.storage_prefix}/plots/{name}.svg"

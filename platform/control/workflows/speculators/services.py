@@ -1,0 +1,167 @@
+"""Makes files of speculators and speculators of files, and drops speculators.
+
+Bytes are converted now, on this machine's disk, as when the parts of an upload are joined: nothing is computed, so it
+takes about as long as copying.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from django.db import transaction
+
+from control.core.api.errors import ApiError
+from control.core.ids import speculator_id
+from control.core.settings.config import get_config
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import measure
+from control.core.storage.undo import stored_bytes_undone
+from control.data.files.models import File
+from control.data.files.services import file_create
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.services import speculator_create, speculator_ready
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.state import ACTIVE
+from workers.exports.archive import pack, unpack
+from workers.exports.errors import ExchangeError
+from workers.exports.formats import export_speculator, import_speculator
+from workers.exports.target import Target
+
+Status = Speculator.Status
+
+MAX_BYTES = 8 << 30  # of an import, unpacked
+_MAX_GROWTH, _FREE_BYTES = 2, 64 << 20
+_ENDED_JOBS = (Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED)
+_ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
+_USES = ("speculator_id", "initial_speculator_id")  # of a job's parameters
+
+
+@audited("speculator.export", itself=True)
+def speculator_export(*, speculator: Speculator, form: str) -> File:
+    """A zip archive of the speculator as another engine reads it.
+
+    Raises: ApiError: 400, the format has no place for it; 409, it or its model is not ready, or the model has changed
+        since; 403, the organization's files would hold more than they may.
+    """
+    if speculator.status != Status.READY:
+        raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    if speculator.target_revision != speculator.base_model.revision:
+        message = f"Speculator {speculator.pk} was trained for other weights than {speculator.base_model.name!r} has."
+        raise ApiError(409, message, "speculator_mismatch")
+    with _folders("own", "exported") as (own, exported):
+        try:
+            get_storage().get_folder(speculator.storage_prefix, own)
+        except ObjectMissing as error:
+            raise ApiError(409, f"The files of speculator {speculator.pk} are gone.", "speculator_not_ready") from error
+        with _refusals("format"):
+            export_speculator(own, form, _target(speculator.base_model), exported)
+        archive = exported.with_suffix(".zip")
+        pack(exported, archive)
+        with stored_bytes_undone(), transaction.atomic():
+            file = file_create(
+                organization=speculator.organization,
+                filename=f"{speculator.name}-v{speculator.version}-{form}.zip",
+                purpose=File.Purpose.FINE_TUNE_RESULTS,
+                source=measure(archive),
+            )
+            audit_record("speculator.export", speculator)
+    return file
+
+
+@audited("speculator.import", itself=True)
+def speculator_import(
+    *, organization: Organization, file: File, form: str, base_model: BaseModel, name: str
+) -> Speculator:
+    """The next version under this name, of a zip archive with another engine's folder.
+
+    That it was trained for these very weights is the caller's word: no answer depends on it, only how fast they come.
+    Raises: ApiError: 400, what is in the archive cannot be served with this model; 404, the file is gone.
+    """
+    with _folders("given", "made") as (given, made):
+        archive = given.with_suffix(".zip")
+        try:
+            get_storage().get_file(file.storage_key, archive)
+        except ObjectMissing as error:
+            raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
+        with _refusals("file_id"):
+            # Weights hardly shrink: what grows to many times its size was made to fill the disk.
+            unpack(archive, given, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
+            provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
+            kind = import_speculator(given, form, _target(base_model), made, provenance=provenance)
+        prefix = f"{organization.pk}/speculators/{speculator_id()}"
+        get_storage().put_folder(prefix, made)
+    try:
+        with transaction.atomic():
+            speculator = speculator_create(organization=organization, base_model=base_model, name=name, kind=kind)
+            audit_record("speculator.import", speculator)
+            return speculator_ready(
+                speculator=speculator,
+                storage_prefix=prefix,
+                training={"method": kind, "imported_from": form, "archive_sha256": file.sha256},
+            )
+    except Exception:
+        get_storage().delete_folder(prefix)
+        raise
+
+
+@audited("speculator.delete")
+@transaction.atomic
+def speculator_delete(*, speculator: Speculator) -> None:
+    """Its id is unknown from now on, its bytes go after the commit. The row stays: pipelines and evaluations name it.
+
+    Raises: ApiError: 409, an endpoint names it, or work on it is under way.
+    """
+    locked = Speculator.objects.select_for_update().get(pk=speculator.pk)  # as whoever deploys it
+    if deployment := Deployment.objects.filter(speculator=locked, deleted_at=None).first():
+        message = f"Deployment {deployment.name!r} serves with speculator {locked.pk}: give it another one first."
+        raise ApiError(409, message, "speculator_in_use", "speculator_id")
+    if locked.status == Status.TRAINING or _is_worked_on(locked):
+        message = f"A job, a pipeline or a rollout works with speculator {locked.pk}: cancel it, or wait for its end."
+        raise ApiError(409, message, "speculator_in_use", "speculator_id")
+    Speculator.objects.filter(pk=locked.pk).update(status=Status.DELETED)
+    if locked.storage_prefix:
+        transaction.on_commit(partial(get_storage().delete_folder, locked.storage_prefix))
+
+
+def _is_worked_on(speculator: Speculator) -> bool:
+    jobs = Job.objects.filter(organization_id=speculator.organization_id).exclude(status__in=_ENDED_JOBS)
+    if any(jobs.filter(**{f"params__{use}": speculator.pk}).exists() for use in _USES):
+        return True
+    if Rollout.objects.filter(previous=speculator).exclude(status__in=_ENDED_ROLLOUTS).exists():
+        return True  # it may be rolled back to
+    return Pipeline.objects.filter(speculator=speculator, status__in=ACTIVE).exists()
+
+
+def _target(base_model: BaseModel) -> Target:
+    try:
+        return Target.read(Path(base_model.path), name=base_model.name)
+    except (ExchangeError, OSError) as error:
+        message = f"The files of {base_model.name!r} cannot be read now."
+        raise ApiError(409, message, "base_model_not_ready", "model") from error
+
+
+@contextmanager
+def _folders(*names: str) -> Iterator[tuple[Path, ...]]:
+    """Empty folders beside each other, on the disk where files are staged, gone when the block ends."""
+    staging = get_config().staging_dir
+    staging.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=staging) as root:
+        folders = tuple(Path(root) / name for name in names)
+        for folder in folders:
+            folder.mkdir()
+        yield folders
+
+
+@contextmanager
+def _refusals(param: str) -> Iterator[None]:
+    try:
+        yield
+    except ExchangeError as error:
+        raise ApiError(400, error.message, error.code, param) from error

@@ -1,0 +1,190 @@
+"""What may be spent: by an organization, by one of its projects, under a quote."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from control.billing.spending.models import SpendCap
+from control.billing.spending.selectors import batch_cap_reached, cap_reached
+from control.billing.spending.services import batch_pause, batches_review
+from control.billing.usage.services import Tokens, price_set, usage_add
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import Organization
+from control.tenants.administration.services import project_create
+from control.tenants.authentication.caller import Caller
+from control.tenants.events.models import Event
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
+from tests.control.billing.spending.support import make_quote
+from tests.control.factories import client_of, make_base_model, make_key
+from tests.control.queue.jobs.helpers import claim
+from tests.control.workflows.batches.helpers import make_batch
+
+USD = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _price(db: None) -> None:
+    price_set(model="", input_nanousd=USD, output_nanousd=USD, batch_percent=100)
+
+
+def spend(organization: Organization, dollars: int, **values: Any) -> None:
+    at = values.pop("at", None)
+    caller = Caller(organization_id=organization.pk, **values)
+    usage_add(caller=caller, model="m", tokens=Tokens(input=dollars), num_requests=1, is_batch=True, at=at)
+
+
+def pause(batch: Batch) -> None:
+    reached = batch_cap_reached(batch)
+    assert reached is not None
+    batch_pause(batch=batch, claim=claim(batch.job), reached=reached)
+
+
+def status_of(batch: Batch) -> str:
+    return Job.objects.get(pk=batch.job_id).status
+
+
+def test_a_job_that_is_to_be_cancelled_is_not_paused_but_ended(organization: Organization) -> None:
+    """The cancellation came while a worker had the job and had not seen it yet."""
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    held = claim(batch.job)
+    batch_cancel(batch=batch)
+    reached = batch_cap_reached(batch)
+    assert reached is not None
+
+    assert not batch_pause(batch=batch, claim=held, reached=reached)
+
+    assert status_of(batch) == Job.Status.RUNNING
+    assert not Event.objects.filter(type="batch.paused").exists()
+
+
+def test_a_clock_that_is_wrong_resumes_nothing(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    pause(batch)
+    tomorrow = timezone.now() + dt.timedelta(days=2)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: tomorrow)
+
+    batches_review()
+
+    assert status_of(batch) == Job.Status.PAUSED
+
+
+def test_a_cap_is_made_changed_and_removed(client: Client, organization: Organization) -> None:
+    spend(organization, 2)
+    spend(organization, 50, at=timezone.now() - dt.timedelta(days=40))
+
+    made = client.post("/v1/spend_caps", {"amount": 2.5}, content_type="application/json")
+    assert made.status_code == 201, made.content
+    cap = made.json()
+    assert (cap["amount"]["value"], cap["spent"]["value"], cap["is_reached"]) == (2.5, 2.0, False)
+    assert client.post("/v1/spend_caps", {"amount": 1}, content_type="application/json").status_code == 409
+
+    path = f"/v1/spend_caps/{cap['id']}"
+    changed = client.patch(path, {"amount": 2}, content_type="application/json").json()
+    assert changed["is_reached"]
+    assert client.get("/v1/spend_caps").json()["data"] == [changed]
+    assert client.delete(path).json()["deleted"]
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("amount", [-1, "x", None, 1e12, 1e-12, "NaN", [1], True])
+def test_what_is_no_amount_of_dollars_is_refused(client: Client, amount: object) -> None:
+    response = client.post("/v1/spend_caps", {"amount": amount}, content_type="application/json")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "amount")
+
+
+def test_a_projects_cap_counts_and_stops_that_project_alone(organization: Organization) -> None:
+    project, other = (project_create(organization=organization, name=name) for name in ("a", "b"))
+    SpendCap.objects.create(organization=organization, project=project, nanousd=3 * USD)
+    spend(organization, 100)
+    spend(organization, 2, project_id=project.pk)
+
+    assert cap_reached(Caller(organization_id=organization.pk, project_id=project.pk)) is None
+    spend(organization, 1, project_id=project.pk)
+    assert cap_reached(Caller(organization_id=organization.pk, project_id=project.pk)) is not None
+    assert cap_reached(Caller(organization_id=organization.pk, project_id=other.pk)) is None
+    assert cap_reached(Caller(organization_id=organization.pk)) is None
+
+
+def test_others_spending_reaches_no_cap_of_ours(
+    organization: Organization, other_organization: Organization
+) -> None:
+    SpendCap.objects.create(organization=organization, nanousd=USD)
+    spend(other_organization, 5)
+
+    assert cap_reached(Caller(organization_id=organization.pk)) is None
+    assert cap_reached(Caller(organization_id=other_organization.pk)) is None
+
+
+def test_a_paused_batch_says_so_and_goes_on_when_the_cap_is_raised(client: Client, organization: Organization) -> None:
+    cap = SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    pause(batch)
+
+    shown = client.get(f"/v1/batches/{batch.pk}").json()
+    assert shown["paused"]["code"] == "spend_cap_reached"
+    assert shown["paused"]["cap_id"] == cap.pk
+    job = client.get(f"/v1/jobs/{batch.job_id}").json()
+    assert (job["status"], job["paused"]) == ("paused", shown["paused"])
+    batches_review()
+    assert status_of(batch) == "paused", "nothing has changed"
+
+    client.patch(f"/v1/spend_caps/{cap.pk}", {"amount": 1}, content_type="application/json")
+    assert status_of(batch) == "queued"
+    assert client.get(f"/v1/batches/{batch.pk}").json()["paused"] is None
+    types = [event["type"] for event in client.get("/v1/events?order=asc").json()["data"]]
+    assert [name for name in types if "pause" in name or "resume" in name] == [
+        "job.paused", "batch.paused", "job.resumed", "batch.resumed",
+    ]  # fmt: skip
+
+
+def test_a_batch_waits_until_neither_its_quote_nor_its_organization_holds_it(
+    client: Client, organization: Organization
+) -> None:
+    quote = make_quote(organization, make_base_model("m"), cap_nanousd=0)
+    cap = SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization, quote=quote)
+    pause(batch)
+
+    shown = client.patch(f"/v1/quotes/{quote.pk}", {"cap": None}, content_type="application/json").json()
+    assert (shown["cap"], status_of(batch)) == (None, "paused")
+    client.delete(f"/v1/spend_caps/{cap.pk}")
+    assert status_of(batch) == "queued"
+
+
+def test_a_paused_jobs_window_ends_all_the_same(organization: Organization) -> None:
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    batch = make_batch(organization)
+    pause(batch)
+    Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now())
+
+    batches_review()
+
+    assert status_of(batch) == "queued"
+
+
+def test_a_batch_under_a_quote_of_others_is_refused(client: Client, other_organization: Organization) -> None:
+    quote = make_quote(other_organization, make_base_model("m"), cap_nanousd=0)
+    patched = client.patch(f"/v1/quotes/{quote.pk}", {"cap": 5}, content_type="application/json")
+
+    assert patched.status_code == 404
+    quote.refresh_from_db()
+    assert quote.cap_nanousd == 0
+
+
+def test_at_its_cap_an_organizations_endpoints_answer_429(organization: Organization) -> None:
+    SpendCap.objects.create(organization=organization, nanousd=0)
+    project = project_create(organization=organization, name="p")
+    _, token = make_key(organization, project=project)
+    for client in (client_of(organization), Client(headers={"Authorization": f"Bearer {token}"})):
+        body = {"model": "none", "messages": [{"role": "user", "content": "x"}]}
+        response = client.post("/v1/chat/completions", body, content_type="application/json")
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "spend_cap_reached")
+        assert response.json()["error"]["type"] == "insufficient_quota"
+        assert response["x-should-retry"] == "false"

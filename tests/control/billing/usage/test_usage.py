@@ -1,0 +1,211 @@
+"""Usage and costs in OpenAI's buckets."""
+
+import datetime as dt
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
+
+from control.billing.usage.models import Price, UsageRecord
+from control.billing.usage.services import Tokens, price_set, usage_add
+from control.queue.jobs.shards import ShardRows
+from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.administration.services import project_create
+from control.tenants.authentication.caller import Caller, current_caller
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_commit_shard
+from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_key
+from tests.control.queue.jobs.helpers import add_shards, claim
+
+NOON = dt.datetime(2026, 3, 10, 12, 0, tzinfo=dt.UTC)
+DAY = dt.timedelta(days=1)
+MINUTE = dt.timedelta(minutes=1)
+
+
+def add(organization: Organization, at: dt.datetime = NOON, **values: Any) -> None:
+    caller = Caller(
+        organization_id=organization.pk,
+        api_key_id=values.pop("api_key_id", ""),
+        project_id=values.pop("project_id", ""),
+    )
+    tokens = Tokens(input=values.pop("input", 0), output=values.pop("output", 0))
+    usage_add(
+        **{"caller": caller, "model": "m", "tokens": tokens, "num_requests": 1, "is_batch": False, "at": at, **values}
+    )
+
+
+def unix(moment: dt.datetime) -> int:
+    return int(moment.timestamp())
+
+
+def usage(client: Client, query: str = "", *, start: dt.datetime = NOON, end: dt.datetime = NOON + DAY) -> Any:
+    times = f"start_time={unix(start)}&end_time={unix(end)}"
+    response = client.get(f"/v1/organization/usage/completions?{times}&{query}")
+    assert response.status_code == 200, response.content
+    UsageCompletionsResponse.model_validate(response.json(), strict=True)
+    return response.json()
+
+
+def results(page: Any, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(result[name] for name in names) for bucket in page["data"] for result in bucket["results"]]
+
+
+def test_what_is_used_in_a_minute_is_added_up(organization: Organization) -> None:
+    for second in (0, 30, 59):
+        add(organization, NOON + dt.timedelta(seconds=second), input=10, output=1)
+    add(organization, NOON + MINUTE, input=1)
+
+    rows = UsageRecord.objects.order_by("minute").values_list("minute", "input_tokens", "output_tokens", "requests")
+    assert list(rows) == [(NOON, 30, 3, 3), (NOON + MINUTE, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(("width", "num_buckets", "filled"), [("1m", 60, 0), ("1h", 24, 0), ("1d", 2, 0)])
+def test_buckets_cover_the_time_used_or_not(
+    client: Client, organization: Organization, width: str, num_buckets: int, filled: int
+) -> None:
+    add(organization, NOON, input=5)
+
+    page = usage(client, f"bucket_width={width}")
+
+    assert len(page["data"]) == num_buckets
+    assert [bool(bucket["results"]) for bucket in page["data"]].index(True) == filled
+    borders = [(bucket["start_time"], bucket["end_time"]) for bucket in page["data"]]
+    assert all(end == start for (_, end), (start, _) in pairwise(borders))
+
+
+def test_pages_follow_each_other_to_the_end(client: Client, organization: Organization) -> None:
+    for day in range(5):
+        add(organization, NOON + day * DAY, input=day)
+    query, pages = "limit=2", []
+    while True:
+        page = usage(client, query, start=NOON, end=NOON + 4 * DAY + MINUTE)
+        pages.append(results(page, "input_tokens"))
+        if not page["has_more"]:
+            break
+        query = f"limit=2&page={page['next_page']}"
+
+    assert pages == [[(0,), (1,)], [(2,), (3,)], [(4,)]]
+    assert page["next_page"] is None
+
+
+def test_usage_is_grouped_and_narrowed(client: Client, organization: Organization) -> None:
+    add(organization, input=1, model="a", api_key_id="k1", project_id="p1")
+    add(organization, input=2, model="a", api_key_id="k2", is_batch=True)
+    add(organization, input=4, model="b", api_key_id="k1", project_id="p1")
+
+    assert results(usage(client), "input_tokens", "model") == [(7, None)]
+    assert results(usage(client, "group_by[]=model"), "model", "input_tokens") == [("a", 3), ("b", 4)]
+    by_two = usage(client, "group_by=project_id&group_by=batch")
+    assert results(by_two, "project_id", "batch", "input_tokens") == [(None, True, 2), ("p1", False, 5)]
+    assert results(usage(client, "models[]=b&models[]=c"), "input_tokens") == [(4,)]
+    assert results(usage(client, "api_key_ids=k2"), "input_tokens") == [(2,)]
+    assert results(usage(client, "batch=false"), "input_tokens") == [(5,)]
+
+
+def test_nobody_sees_what_others_use(client: Client, other_organization: Organization) -> None:
+    add(other_organization, input=9)
+
+    assert results(usage(client), "input_tokens") == []
+    total = client.get(f"/v1/usage?start_time={unix(NOON)}&end_time={unix(NOON + DAY)}").json()
+    assert total["input_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("", "start_time"),
+        ("start_time=-1", "start_time"),
+        ("start_time=1e9", "start_time"),
+        ("start_time=99999999999999999999", "start_time"),
+        ("start_time=0&limit=0", "limit"),
+        ("start_time=0&limit=32", "limit"),
+        ("start_time=0&bucket_width=1w", "bucket_width"),
+        ("start_time=0&group_by=user_id", "group_by"),
+        ("start_time=0&batch=yes", "batch"),
+        ("start_time=9&page=8", "page"),
+        ("start_time=0&" + "models=x&" * 101, "models"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(client: Client, query: str, param: str) -> None:
+    response = client.get(f"/v1/organization/usage/completions?{query}")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_costs_are_those_of_the_day(client: Client, organization: Organization) -> None:
+    price_set(model="", input_nanousd=100, output_nanousd=400)
+    add(organization, input=1_000_000, output=500_000)
+    price_set(model="", input_nanousd=999, output_nanousd=999)
+
+    times = f"start_time={unix(NOON)}&end_time={unix(NOON + DAY)}"
+    page = client.get(f"/v1/organization/costs?{times}").json()
+    UsageCostsResponse.model_validate(page, strict=True)
+    assert results(page, "amount", "line_item") == [({"value": 0.3, "currency": "usd"}, None)]
+
+    lines = client.get(f"/v1/organization/costs?{times}&group_by[]=line_item").json()
+    UsageCostsResponse.model_validate(lines, strict=True)
+    assert [
+        (line, amount["value"], quantity)
+        for line, amount, quantity in results(lines, "line_item", "amount", "quantity")
+    ] == [
+        ("m, input_tokens", 0.1, 1_000_000),
+        ("m, output_tokens", 0.2, 500_000),
+    ]
+    total = client.get(f"/v1/usage?{times}").json()
+    assert (total["output_tokens"], total["cost"]) == (500_000, {"value": 0.3, "currency": "usd"})
+
+
+def test_a_model_may_have_a_price_of_its_own_and_batches_cost_half(organization: Organization) -> None:
+    price_set(model="", input_nanousd=100, output_nanousd=100)
+    price_set(model="dear", input_nanousd=1000, output_nanousd=1000)
+    add(organization, model="dear", input=10)
+    add(organization, model="dear", input=10, is_batch=True)
+    add(organization, model="other", input=10)
+
+    rows = UsageRecord.objects.order_by("model", "is_batch").values_list("input_nanousd", flat=True)
+    assert list(rows) == [10_000, 5_000, 1_000]
+
+
+def test_a_batchs_shards_count_once_for_the_key_and_project_that_asked_for_it(organization: Organization) -> None:
+    model = make_base_model("m")
+    project = project_create(organization=organization, name="p")
+    key, token = make_key(organization, project=project)
+    client = Client(headers={"Authorization": f"Bearer {token}"})
+    file = make_file(organization, [chat_row()])
+    body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h", "model": "m"}
+    made = client.post("/v1/batches", body, content_type="application/json").json()
+    batch = Batch.objects.select_related("base_model", "job").get(pk=made["id"])
+    add_shards(batch.job, 2, 1)
+    held = claim(batch.job)
+    for shard_no, (completed, failed) in {0: (2, 0), 1: (0, 1)}.items():
+        used = {"prompt_tokens": 10 * (completed + failed), "completion_tokens": 3 * completed}
+        rows = ShardRows(completed=completed, failed=failed, usage=used)
+        for _ in range(2):
+            batch_commit_shard(batch=batch, claim=held, shard_no=shard_no, storage_key=f"{shard_no}", rows=rows)
+
+    record = UsageRecord.objects.get()
+    assert (record.model, record.is_batch, record.requests) == (model.name, True, 3)
+    assert (record.input_tokens, record.output_tokens) == (30, 6)
+    assert (record.api_key_id, record.project_id) == (key.pk, project.pk)
+
+
+def test_a_caller_is_forgotten_with_the_request(organization: Organization) -> None:
+    assert client_of(organization).get("/v1/models").status_code == 200
+    assert current_caller() is None
+    assert client_of(organization).get("/v1/files/none").status_code == 404
+    assert current_caller() is None
+    assert ApiKey.objects.count() == 2
+
+
+def test_operators_set_prices_in_dollars_per_million_tokens(db: None) -> None:
+    call_command("price_set", "m", "0.15", "0.6", batch_percent=40)
+    call_command("price_set", "m", "0.1", "0.6")
+
+    price = Price.objects.get()
+    assert (price.model, price.input_nanousd, price.output_nanousd, price.batch_percent) == ("m", 100, 600, 50)
+    for bad in ("-1", "0.0001"):
+        with pytest.raises(CommandError):
+            call_command("price_set", "m", "0.1", bad)

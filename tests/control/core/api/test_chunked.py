@@ -1,0 +1,55 @@
+"""A body of unknown length, as clients send that make it on the way (`Transfer-Encoding: chunked`)."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from control.asgi import application
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_key
+
+pytestmark = pytest.mark.usefixtures("one_connection")
+
+BOUNDARY = "b0undary"
+FORM = "".join(
+    f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+    for name, value in (("purpose", "batch"), ('file"; filename="rows.jsonl', '{"a": 1}'))
+)
+
+
+def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, Any]:
+    """In chunks of ten bytes."""
+    chunks = [body[start : start + 10] for start in range(0, len(body), 10)]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not chunks:
+            await asyncio.Event().wait()  # a caller that waits for its answer
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = {"authorization": f"Bearer {token}", "content-type": content_type, "transfer-encoding": "chunked"}
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "server": ("localhost", 80)}
+    scope |= {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+    async_to_sync(application)(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "body"),
+    [
+        ("/v1/projects", "application/json", b'{"name": "in many pieces"}'),
+        ("/v1/files", f"multipart/form-data; boundary={BOUNDARY}", f"{FORM}--{BOUNDARY}--\r\n".encode()),
+    ],
+)
+def test_a_body_in_chunks_is_a_body(organization: Organization, path: str, content_type: str, body: bytes) -> None:
+    status, answer = post(path, content_type, body, make_key(organization)[1])
+
+    assert status in (200, 201), answer
+    assert answer.get("name", "in many pieces") == "in many pieces"
+    assert answer.get("bytes", 8) == 8

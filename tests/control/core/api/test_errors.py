@@ -1,0 +1,146 @@
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.control.factories import make_key
+
+ERROR_KEYS = {"message", "type", "param", "code"}
+
+
+def error_of(answer: Any) -> dict[str, Any]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == ERROR_KEYS
+    return dict(body["error"])
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files/a/b/c", "/nothing", "/v1/"])
+def test_an_unknown_route_is_404_in_openais_shape(client: Client, path: str) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize("path", ["/v1/files/a%00", "/v1/models/%00", "/v1/files?after=%00"])
+def test_a_zero_byte_names_nothing(client: Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/v1/files"), ("DELETE", "/v1/models"), ("POST", "/v1/files/file-1")]
+)
+def test_a_wrong_method_is_405_and_names_the_right_ones(client: Client, method: str, path: str) -> None:
+    answer = client.generic(method, path)
+
+    assert answer.status_code == 405
+    assert error_of(answer)["code"] == "method_not_allowed"
+    assert "GET" in answer["Allow"]
+
+
+def test_a_crash_is_500_without_its_cause(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("control.models.catalog.views.base_models_list", crash)
+
+    answer = client.get("/v1/models")
+
+    assert answer.status_code == 500
+    assert error_of(answer)["type"] == "server_error"
+    assert b"secret" not in answer.content
+    assert b"Traceback" not in answer.content
+    assert answer["x-request-id"]
+
+
+def test_a_crash_outside_of_any_view_is_500_in_the_same_shape(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def cursor(self) -> None:
+            raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("control.core.api.views.connection", Broken())
+
+    answer = client.get("/health")
+
+    assert answer.status_code == 500
+    assert error_of(answer)["code"] == "internal_error"
+    assert b"secret" not in answer.content
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'"x"', "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"a=1", "text/plain", 415),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_the_callers_mistake(
+    client: Client, body: bytes, content_type: str, status: int
+) -> None:
+    answer = client.generic("POST", "/v1/batches", body, content_type=content_type)
+
+    assert answer.status_code == status
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "Bearer",
+        "Bearer ",
+        "Basic eDp5",
+        "Bearer sk_live_",
+        "Bearer sk-proj-abc",
+        "Bearer \u00e9" + "x" * 51,
+        "Bearer sk_live_" + "a" * 44,
+    ],
+)
+def test_whatever_is_no_key_is_401(db: None, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+
+    answer = Client(raise_request_exception=False).get("/v1/models", headers=headers)
+
+    assert answer.status_code == 401
+    assert answer["WWW-Authenticate"] == "Bearer"
+    assert error_of(answer)["type"] == "authentication_error"
+
+
+def test_every_answer_has_a_request_id_and_a_callers_own_is_kept(db: None) -> None:
+    _, token = make_key()
+    client = Client(headers={"Authorization": f"Bearer {token}"})
+
+    made = [client.get(path)["x-request-id"] for path in ("/v1/models", "/v1/none", "/health", "/admin/login/")]
+    kept = client.get("/v1/models", headers={"x-request-id": "trace-0123456789"})["x-request-id"]
+    forged = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
+
+    assert len(set(made)) == len(made)
+    assert kept == "trace-0123456789"
+    assert forged.startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (
+            "/v1/uploads",
+            {"bytes": 1, "filename": "f", "mime_type": "text/plain", "purpose": "fine-tuning"},
+            "purpose: must be one of assistants, batch, fine-tune, ",
+        ),
+        ("/v1/members", {"email": "a@example.com", "role": "root"}, "role: must be one of owner, "),
+        (
+            "/v1/batches",
+            {"input_file_id": "f", "endpoint": "/v1/chat/completions", "completion_window": "1h"},
+            "completion_window: must be one of 24h, got '1h'",
+        ),
+    ],
+)
+def test_who_chooses_wrongly_is_told_the_choices(client: Client, path: str, body: Any, words: str) -> None:
+    answer = client.post(path, body, content_type="application/json")
+
+    assert answer.status_code == 400
+    assert error_of(answer)["message"].startswith(words)

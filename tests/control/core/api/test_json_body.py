@@ -1,0 +1,78 @@
+"""Bodies that Python's JSON takes and nothing else does."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.tenants.accounts.models import Organization
+from control.workflows.pipelines.models import Pipeline
+from tests.control.factories import chat_row, make_base_model, make_file
+
+pytestmark = pytest.mark.django_db
+
+
+def code_of(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/pipelines", "/v1/deployments", "/v1/files"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"name":' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"name": 1e999}',
+        b'{"name": -Infinity}',
+        b'{"name": NaN}',
+        b'{"name": ' + b"9" * 5000 + b"}",
+        b'{"name": "\xff"}',
+    ],
+)
+def test_what_is_hardly_json_is_400(client: Client, path: str, body: bytes) -> None:
+    answer = client.generic("POST", path, body, content_type="application/json")
+
+    assert code_of(answer) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "param"),
+    [
+        ('"\\ud800"', "invalid_value", "training.steps"),
+        ('{"\\udfff": 1}', "invalid_value", "training.steps"),
+        ('[1, "\\u0000"]', "invalid_value", "training.steps.1"),
+        ("1e999", "invalid_json", None),
+    ],
+)
+def test_a_pipeline_with_unprintable_values_is_not_made_and_spoils_no_list(
+    client: Client, organization: Organization, value: str, code: str, param: str | None
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])
+    body = f'{{"name": "p", "model": "{make_base_model().name}", "prompts_file": "{prompts.pk}", '
+
+    made = client.post("/v1/pipelines", body + f'"training": {{"steps": {value}}}}}', content_type="application/json")
+
+    assert (code_of(made), made.json()["error"]["param"]) == ((400, code), param)
+    assert not Pipeline.objects.exists()
+    assert client.get("/v1/pipelines").json()["data"] == []
+
+
+def test_escapes_that_are_text_are_text(client: Client) -> None:
+    answer = client.post("/v1/deployments", rb'{"name": "\ud83d\ude00", "model": "m"}', content_type="application/json")
+
+    assert code_of(answer) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/batches", {"input_file_id": "f", "endpoint": "e", "completion_window": "24h", "modle": "m"}),
+        ("/v1/deployments", {"name": "a", "model": "m", "speculator": "spec_1"}),
+    ],
+)
+def test_an_unknown_parameter_is_named(client: Client, path: str, body: dict[str, str]) -> None:
+    answer = client.post(path, body, content_type="application/json")
+
+    assert code_of(answer) == (400, "unknown_parameter")
+    assert answer.json()["error"]["param"] == list(body)[-1]

@@ -1,0 +1,111 @@
+"""One request's id is found again in its job's history, in the worker's log and in the child's."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+from structlog.contextvars import get_contextvars
+from structlog.testing import capture_logs
+
+from control.core.observability.child_logs import child_log_environment
+from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.origin import origin_of
+from control.tenants.accounts.models import Organization
+from tests.control.factories import chat_row, make_base_model, make_file
+from tests.workers.tasks.conftest import migrated_database as migrated_database
+from tests.workers.tasks.conftest import stack as stack
+from tests.workers.tasks.live import LiveStack
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUEST_ID = "a-request-of-the-caller"
+
+
+def test_each_request_leaves_one_line_with_its_id_organization_and_answer(
+    client: Client, organization: Organization, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "control.core.observability.requests"):
+        client.get("/v1/jobs/job_1?secret=value", headers={"x-request-id": REQUEST_ID})
+
+    lines = [record.msg for record in caplog.records if record.name == "control.core.observability.requests"]
+    assert len(lines) == 1
+    line = lines[0]
+    assert isinstance(line, dict)
+    assert line["request_id"] == REQUEST_ID
+    assert line["organization_id"] == organization.pk
+    assert (line["method"], line["path"], line["status"]) == ("GET", "/v1/jobs/job_1", 404)
+    assert "organization_id" not in get_contextvars(), "the next request of this thread is another's"
+
+
+def test_a_job_remembers_the_request_that_made_it(client: Client, organization: Organization) -> None:
+    model = make_base_model(organization=organization)
+    file = make_file(organization, [chat_row(model=model.name)])
+    body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+    answer = client.post("/v1/batches", body, "application/json", headers={"x-request-id": REQUEST_ID})
+
+    assert answer.status_code == 200, answer.content
+    job = Job.objects.get()
+    assert JobEvent.objects.get(job=job, seq=1).data == {"request_id": REQUEST_ID}
+    assert origin_of(job.pk) == {"request_id": REQUEST_ID}
+
+
+def test_what_no_request_made_says_nothing(organization: Organization) -> None:
+    with capture_logs():
+        assert origin_of("job_of_nobody") == {}
+
+
+def test_the_worker_and_its_child_log_the_ids_of_the_job(stack: LiveStack) -> None:
+    import structlog
+
+    with structlog.contextvars.bound_contextvars(request_id=REQUEST_ID):
+        batch = stack.make_batch(["one", "two"])
+    stack.environment |= {
+        "DJANGO_SETTINGS_MODULE": "control.core.settings.production",
+        "SLIPSTREAM_SECRET_KEY": "k" * 50,
+    }
+    stack.start_worker()
+
+    stack.wait_for_job(batch.job_id)
+    stack.wait_until(lambda: "job succeeded" in stack.logs(), 10)
+
+    ids = {"request_id": REQUEST_ID, "organization_id": stack.organization.pk, "job_id": batch.job_id, "fence": 1}
+    lines = [json.loads(line) for line in stack.logs().splitlines() if line.startswith("{")]
+    by_event = {line["event"]: line for line in lines}
+    for event in ("job claimed", "shard committed", "job succeeded"):
+        assert by_event[event].items() >= ids.items()
+    assert by_event["shard committed"]["shard"] == 0
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_child_writes_as_its_supervisor_does_with_the_ids_it_was_given(settings: Settings, as_json: bool) -> None:
+    settings.LOGS_ARE_JSON = as_json
+    ids = {"job_id": "job_1", "fence": 3, "request_id": REQUEST_ID, "organization_id": "org_1"}
+    script = (
+        "import logging, sys\n"
+        "from workers.log_lines import configure_logging\n"
+        "configure_logging(sys.stderr)\n"
+        "logging.getLogger('workers.jobs.batch').info('shard %s', 'written', extra={'shard': 7})\n"
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.exception('broke')\n"
+    )
+
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, env={**os.environ, **child_log_environment(ids)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert child.stdout == ""
+    if not as_json:
+        assert "shard written" in child.stderr
+        assert "fence=3" in child.stderr
+        assert "ZeroDivisionError" in child.stderr
+        return
+    written, broke = (json.loads(line) for line in child.stderr.splitlines())
+    assert written.items() >= {**ids, "event": "shard written", "shard": 7, "level": "info"}.items()
+    assert broke.items() >= ids.items()
+    assert "ZeroDivisionError" in broke["exception"]

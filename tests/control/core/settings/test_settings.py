@@ -1,0 +1,133 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from pydantic import ValidationError
+
+from control.core.settings.config import Config, database_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLIPSTREAM_", "DJANGO_"))}
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_environment_alone_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPSTREAM_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("SLIPSTREAM_SHARD_ROWS", "64")
+    monkeypatch.setenv("SLIPSTREAM_REDIS_URL", "")
+
+    config = Config()
+
+    assert (config.storage_dir, config.shard_rows, config.redis_url) == (tmp_path / "storage", 64, None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"shard_rows": 0}, {"shard_rows": 257}, {"lease_seconds": 15, "renew_seconds": 10}, {"max_upload_bytes": 0}],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Config(**values)
+
+
+def test_a_database_url_becomes_djangos_settings() -> None:
+    url = "postgresql://us%40er:p%2Fw@db.example:6543/slip?sslmode=require"
+
+    settings = database_settings(Config.model_validate({"database_url": url}))
+
+    assert {key: settings[key] for key in ("NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")} == {
+        "NAME": "slip",
+        "USER": "us@er",
+        "PASSWORD": "p/w",
+        "HOST": "db.example",
+        "PORT": "6543",
+        "OPTIONS": {"sslmode": "require", "connect_timeout": "5"},
+    }
+
+
+@pytest.mark.parametrize("url", ["mysql://host/name", "postgresql://host", "sqlite:///x"])
+def test_a_database_url_of_another_kind_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="must be postgresql://"):
+        database_settings(Config.model_validate({"database_url": url}))
+
+
+def test_migrations_say_what_the_models_say(tmp_path: Path) -> None:
+    done = manage("makemigrations", "--check", "--dry-run", SLIPSTREAM_DATA_DIR=str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_production_passes_djangos_own_deployment_check(tmp_path: Path) -> None:
+    done = manage(
+        "check",
+        "--deploy",
+        "--fail-level",
+        "WARNING",
+        DJANGO_SETTINGS_MODULE="control.core.settings.production",
+        SLIPSTREAM_DATA_DIR=str(tmp_path),
+        SLIPSTREAM_SECRET_KEY="k" * 30 + "0123456789" * 3,
+        SLIPSTREAM_ALLOWED_HOSTS="api.example",
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_production_does_not_start_without_a_secret(tmp_path: Path) -> None:
+    done = manage("check", DJANGO_SETTINGS_MODULE="control.core.settings.production", SLIPSTREAM_DATA_DIR=str(tmp_path))
+
+    assert done.returncode != 0
+    assert "SLIPSTREAM_SECRET_KEY must be set" in done.stderr
+
+
+def test_the_embedded_secret_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
+    script = "import json\nfrom django.conf import settings\nprint(json.dumps(settings.SECRET_KEY))"
+
+    keys = [
+        json.loads(manage("shell", "--no-imports", "-c", script, SLIPSTREAM_DATA_DIR=str(tmp_path)).stdout)
+        for _ in range(2)
+    ]
+
+    assert keys[0] == keys[1]
+    assert len(keys[0]) > 50
+    assert (tmp_path / "secret_key").stat().st_mode & 0o077 == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["secret_key"]
+
+
+@pytest.mark.parametrize("settings", ["embedded", "production"])
+def test_every_log_line_goes_to_standard_error_in_one_form(tmp_path: Path, settings: str) -> None:
+    script = (
+        "import logging, structlog\n"
+        "structlog.get_logger('control.queue.jobs').warning('ours', job_id='job_1')\n"
+        "logging.getLogger('a.library').warning('theirs')"
+    )
+
+    done = manage(
+        *("shell", "--no-imports", "-c", script),
+        DJANGO_SETTINGS_MODULE=f"control.core.settings.{settings}",
+        SLIPSTREAM_DATA_DIR=str(tmp_path),
+        SLIPSTREAM_SECRET_KEY="secret",
+    )
+
+    ours, theirs = done.stderr.splitlines()
+    if settings == "production":
+        assert (json.loads(ours)["event"], json.loads(ours)["job_id"]) == ("ours", "job_1")
+        assert json.loads(theirs)["event"] == "theirs"
+    else:
+        assert "[warning  ] ours" in ours
+        assert "[warning  ] theirs" in theirs
+    assert done.stdout == ""

@@ -1,0 +1,235 @@
+import hashlib
+import io
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
+
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.core.storage.staging import ABANDONED_SECONDS, new_staging_path, staging_purge
+from control.data.files.models import File
+from control.data.files.services import files_expire
+from control.tenants.accounts.models import Organization
+from tests.control.factories import client_of, make_file
+
+
+def upload(client: Client, content: bytes = b"{}\n", **fields: Any) -> Any:
+    form = {"purpose": "batch", "file": SimpleUploadedFile("in.jsonl", content), **fields}
+    return client.post("/v1/files", {key: value for key, value in form.items() if value is not None})
+
+
+def staged_names() -> list[str]:
+    folder = get_config().staging_dir
+    return [path.name for path in folder.iterdir()] if folder.exists() else []
+
+
+def test_an_upload_comes_back_as_openais_object_and_byte_for_byte(client: Client) -> None:
+    content = bytes(range(256)) * 20_000  # 5 MB: more than Django would keep in memory
+
+    answer = upload(client, content)
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert {key: body[key] for key in ("object", "bytes", "filename", "purpose", "status", "expires_at")} == {
+        "object": "file",
+        "bytes": len(content),
+        "filename": "in.jsonl",
+        "purpose": "batch",
+        "status": "processed",
+        "expires_at": None,
+    }
+    assert File.objects.get(pk=body["id"]).sha256 == hashlib.sha256(content).hexdigest()
+    download = client.get(f"/v1/files/{body['id']}/content")
+    assert download.getvalue() == content
+    assert download["Content-Length"] == str(len(content))
+    assert staged_names() == []
+
+
+def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, organization: Organization) -> None:
+    fields: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    body = upload(client, **fields).json()
+
+    assert abs(body["expires_at"] - body["created_at"] - 3600) <= 1
+    File.objects.filter(pk=body["id"]).update(expires_at=File.objects.get(pk=body["id"]).created_at)
+    assert client.get(f"/v1/files/{body['id']}").status_code == 404
+
+
+def test_what_a_killed_server_left_behind_is_deleted_after_a_day() -> None:
+    left, current = new_staging_path(), new_staging_path()
+    for path in (left, current):
+        path.write_bytes(b"half an upload")
+    a_day_ago = time.time() - ABANDONED_SECONDS - 1
+    os.utime(left, (a_day_ago, a_day_ago))
+
+    assert staging_purge() == 1
+
+    assert staged_names() == [current.name]
+    current.unlink()
+
+
+def test_an_expired_file_loses_its_bytes(
+    db: None, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
+    expired, living, lasting = make_file(), make_file(), make_file()
+    now = timezone.now()
+    File.objects.filter(pk=expired.pk).update(expires_at=now - timedelta(seconds=1))
+    File.objects.filter(pk=living.pk).update(expires_at=now + timedelta(hours=1))
+
+    with django_capture_on_commit_callbacks(execute=True):
+        assert files_expire() == 1
+
+    assert [get_storage().exists(file.storage_key) for file in (expired, living, lasting)] == [False, True, True]
+    assert files_expire() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"purpose": None}, "purpose", "missing_required_parameter"),
+        ({"purpose": "batch_output"}, "purpose", "invalid_value"),
+        ({"file": None}, "file", "missing_required_parameter"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "10"},
+            "expires_after.seconds",
+            "invalid_value",
+        ),
+        ({"expires_after[seconds]": "3600"}, "expires_after.anchor", "missing_required_parameter"),
+    ],
+)
+def test_a_bad_form_names_the_field(client: Client, fields: dict[str, Any], param: str, code: str) -> None:
+    answer = upload(client, **fields)
+
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
+    assert not File.objects.exists()
+    assert staged_names() == []
+
+
+def test_a_file_over_the_limit_is_refused_and_leaves_nothing(client: Client, settings: Settings) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_upload_bytes": 100_000})
+
+    answer = upload(client, b"x" * 100_001)
+
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "file_too_large"
+    assert not File.objects.exists()
+    assert staged_names() == []
+
+
+def test_a_form_that_breaks_off_is_refused_and_leaves_nothing(client: Client) -> None:
+    body = (
+        b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
+        b"Content-Transfer-Encoding: base64\r\n\r\n%%%%" + b"%" * 100_000
+    )
+
+    answer = client.generic("POST", "/v1/files", body, content_type="multipart/form-data; boundary=X")
+
+    assert answer.status_code == 400
+    assert staged_names() == []
+
+
+def test_a_deleted_file_is_gone_with_its_bytes(
+    client: Client, organization: Organization, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
+    file = make_file(organization)
+
+    with django_capture_on_commit_callbacks(execute=True):
+        answer = client.delete(f"/v1/files/{file.pk}")
+
+    assert answer.json() == {"id": file.pk, "object": "file", "deleted": True}
+    assert not get_storage().exists(file.storage_key)
+    for path in (f"/v1/files/{file.pk}", f"/v1/files/{file.pk}/content"):
+        assert client.get(path).status_code == 404
+    assert client.delete(f"/v1/files/{file.pk}").status_code == 404
+    assert client.get("/v1/files").json()["data"] == []
+
+
+def test_files_of_another_organization_are_not_there(client: Client, other_organization: Organization) -> None:
+    file = make_file(other_organization)
+
+    answers = [
+        client.get(f"/v1/files/{file.pk}"),
+        client.get(f"/v1/files/{file.pk}/content"),
+        client.delete(f"/v1/files/{file.pk}"),
+    ]
+
+    assert [answer.status_code for answer in answers] == [404, 404, 404]
+    assert client.get("/v1/files").json()["data"] == []
+    assert client_of(other_organization).get(f"/v1/files/{file.pk}").status_code == 200
+
+
+def test_pages_hold_every_file_once_newest_first(client: Client, organization: Organization) -> None:
+    made = [make_file(organization).pk for _ in range(5)]
+    seen, after = [], ""
+    while True:
+        page = client.get("/v1/files", {"limit": "2", "after": after}).json()
+        seen += [item["id"] for item in page["data"]]
+        if not page["has_more"]:
+            break
+        after = page["last_id"]
+
+    assert seen == sorted(made, reverse=True)
+    assert [f["id"] for f in client.get("/v1/files", {"order": "asc"}).json()["data"]] == sorted(made)
+    assert client.get("/v1/files", {"purpose": "evals"}).json()["data"] == []
+
+
+@pytest.mark.parametrize("limit", ["0", "10001", "-1", "x", "²", "9" * 5000])
+def test_a_limit_out_of_range_is_refused(client: Client, limit: str) -> None:
+    answer = client.get("/v1/files", {"limit": limit})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "limit"
+
+
+def test_a_row_that_cannot_be_written_takes_its_bytes_along(
+    organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[str] = []
+    storage = get_storage()
+
+    def refuse(**values: Any) -> None:
+        stored.append(values["storage_key"])
+        raise RuntimeError("the database is gone")
+
+    monkeypatch.setattr("control.data.files.services.file_record", refuse)
+
+    with pytest.raises(RuntimeError):
+        make_file(organization, io.BytesIO(b"x").read())
+
+    assert [storage.exists(key) for key in stored] == [False]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status"),
+    [
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' * 2000,
+            400,
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n1\r\n' * 200,
+            400,
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"1" * (9 << 20) + b"\r\n--x--\r\n",
+            413,
+        ),
+    ],
+)
+def test_a_form_beyond_all_measure_is_refused_and_leaves_nothing(
+    client: Client, content_type: str, body: bytes, status: int
+) -> None:
+    answer = client.generic("POST", "/v1/files", body, content_type=content_type)
+
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert staged_names() == []

@@ -1,0 +1,59 @@
+"""Downloads in parts: what a client needs to go on after a break."""
+
+import pytest
+from django.test import Client
+
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_file
+
+CONTENT = bytes(range(200))
+
+
+def get(client: Client, organization: Organization, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    file = make_file(organization, CONTENT)
+    response = client.get(f"/v1/files/{file.pk}/content", headers=headers)
+    body = response.getvalue()
+    return response.status_code, body, dict(response.headers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "last"),
+    [
+        ("bytes=0-", 0, 199), ("bytes=10-19", 10, 19), ("bytes=150-999", 150, 199), ("bytes=-5", 195, 199),
+        ("bytes=-999", 0, 199), ("bytes=199-199", 199, 199), ("bytes= 3 - 4", 3, 4),
+    ],
+)  # fmt: skip
+def test_a_range_gets_its_bytes(client: Client, organization: Organization, asked: str, first: int, last: int) -> None:
+    status, body, headers = get(client, organization, range=asked)
+
+    assert (status, body) == (206, CONTENT[first : last + 1])
+    assert headers["Content-Range"] == f"bytes {first}-{last}/200"
+    assert headers["Content-Length"] == str(last - first + 1)
+
+
+@pytest.mark.parametrize("asked", ["", "bytes=-", "bytes=5-2", "bytes=1-2,5-6", "lines=1-2", "bytes=x-", "bytes=٣-"])
+def test_what_is_no_single_range_gets_the_whole(client: Client, organization: Organization, asked: str) -> None:
+    status, body, headers = get(client, organization, range=asked)
+
+    assert (status, body) == (200, CONTENT)
+    assert headers["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize("asked", ["bytes=200-", "bytes=999-1000", "bytes=-0"])
+def test_a_range_behind_the_end_is_416_and_says_how_long_the_file_is(
+    client: Client, organization: Organization, asked: str
+) -> None:
+    status, _, headers = get(client, organization, range=asked)
+
+    assert (status, headers["Content-Range"]) == (416, "bytes */200")
+
+
+def test_a_part_is_only_of_the_content_that_the_client_has_begun_with(
+    client: Client, organization: Organization
+) -> None:
+    _, _, headers = get(client, organization)
+
+    same = get(client, organization, range="bytes=100-", if_range=headers["ETag"])
+    other = get(client, organization, range="bytes=100-", if_range='"other"')
+    assert (same[0], same[1]) == (206, CONTENT[100:])
+    assert (other[0], other[1]) == (200, CONTENT)

@@ -1,0 +1,27 @@
+"""Adapters of a model whose files have changed since it was checked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.models.adapters.support import make_adapter_files
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "[" * 100_000])
+def test_a_model_whose_configuration_is_none_any_more_is_as_one_that_is_not_here(
+    client: Client, organization: Organization, tmp_path: Path, content: str
+) -> None:
+    model = make_base_model("mine", organization)
+    BaseModel.objects.filter(pk=model.pk).update(path=str(tmp_path))
+    (tmp_path / "config.json").write_text(content)
+    config, weights = make_adapter_files(organization)
+    body = {"name": "a", "model": "mine", "config_file": config.pk, "weights_file": weights.pk}
+
+    answer = client.post("/v1/adapters", json.dumps(body), content_type="application/json")
+
+    assert answer.status_code == 201, answer.content

@@ -1,0 +1,139 @@
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from control.core.api.errors import ApiError
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.selectors import base_model_get
+from control.models.catalog.services import (
+    base_model_register,
+    speculator_create,
+    speculator_fail,
+    speculator_ready,
+    speculator_report,
+)
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model, make_organization
+from tests.control.models.catalog.test_folder import TENSOR, make_folder, safetensors
+
+
+def make_speculator(organization: Organization, name: str = "fast") -> Speculator:
+    return speculator_create(
+        organization=organization, base_model=make_base_model(organization=organization), name=name, kind="medusa"
+    )
+
+
+def names(client: Client) -> list[str]:
+    return [model["id"] for model in client.get("/v1/models").json()["data"]]
+
+
+def test_registering_the_same_weights_again_gives_the_same_model_at_its_new_place(db: None, tmp_path: Path) -> None:
+    first = base_model_register(name="tiny", path=make_folder(tmp_path / "a"))
+    again = base_model_register(name="tiny", path=make_folder(tmp_path / "b"))
+
+    assert again.pk == first.pk
+    assert again.path == str(tmp_path / "b")
+    assert BaseModel.objects.count() == 1
+
+
+def test_a_name_never_changes_its_weights(db: None, tmp_path: Path) -> None:
+    base_model_register(name="tiny", path=make_folder(tmp_path / "a"))
+    other = make_folder(tmp_path / "b")
+    (other / "model.safetensors").write_bytes(safetensors({"other": TENSOR}, 24))
+
+    with pytest.raises(ApiError) as refused:
+        base_model_register(name="tiny", path=other)
+
+    assert (refused.value.status, refused.value.code) == (409, "name_taken")
+
+
+def test_a_refused_folder_makes_no_model(db: None, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "evil.py").write_text("")
+
+    with pytest.raises(ApiError) as refused:
+        base_model_register(name="tiny", path=folder)
+
+    assert (refused.value.status, refused.value.code) == (400, "model_file_forbidden")
+    assert not BaseModel.objects.exists()
+
+
+def test_models_are_shared_ones_own_ones_and_deployments(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    shared = make_base_model("shared")
+    make_base_model("own", organization)
+    make_base_model("foreign", other_organization)
+    Deployment.objects.create(organization=organization, name="endpoint", base_model=shared)
+    Deployment.objects.create(organization=other_organization, name="their-endpoint", base_model=shared)
+
+    assert names(client) == ["endpoint", "own", "shared"]
+    for name, status in [("own", 200), ("shared", 200), ("endpoint", 200), ("foreign", 404), ("their-endpoint", 404)]:
+        assert client.get(f"/v1/models/{name}").status_code == status
+
+
+def test_an_own_model_hides_a_shared_one_of_its_name(db: None) -> None:
+    ours, theirs = make_organization(), make_organization()
+    shared, own = make_base_model("tiny"), make_base_model("tiny", ours)
+
+    assert base_model_get(ours, "tiny") == own
+    assert base_model_get(theirs, "tiny") == shared
+
+
+def test_versions_of_a_name_count_up_within_an_organization(db: None) -> None:
+    ours, theirs = make_organization(), make_organization()
+
+    made = [make_speculator(ours), make_speculator(ours), make_speculator(ours, "other"), make_speculator(theirs)]
+
+    assert [speculator.version for speculator in made] == [1, 2, 1, 1]
+    assert made[0].target_revision == made[0].base_model.revision
+
+
+def test_a_straggler_cannot_undo_how_training_ended(db: None) -> None:
+    speculator = make_speculator(make_organization())
+    speculator_ready(speculator=speculator, storage_prefix="first", training={"steps": 3})
+
+    speculator_fail(speculator=speculator)
+    speculator_ready(speculator=speculator, storage_prefix="second", training={})
+
+    assert (speculator.status, speculator.storage_prefix, speculator.training) == ("ready", "first", {"steps": 3})
+
+
+def test_a_speculator_shows_its_report_and_plot_to_its_owner_alone(
+    client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
+) -> None:
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG")
+    ours, theirs = make_speculator(organization), make_speculator(other_organization)
+    path = f"/v1/speculators/{ours.pk}"
+    assert client.get(f"{path}/plot").status_code == 404
+    for speculator in (ours, theirs):
+        key = f"plots/{speculator.pk}.png"
+        get_storage().put_file(key, tmp_path / "plot.png")
+        speculator_report(speculator=speculator, report={"speedup": 1.4}, plot_key=key)
+
+    body = client.get(path).json()
+    plot = client.get(f"{path}/plot")
+
+    assert (body["report"], body["object"], body["version"]) == ({"speedup": 1.4}, "speculator", 1)
+    assert (plot["Content-Type"], plot.getvalue()) == ("image/png", b"\x89PNG")
+    assert [item["id"] for item in client.get("/v1/speculators").json()["data"]] == [ours.pk]
+    for suffix in ("", "/plot"):
+        assert client.get(f"/v1/speculators/{theirs.pk}{suffix}").status_code == 404
+
+
+def test_registered_models_are_shown_with_the_revision_that_speculators_are_bound_to(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    shared, own = make_base_model("shared"), make_base_model("own", organization)
+    theirs = make_base_model("theirs", other_organization)
+
+    shown = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
+
+    assert {name: model["is_shared"] for name, model in shown.items()} == {"shared": True, "own": False}
+    assert shown["own"]["revision"] == own.revision
+    assert client.get(f"/v1/base_models/{own.pk}").json() == shown["own"]
+    assert client.get(f"/v1/base_models/{shared.pk}").json() == shown["shared"]
+    assert client.get(f"/v1/base_models/{theirs.pk}").status_code == 404

@@ -1,0 +1,109 @@
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.models.catalog.folder import UnusableModel, inspect_folder
+
+TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+def safetensors(header: dict[str, Any] | bytes, data_bytes: int) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
+def make_folder(path: Path) -> Path:
+    """The smallest folder that passes: one tensor of zeros."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(safetensors({"weight": TENSOR}, 24))
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UnusableModel) as refused:
+        inspect_folder(path)
+    return refused.value.code
+
+
+def test_a_whole_folder_passes_and_its_revision_follows_its_content(tmp_path: Path) -> None:
+    first, copy, other = (make_folder(tmp_path / name) for name in ("first", "copy", "other"))
+    (other / "model.safetensors").write_bytes(safetensors({"weight": TENSOR}, 24)[:-1] + b"\1")
+
+    assert inspect_folder(first).model_type == "llama"
+    assert inspect_folder(first).revision == inspect_folder(copy).revision
+    assert inspect_folder(first).revision != inspect_folder(other).revision
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], object]:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda path: (path / name).write_bytes(data)
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (remove("config.json"), "model_config_missing"),
+        (remove("tokenizer.json"), "model_tokenizer_missing"),
+        (remove("model.safetensors"), "model_weights_missing"),
+        (write("config.json", "{"), "model_config_invalid"),
+        (write("config.json", "[]"), "model_config_invalid"),
+        (write("config.json", "{}"), "model_type_unsupported"),
+        (write("config.json", '{"model_type": ["llama"]}'), "model_type_unsupported"),
+        (write("config.json", '{"model_type": "mamba"}'), "model_type_unsupported"),
+        (write("config.json", '{"model_type": "llama", "auto_map": {}}'), "model_code_forbidden"),
+        (write("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": "x"}}'), "model_code_forbidden"),
+        (write("modeling_evil.py", "import os"), "model_file_forbidden"),
+        (write("pytorch_model.bin", b""), "model_file_forbidden"),
+        (write("model.safetensors.py", b""), "model_file_forbidden"),
+        (lambda path: (path / "code").mkdir(), "model_file_forbidden"),
+        (lambda path: (path / "vocab.json").symlink_to("/etc/passwd"), "model_file_forbidden"),
+    ],
+)
+def test_what_may_not_be_part_of_a_model_is_refused(tmp_path: Path, spoil: Callable[[Path], object], code: str) -> None:
+    folder = make_folder(tmp_path / "model")
+    spoil(folder)
+
+    assert refusal(folder) == code
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none") == "model_folder_missing"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 8,
+        struct.pack("<Q", 1 << 60) + b"{}",
+        safetensors(b"nonsense", 0),
+        safetensors(b"[" * 100_000, 0),
+        safetensors(b"[]", 0),
+        safetensors({}, 0),
+        safetensors({"weight": TENSOR}, 23),
+        safetensors({"weight": TENSOR}, 25),
+        safetensors({"weight": {**TENSOR, "dtype": "PICKLE"}}, 24),
+        safetensors({"weight": {**TENSOR, "shape": [2, 4]}}, 24),
+        safetensors({"weight": {**TENSOR, "shape": [-2, -3]}}, 24),
+        safetensors({"weight": {**TENSOR, "data_offsets": [24, 0]}}, 24),
+        safetensors({"weight": {"dtype": "F32"}}, 24),
+        safetensors({"weight": 5}, 24),
+        safetensors({"a": TENSOR, "b": TENSOR}, 24),
+        safetensors({"a": TENSOR, "b": {**TENSOR, "data_offsets": [32, 56]}}, 56),
+    ],
+)
+def test_a_broken_weight_file_is_refused_before_anything_loads_it(tmp_path: Path, content: bytes) -> None:
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(content)
+
+    assert refusal(folder) == "model_weights_invalid"

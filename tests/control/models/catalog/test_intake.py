@@ -1,0 +1,227 @@
+"""Models that customers register: where from, and what becomes of them."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.test import Client
+from moto import mock_aws
+
+from control import storage as storage_module
+from control.core.api.errors import ApiError
+from control.core.settings.config import Config
+from control.core.storage.backends import S3Storage
+from control.models.catalog.folder import UnusableModel
+from control.models.catalog.models import BaseModel
+from control.models.catalog.selectors import base_model_get
+from control.models.catalog.sources import is_allowed, model_folder
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_cancel, job_claim_next
+from control.tenants.accounts.models import Organization
+from control.tenants.events.models import Event
+from tests.control.factories import make_base_model
+from tests.control.models.catalog.test_folder import TENSOR, make_folder, safetensors
+from workers.tasks.attempt import look_at
+from workers.tasks.worker import HANDLERS
+
+
+@pytest.fixture
+def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "roots"
+    root.mkdir()
+    config = Config(data_dir=tmp_path / "data", model_roots=f"{root}/{{organization}}, s3://models/{{organization}}")
+    monkeypatch.setattr(settings, "SLIPSTREAM", config)
+    return root
+
+
+@pytest.fixture
+def bucket(roots: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    storage_module._s3_client.cache_clear()
+    with mock_aws():
+        s3 = S3Storage(Config(s3_bucket="models"))
+        s3._client.create_bucket(Bucket="models")
+        yield s3
+    storage_module._s3_client.cache_clear()
+
+
+def register(client: Client, source: str | Path, *, name: str = "mine", status: int = 201) -> Any:
+    response = client.post("/v1/base_models", {"name": name, "source": str(source)}, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def work() -> None:
+    """What a worker does."""
+    claim = job_claim_next(worker="w")
+    assert claim is not None
+    look_at(claim, stop=threading.Event(), handlers=HANDLERS)
+
+
+def shown(client: Client, model: Any) -> Any:
+    return client.get(f"/v1/base_models/{model['id']}").json()
+
+
+def test_a_folder_is_checked_by_a_worker_and_then_ready(
+    client: Client, organization: Organization, roots: Path
+) -> None:
+    folder = make_folder(roots / organization.pk / "llama")
+
+    made = register(client, folder)
+
+    assert (made["status"], made["revision"], made["model_type"]) == ("checking", None, None)
+    with pytest.raises(ApiError):
+        base_model_get(organization, "mine")
+    work()
+    ready = shown(client, made)
+    assert (ready["status"], ready["model_type"], len(ready["revision"])) == ("ready", "llama", 64)
+    assert model_folder(base_model_get(organization, "mine")) == folder
+    assert Event.objects.filter(type="base_model.ready", object_id=made["id"]).count() == 1
+    assert Job.objects.get().status == Job.Status.SUCCEEDED
+
+
+def test_a_folder_that_becomes_a_link_to_somebody_elses_is_not_served(
+    client: Client, organization: Organization, roots: Path
+) -> None:
+    """Only what was checked is theirs to run: the link could lead anywhere on the machine."""
+    theirs = make_folder(roots / "another-organization" / "secret")
+    folder = make_folder(roots / organization.pk / "llama")
+    register(client, folder)
+    work()
+    model = base_model_get(organization, "mine")
+    weights = next(folder.glob("*.safetensors"))
+
+    weights.unlink()
+    weights.symlink_to(next(theirs.glob("*.safetensors")))
+    with pytest.raises(UnusableModel, match="symbolic link"):
+        model_folder(model)
+
+    shutil.rmtree(folder)
+    folder.symlink_to(theirs)
+    with pytest.raises(UnusableModel, match="symbolic link"):
+        model_folder(model)
+
+
+def test_a_folder_with_code_is_refused_and_says_why(client: Client, organization: Organization, roots: Path) -> None:
+    shared = make_base_model("mine")
+    folder = make_folder(roots / organization.pk / "llama")
+    (folder / "modeling.py").write_text("")
+
+    made = register(client, folder)
+    work()
+
+    refused = shown(client, made)
+    assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
+    assert base_model_get(organization, "mine") == shared, "what is of no use hides nothing"
+    assert client.delete(f"/v1/base_models/{made['id']}").json()["deleted"]
+    register(client, folder)
+
+
+def test_models_come_from_s3_and_each_machine_fetches_them_for_itself(
+    client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path
+) -> None:
+    prefix = f"{organization.pk}/llama"
+    bucket.put_folder(prefix, make_folder(tmp_path / "made"))
+    made = register(client, f"s3://models/{prefix}")
+    work()
+    model = base_model_get(organization, "mine")
+
+    assert (model_folder(model) / "config.json").is_file()
+    first = model_folder(model)
+    for file in first.iterdir():
+        file.unlink()
+    first.rmdir()  # another machine
+    assert sorted(path.name for path in model_folder(model).iterdir()) == sorted(
+        path.name for path in (tmp_path / "made").iterdir()
+    )
+
+    for file in first.iterdir():
+        file.unlink()
+    first.rmdir()
+    (tmp_path / "made" / "model.safetensors").write_bytes(safetensors({"other": TENSOR}, 24))
+    bucket.put_folder(prefix, tmp_path / "made")
+    with pytest.raises(UnusableModel, match="other weights"):
+        model_folder(model)
+    assert shown(client, made)["status"] == "ready"
+
+
+@pytest.mark.parametrize("name", ["evil.py", "sub/x.json"])
+def test_nothing_is_fetched_from_s3_that_may_not_be_part_of_a_model(
+    client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path, name: str
+) -> None:
+    folder = make_folder(tmp_path / "made")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    bucket.put_folder(f"{organization.pk}/m", folder)
+
+    made = register(client, f"s3://models/{organization.pk}/m")
+    work()
+
+    refused = shown(client, made)
+    assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
+    assert str(tmp_path) not in refused["error"]["message"]
+    assert not any((tmp_path / "data" / "models").glob("*"))
+
+
+def test_what_is_not_there_is_refused_without_a_word_about_our_folders(
+    client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path
+) -> None:
+    made = register(client, f"s3://models/{organization.pk}/nothing")
+    work()
+
+    refused = shown(client, made)
+    assert refused["status"] == "refused"
+    assert str(tmp_path) not in refused["error"]["message"]
+
+
+def test_a_cancelled_check_refuses_the_model(client: Client, organization: Organization, roots: Path) -> None:
+    made = register(client, make_folder(roots / organization.pk / "m"))
+    job_cancel(job=Job.objects.get())
+    work()
+
+    assert shown(client, made)["error"]["code"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{root}", "{root}/other", "{root}/{own}/../other", "{root}/{own}x", "{own}", "/etc", "", "x\0y", "s3://models",
+        "s3://models/other/m", "s3://models/{own}/../other", "s3://models/{own}x", "s3://other/{own}", "http://models/",
+    ],
+)  # fmt: skip
+def test_nobody_registers_from_outside_of_the_roots(
+    client: Client, organization: Organization, roots: Path, source: str
+) -> None:
+    named = source.format(root=roots, own=organization.pk)
+
+    register(client, named, status=400)
+
+    assert not is_allowed(named, organization_id=organization.pk)
+    assert not BaseModel.objects.exists()
+
+
+def test_a_link_does_not_lead_out_of_the_root(
+    client: Client, organization: Organization, roots: Path, tmp_path: Path
+) -> None:
+    (roots / organization.pk).mkdir()
+    (roots / organization.pk / "link").symlink_to(make_folder(tmp_path / "elsewhere"))
+
+    refused = register(client, roots / organization.pk / "link", status=400)
+
+    assert refused["error"]["code"] == "source_not_allowed"
+
+
+def test_models_in_use_and_everybodys_stay(client: Client, organization: Organization, roots: Path) -> None:
+    shared = make_base_model("shared")
+    own = make_base_model("own", organization)
+    own.deployments.create(organization=organization, name="endpoint")
+
+    for model, status in ((shared, 403), (own, 409)):
+        assert client.delete(f"/v1/base_models/{model.pk}").status_code == status
+    register(client, roots / organization.pk / "m", name="own", status=409)

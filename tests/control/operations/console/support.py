@@ -1,0 +1,29 @@
+"""What the console's tests share."""
+
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+
+from control.tenants.accounts.models import User
+
+
+def operator_client() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("operator"))
+    return client
+
+
+def page(client: Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, path
+    return answer.content.decode()
+
+
+def change_path(model: str, pk: object) -> str:
+    """As the lists link to it."""
+    return reverse(f"admin:{model}_change", args=[quote(str(pk))])
+
+
+def press(client: Client, model: str, pk: object, button: str) -> int:
+    path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
+    return client.post(path, {"_form_submitted": "True"}).status_code  # what unfold's dialog sends

@@ -1,0 +1,301 @@
+"""What operators ask for in the name of an organization: by the API's rules, its services, and with one audit event."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from django.conf import settings
+from django.contrib.admin.utils import quote
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.urls import reverse
+from django.utils.html import escape
+
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.captures.models import Capture
+from control.serving.deployments.models import Deployment
+from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.models import Organization, User
+from control.tenants.audit.models import AuditEvent
+from control.workflows.pipelines.models import Pipeline
+from tests.control.factories import make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.serving.deployments.support import make_speculator
+from tests.control.world import World
+from tests.tiny_model import make_tiny_model
+from tests.workers.exports.speculators import write_speculator
+
+ADDED: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
+    "deployments_deployment": (
+        "deployment.create",
+        lambda world: {
+            "name": "fast",
+            "model": world.base_model.name,
+            "speculator_id": world.speculator.pk,
+            "adapters": [world.adapter.pk],
+        },
+    ),
+    "pipelines_pipeline": (
+        "pipeline.create",
+        lambda world: {
+            "name": "fast",
+            "model": world.base_model.name,
+            "prompts_file": world.file.pk,
+            "held_out": "4",
+            "training.kind": "medusa",
+            "training": '{"epochs": 2}',
+            "evaluation.concurrencies": "1, 4",
+            "deploy": "false",
+        },
+    ),
+    "files_file": (
+        "file.create",
+        lambda world: {"purpose": "batch", "file": SimpleUploadedFile("rows.jsonl", b'{"a": 1}\n')},
+    ),
+    "batches_batch": (
+        "batch.create",
+        lambda world: {
+            "input_file_id": world.file.pk,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "model": world.base_model.name,
+            "metadata": '{"for": "them"}',
+        },
+    ),
+    "distillations_distillation": (
+        "distillation.create",
+        lambda world: {"model": world.base_model.name, "prompts_file": world.file.pk},
+    ),
+    "evaluations_evaluation": (
+        "evaluation.create",
+        lambda world: {
+            "speculator_id": world.speculator.pk,
+            "prompts_file": world.file.pk,
+            "concurrencies": "1, 2",
+            "repeats": "1",
+        },
+    ),
+    "datasets_dataset": ("dataset.create", lambda world: {"file_id": world.file.pk}),
+    "quotes_quote": (
+        "quote.create",
+        lambda world: {"dataset_id": world.counted_dataset.pk, "basis": "pilot", "cap": "2.5"},
+    ),
+    "adapters_adapter": (
+        "adapter.create",
+        lambda world: {
+            "name": "tuned",
+            "model": world.base_model.name,
+            "config_file": world.adapter_files[0].pk,
+            "weights_file": world.adapter_files[1].pk,
+        },
+    ),
+}
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    return operator_client()
+
+
+@pytest.fixture
+def world(organization: Organization) -> World:
+    return World(organization)
+
+
+def add_path(model: str, organization: Organization) -> str:
+    return f"{reverse(f'admin:{model}_add')}?organization={organization.pk}"
+
+
+def button_path(model: str, pk: str, button: str) -> str:
+    return reverse(f"admin:{model}_{button}", args=[quote(pk)])
+
+
+def asked(client: Client, path: str, values: Mapping[str, Any]) -> str:
+    """Where it led."""
+    answer = client.post(path, values)
+    assert answer.status_code == 302, answer.context["form"].errors
+    return answer.headers["Location"]
+
+
+@pytest.mark.parametrize("model", ADDED)
+def test_it_is_made_for_the_chosen_organization_with_one_event_of_audit(
+    operator: Client, world: World, model: str
+) -> None:
+    make_organization()
+    action, values_of = ADDED[model]
+    values = values_of(world)
+    assert "Go on" in page(operator, reverse(f"admin:{model}_add"))
+    page(operator, add_path(model, world.organization))
+
+    shown = asked(operator, add_path(model, world.organization), values)
+
+    event = AuditEvent.objects.get()
+    assert (event.action, event.organization, event.actor_id) == (action, world.organization, "operator")
+    assert shown == change_path(model, event.object_id)
+
+
+def test_what_was_entered_reaches_the_service(operator: Client, world: World) -> None:
+    for model in ("deployments_deployment", "pipelines_pipeline"):
+        asked(operator, add_path(model, world.organization), ADDED[model][1](world))
+
+    deployment = Deployment.objects.get()
+    assert (deployment.speculator, [*deployment.adapters.all()]) == (world.speculator, [world.adapter])
+    pipeline = Pipeline.objects.get()
+    assert (pipeline.deploy, pipeline.training["epochs"], pipeline.evaluation["concurrencies"]) == (False, 2, [1, 4])
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ({}, "name", "required"),
+        ({"training": '{"epoch": 2}'}, "training", "epoch"),
+        ({"training": r'{"epochs": "\u0000"}'}, "training", "valid dictionary"),
+        ({"training": "no JSON"}, "training", "valid dictionary"),
+        ({"gate.min_speedup": "fast"}, "gate.min_speedup", "valid number, got 'fast'"),
+        ({"prompts_file": ""}, "prompts_file", "a pipeline takes prompts_file or distillation_id"),
+    ],
+)
+def test_the_apis_words_stand_beside_the_field(
+    operator: Client, world: World, values: dict[str, str], field: str, message: str
+) -> None:
+    sent = ADDED["pipelines_pipeline"][1](world) | values if values else {}
+
+    answer = operator.post(add_path("pipelines_pipeline", world.organization), sent)
+
+    errors = answer.context["form"].errors
+    assert [*errors] == [field]
+    assert message in errors[field][0]
+    assert escape(errors[field][0]) in answer.content.decode()
+    assert not AuditEvent.objects.exists()
+
+
+def test_what_another_organization_has_is_neither_offered_nor_taken(operator: Client, world: World) -> None:
+    foreign = World(make_organization()).speculator
+    path = add_path("deployments_deployment", world.organization)
+    assert foreign.pk not in page(operator, path)
+
+    answer = operator.post(path, {"name": "a", "model": world.base_model.name, "speculator_id": foreign.pk})
+
+    assert [*answer.context["form"].errors] == ["speculator_id"]
+    assert not Deployment.objects.exists()
+
+
+def test_staff_without_the_permission_ask_for_nothing(world: World) -> None:
+    onlooker = Client()
+    onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
+    changed = button_path("deployments_deployment", world.deployment.pk, "change_served")
+
+    for path in [changed, *(add_path(model, world.organization) for model in ADDED)]:
+        assert onlooker.get(path).status_code == 403
+        assert onlooker.post(path, {"speculator_id": ""}).status_code == 403
+
+
+def test_a_form_sent_from_another_site_does_nothing(operator: Client, world: World) -> None:
+    operator.handler.enforce_csrf_checks = True
+
+    answer = operator.post(add_path("datasets_dataset", world.organization), {"file_id": world.file.pk})
+
+    assert answer.status_code == 403
+
+
+def test_a_deployment_is_given_another_speculator_and_then_none(operator: Client, world: World) -> None:
+    path = button_path("deployments_deployment", world.deployment.pk, "change_served")
+    assert world.speculator.pk in page(operator, path)
+
+    asked(operator, path, {"speculator_id": world.speculator.pk})
+    world.deployment.refresh_from_db()
+    assert world.deployment.speculator == world.speculator
+    assert f'<option value="{world.speculator.pk}" selected' in page(operator, path)
+    asked(operator, path, {"speculator_id": ""})
+
+    world.deployment.refresh_from_db()
+    assert world.deployment.speculator is None
+    assert [*AuditEvent.objects.values_list("action", flat=True)] == ["deployment.update"] * 2
+
+
+def test_a_deleted_deployment_is_changed_no_more(operator: Client, world: World) -> None:
+    Deployment.objects.filter(pk=world.deployment.pk).update(deleted_at=world.deployment.created_at)
+
+    answer = operator.post(
+        button_path("deployments_deployment", world.deployment.pk, "change_served"), {"speculator_id": ""}
+    )
+
+    assert "No such deployment" in answer.context["form"].non_field_errors()[0]
+
+
+def test_a_speculator_is_rolled_out_on_a_share(operator: Client, world: World) -> None:
+    path = button_path("deployments_deployment", world.deployment.pk, "roll_out")
+    refused = operator.post(path, {"speculator_id": world.speculator.pk, "share_percent": "90"})
+    assert "less than or equal to 50" in refused.context["form"].errors["share_percent"][0]
+    Deployment.objects.update(state=Deployment.State.READY)
+
+    asked(operator, path, {"speculator_id": world.speculator.pk, "share_percent": "25"})
+
+    rollout = Rollout.objects.get()
+    assert (rollout.speculator, rollout.share_percent, rollout.min_requests) == (world.speculator, 25, 100)
+    assert AuditEvent.objects.get().action == "rollout.create"
+
+
+def test_requests_are_captured_and_made_a_file(operator: Client, world: World) -> None:
+    pk = world.deployment.pk
+    asked(operator, button_path("deployments_deployment", pk, "capture"), {"hours": "48"})
+    press(operator, "captures_capture", pk, "make_file")
+
+    assert Capture.objects.get().hours == 48
+    assert File.objects.get().purpose == File.Purpose.BATCH
+    assert [*AuditEvent.objects.order_by("pk").values_list("action", flat=True)] == ["capture.set", "capture.export"]
+
+
+def test_a_quotes_cap_is_changed(operator: Client, world: World) -> None:
+    path = button_path("quotes_quote", world.quote.pk, "change_cap")
+
+    asked(operator, path, {"cap": "3.5"})
+
+    world.quote.refresh_from_db()
+    assert world.quote.cap_nanousd == 3_500_000_000
+    assert 'value="3.5"' in page(operator, path)
+
+
+def test_a_base_model_is_registered_from_where_it_may_lie(
+    operator: Client, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"model_roots": "s3://models"}))
+    path = add_path("catalog_basemodel", world.organization)
+
+    refused = operator.post(path, {"name": "new", "source": "/etc"})
+    asked(operator, path, {"name": "new", "source": "s3://models/new"})
+
+    assert "operators of this service allow" in refused.context["form"].errors["source"][0]
+    model = BaseModel.objects.get(name="new")
+    assert (model.organization, model.source) == (world.organization, "s3://models/new")
+    assert AuditEvent.objects.get().action == "base_model.create"
+
+
+def test_a_speculator_is_exported_and_imported_again(operator: Client, world: World, tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path, num_layers=4, dtype=torch.bfloat16)
+    BaseModel.objects.filter(pk=world.base_model.pk).update(path=str(model_dir))
+    own = make_speculator(world.base_model, world.organization, kind="eagle3", storage_prefix="own")
+    get_storage().put_folder("own", write_speculator("eagle3", tmp_path / "own", model_dir))
+    path = add_path("catalog_speculator", world.organization)
+    given = {"format": "speculators", "model": world.base_model.name, "name": "guest"}
+
+    asked(operator, button_path("catalog_speculator", own.pk, "export"), {"format": "speculators"})
+    asked(operator, path, {"file_id": File.objects.get().pk, **given})
+    refused = operator.post(path, {"file_id": world.file.pk, **given})
+
+    assert Speculator.objects.get(name="guest").kind == "eagle3"
+    assert refused.context["form"].errors
+    actions = AuditEvent.objects.order_by("pk").values_list("action", flat=True)
+    assert [*actions] == ["speculator.export", "speculator.import"]
+
+
+def test_a_file_is_deleted(operator: Client, world: World) -> None:
+    press(operator, "files_file", world.file.pk, "delete")
+
+    assert File.objects.get().deleted_at is not None
+    assert AuditEvent.objects.get().action == "file.delete"

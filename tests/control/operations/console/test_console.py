@@ -1,0 +1,224 @@
+"""The console over the same services as the API: what it shows, what its buttons do, who may press them."""
+
+import datetime as dt
+import re
+
+import pytest
+from django.contrib.admin import site
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from control.models.catalog.models import Speculator
+from control.operations.console.base import RowsAdmin
+from control.queue.jobs.models import Job, Worker
+from control.queue.jobs.services import worker_beat
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.states import State
+from control.tenants.accounts.models import ApiKey, Member, Organization, User
+from control.tenants.accounts.selectors import api_key_authenticate
+from tests.control.factories import make_base_model, make_file, make_job, make_key, make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.serving.deployments.support import make_deployment, make_speculator
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    return operator_client()
+
+
+@pytest.fixture
+def onlooker(db: None) -> Client:
+    """A member of staff without any permission."""
+    client = Client()
+    client.force_login(User.objects.create_user("onlooker", is_staff=True))
+    return client
+
+
+def make_rows() -> dict[str, object]:
+    """One row of every kind that has a page; the path's model name -> its key."""
+    organization = make_organization("Acme")
+    model = make_base_model("tiny")
+    speculator = make_speculator(model, organization)
+    deployment = make_deployment(model, organization, speculator=speculator)
+    return {
+        "accounts_organization": organization.pk,
+        "accounts_apikey": make_key(organization)[0].pk,
+        "accounts_user": User.objects.get().pk,
+        "accounts_member": Member.objects.create(organization=organization, user=User.objects.get()).pk,
+        "files_file": make_file(organization).pk,
+        "jobs_job": make_job(organization).pk,
+        "catalog_basemodel": model.pk,
+        "catalog_speculator": speculator.pk,
+        "deployments_deployment": deployment.pk,
+    }
+
+
+def test_every_page_opens(operator: Client) -> None:
+    for model, pk in make_rows().items():
+        page(operator, reverse(f"admin:{model}_changelist"))
+        page(operator, change_path(model, pk))
+    page(operator, reverse("admin:index"))
+
+
+def test_the_overview_counts(operator: Client) -> None:
+    make_job(status=Job.Status.RUNNING)
+    make_job(status=Job.Status.FAILED)
+    for name in ("jobs-1", "jobs-2"):
+        worker_beat(worker=name, role="jobs")
+    Worker.objects.filter(pk="jobs-2").update(heartbeat_at=timezone.now() - dt.timedelta(minutes=1))
+
+    text = page(operator, reverse("admin:index"))
+
+    cards = re.findall(r'card-title">([^<]+)<.*?card-count">(\d+)</span> ([^<]+)<', text, re.DOTALL)
+    assert ("Jobs running", "1", "of 2") in cards
+    assert ("Jobs failed", "1", "of 2") in cards
+    assert ("Workers heard of", "1", "of 2") in cards
+
+
+def test_nothing_is_edited_or_deleted_that_services_own(operator: Client) -> None:
+    organization = make_organization("Acme")
+
+    edited = operator.post(change_path("accounts_organization", organization.pk), {"name": "Evil"})
+    deleted = operator.post(reverse("admin:accounts_organization_delete", args=[organization.pk]), {"post": "yes"})
+
+    assert (edited.status_code, deleted.status_code) == (403, 403)
+    assert Organization.objects.get().name == "Acme"
+    for model, admin in site._registry.items():
+        assert model is User or isinstance(admin, RowsAdmin)
+
+
+def test_a_new_keys_secret_is_shown_once(operator: Client) -> None:
+    organization = make_organization()
+
+    answer = operator.post(
+        reverse("admin:accounts_apikey_add"), {"organization": organization.pk, "name": "ci"}, follow=True
+    )
+
+    (token,) = re.findall(r"sk_live_\w{44}", answer.content.decode())
+    key = api_key_authenticate(token)
+    assert (key.organization, key.name) == (organization, "ci")
+    assert token not in page(operator, reverse("admin:accounts_apikey_changelist"))
+    assert token not in page(operator, change_path("accounts_apikey", key.pk))
+
+
+def test_a_key_is_revoked(operator: Client) -> None:
+    key, _ = make_key()
+
+    assert press(operator, "accounts_apikey", key.pk, "revoke") == 302
+
+    assert ApiKey.objects.get().revoked_at is not None
+    assert f"{key.pk}/revoke" not in page(operator, change_path("accounts_apikey", key.pk))
+
+
+def test_an_organization_is_made_by_its_service(operator: Client) -> None:
+    operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
+
+    assert Organization.objects.get().name == "Acme"
+
+
+def test_a_job_is_cancelled_and_says_so_in_its_timeline(operator: Client) -> None:
+    job = make_job()
+
+    assert press(operator, "jobs_job", job.pk, "cancel") == 302
+
+    job.refresh_from_db()
+    assert job.cancel_requested_at is not None
+    assert "cancel_requested" in page(operator, change_path("jobs_job", job.pk))
+
+
+def test_a_running_jobs_page_asks_again_and_an_ended_ones_does_not(operator: Client) -> None:
+    running = make_job(status=Job.Status.RUNNING, progress_done=3, progress_total=12, progress_unit="rows")
+    ended = make_job(status=Job.Status.SUCCEEDED)
+
+    text = page(operator, change_path("jobs_job", running.pk))
+
+    assert f'data-live="{running.pk}-status" data-live-active="yes"' in text
+    assert "width: 25.0%" in text
+    assert "3 / 12 rows" in text
+    assert 'data-live-active="yes"' not in page(operator, change_path("jobs_job", ended.pk))
+
+
+def test_a_deployment_is_stopped_and_started(operator: Client) -> None:
+    deployment = make_deployment(make_base_model())
+    text = page(operator, change_path("deployments_deployment", deployment.pk))
+    assert (f"{quote(deployment.pk)}/stop" in text, f"{quote(deployment.pk)}/start" in text) == (True, False)
+
+    press(operator, "deployments_deployment", deployment.pk, "stop")
+    deployment.refresh_from_db()
+    assert (deployment.desired_state, deployment.state) == (Deployment.Desired.STOPPED, State.STOPPING)
+
+    press(operator, "deployments_deployment", deployment.pk, "start")
+    deployment.refresh_from_db()
+    assert (deployment.desired_state, deployment.state) == (Deployment.Desired.RUNNING, State.PROVISIONING)
+
+
+def test_looking_at_a_button_presses_nothing(operator: Client) -> None:
+    """A GET shows the dialog: a link on another page can't stop an endpoint."""
+    deployment = make_deployment(make_base_model())
+
+    dialog = page(operator, reverse("admin:deployments_deployment_stop", args=[quote(deployment.pk)]))
+
+    assert "csrfmiddlewaretoken" in dialog
+    deployment.refresh_from_db()
+    assert deployment.desired_state == Deployment.Desired.RUNNING
+
+
+def test_a_button_pressed_from_another_site_does_nothing(operator: Client) -> None:
+    deployment = make_deployment(make_base_model())
+    operator.handler.enforce_csrf_checks = True
+
+    assert press(operator, "deployments_deployment", deployment.pk, "stop") == 403
+
+    deployment.refresh_from_db()
+    assert deployment.desired_state == Deployment.Desired.RUNNING
+
+
+def test_buttons_need_the_permission(onlooker: Client) -> None:
+    deployment = make_deployment(make_base_model())
+
+    assert press(onlooker, "deployments_deployment", deployment.pk, "stop") == 403
+
+    deployment.refresh_from_db()
+    assert deployment.desired_state == Deployment.Desired.RUNNING
+
+
+def test_a_speculators_report_is_a_table(operator: Client) -> None:
+    report = {
+        "acceptance_length": 2.1234567,
+        "outputs_equal": 32,
+        "concurrencies": [{"concurrency": 4, "speedup": 1.4444444, "repeats": [{"nested": 1}]}],
+    }
+    speculator = make_speculator(make_base_model(), make_organization(), report=report, plot_key="plots/one.png")
+
+    text = re.sub(r"\s+", " ", page(operator, change_path("catalog_speculator", speculator.pk)))
+
+    assert "<td>acceptance length</td><td>2.123</td>" in text
+    assert "<td>4</td><td>1.444</td>" in text
+    assert f'src="/admin/speculators/{speculator.pk}/plot"' in text
+
+
+def test_a_plot_is_for_operators_alone(operator: Client, onlooker: Client) -> None:
+    speculator = make_speculator(make_base_model(), make_organization())
+    path = reverse("speculator-plot", args=[speculator.pk])
+
+    assert operator.get(path).status_code == 404  # none drawn yet
+    Speculator.objects.update(plot_key="plots/gone.png")
+    assert operator.get(path).status_code == 404
+    assert onlooker.get(path).status_code == 404
+    assert Client().get(path).status_code == 302  # to the sign-in
+
+
+def test_the_console_is_closed_to_strangers(db: None) -> None:
+    for path in (reverse("admin:index"), reverse("admin:jobs_job_changelist")):
+        answer = Client().get(path)
+        assert (answer.status_code, answer.headers["location"].split("?")[0]) == (302, "/admin/login/")
+
+
+def test_who_signs_in_on_the_page_itself_gets_to_the_overview(client: Client, db: None) -> None:
+    User.objects.create_superuser("ana", password="correct horse")
+
+    answer = client.post(reverse("admin:login"), {"username": "ana", "password": "correct horse"})
+
+    assert (answer.status_code, answer.headers["Location"]) == (302, reverse("admin:index"))

@@ -1,0 +1,145 @@
+"""Evaluations, datasets and captures in the console, and what operators do for tenants there."""
+
+import re
+
+import pytest
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.captures.models import Capture, CapturedRequest
+from control.tenants.accounts.models import Member, Project, User
+from control.tenants.accounts.selectors import api_key_authenticate
+from control.workflows.batches.models import Batch
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_start
+from tests.control.factories import make_base_model, make_file, make_key, make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.world import World
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    return operator_client()
+
+
+@pytest.fixture
+def world(db: None) -> World:
+    return World(make_organization("Acme"))
+
+
+def test_their_pages_open_and_lead_on(operator: Client, world: World) -> None:
+    deployment, dataset, evaluation = world.deployment, world.dataset, world.evaluation
+    for model, pk in (
+        ("evaluations_evaluation", evaluation.pk),
+        ("datasets_dataset", dataset.pk),
+        ("captures_capture", deployment.pk),
+        ("accounts_project", world.project.pk),
+    ):
+        page(operator, reverse(f"admin:{model}_changelist"))
+        page(operator, change_path(model, pk))
+
+    shown = page(operator, change_path("evaluations_evaluation", evaluation.pk))
+    assert change_path("catalog_speculator", world.speculator.pk) in shown
+    assert change_path("jobs_job", evaluation.job_id) in shown
+    assert change_path("evaluations_evaluation", evaluation.pk) in page(
+        operator, change_path("catalog_speculator", world.speculator.pk)
+    )
+
+
+def test_an_evaluation_is_cancelled(operator: Client, world: World) -> None:
+    evaluation = evaluation_start(speculator=world.speculator, prompts=world.file, rows_key="rows", settings={})
+
+    assert press(operator, "evaluations_evaluation", evaluation.pk, "cancel") == 302
+
+    assert Evaluation.objects.get().job.cancel_requested_at is not None
+    assert "/cancel" not in page(operator, change_path("evaluations_evaluation", evaluation.pk))
+
+
+def test_the_end_of_a_capture_deletes_it_and_leads_to_the_list(operator: Client, world: World) -> None:
+    path = reverse("admin:captures_capture_end", args=[quote(world.deployment.pk)])
+
+    answer = operator.post(path, {"_form_submitted": "True"})
+
+    assert answer.headers["Location"] == reverse("admin:captures_capture_changelist")
+    assert not Capture.objects.exists()
+    assert not CapturedRequest.objects.exists()
+
+
+def test_a_bad_line_of_a_dataset_is_named_without_its_text(operator: Client) -> None:
+    world = World(make_organization())
+    world.file = make_file(world.organization, b"a secret\n")
+
+    shown = page(operator, change_path("datasets_dataset", world.dataset.pk))
+
+    assert "invalid_json_line" in shown
+    assert "secret" not in shown
+
+
+def test_a_speculator_that_nobody_needs_is_deleted(operator: Client, world: World) -> None:
+    assert press(operator, "catalog_speculator", world.speculator.pk, "delete") == 302
+
+    assert Speculator.objects.get().status == "deleted"
+
+
+def test_a_model_that_is_in_use_stays(operator: Client, world: World) -> None:
+    used, spare = world.speculator.base_model, make_base_model("spare", world.organization)
+
+    for model in (used, spare):
+        press(operator, "catalog_basemodel", model.pk, "delete")
+
+    assert list(BaseModel.objects.all()) == [used]
+
+
+def test_a_member_becomes_an_owner_and_leaves_while_another_stays(operator: Client, world: World) -> None:
+    first, second = (
+        Member.objects.create(organization=world.organization, user=User.objects.create_user(name), role=role)
+        for name, role in (("ana", Member.Role.OWNER), ("ben", Member.Role.MEMBER))
+    )
+
+    press(operator, "accounts_member", first.pk, "remove")
+    assert Member.objects.filter(pk=first.pk).exists(), "the last owner"
+
+    press(operator, "accounts_member", second.pk, "change_role")
+    press(operator, "accounts_member", first.pk, "remove")
+    assert [(member.user.username, member.role) for member in Member.objects.all()] == [("ben", "owner")]
+
+
+def test_a_project_is_made_and_archived(operator: Client, world: World) -> None:
+    operator.post(reverse("admin:accounts_project_add"), {"organization": world.organization.pk, "name": "research"})
+    project = Project.objects.get()
+
+    press(operator, "accounts_project", project.pk, "archive")
+
+    project.refresh_from_db()
+    assert (project.name, project.archived_at is None) == ("research", False)
+
+
+def test_a_rotated_key_is_shown_once(operator: Client) -> None:
+    key, old = make_key()
+    path = reverse("admin:accounts_apikey_rotate", args=[quote(key.pk)])
+
+    answer = operator.post(path, {"_form_submitted": "True"}, follow=True)
+
+    (token,) = re.findall(r"sk_live_\w{44}", answer.content.decode())
+    assert api_key_authenticate(token).rotated_from_id == key.pk
+    assert api_key_authenticate(old) == key, "for a day"
+    assert token not in page(operator, change_path("accounts_apikey", key.pk))
+
+
+def test_a_job_leads_to_what_it_is_for(operator: Client, world: World) -> None:
+    shown = page(operator, change_path("jobs_job", world.batch.job_id))
+
+    assert change_path("batches_batch", world.batch.pk) in shown
+
+
+def test_a_quote_whose_pilot_has_ended_is_not_shown_as_measuring(operator: Client, world: World) -> None:
+    quote = world.quote
+    assert quote.pilot is not None
+    Batch.objects.filter(pk=quote.pilot.pk).update(status=Batch.Status.CANCELLED)
+
+    page(operator, change_path("quotes_quote", quote.pk))
+
+    quote.refresh_from_db()
+    assert quote.status == "failed", "no row was answered"

@@ -1,0 +1,107 @@
+"""The page of a job: live, with curves and log, and cheap to ask again."""
+
+import re
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from control.core.settings.config import get_config
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_claim_next, job_commit_checkpoint, job_metrics, job_progress, job_submit
+from control.queue.jobs.state import Claim
+from control.tenants.accounts.models import User
+from control.tenants.audit.models import AuditEvent
+from tests.control.factories import make_job, make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator() -> Client:
+    return operator_client()
+
+
+@pytest.fixture
+def claim() -> Claim:
+    """Of a training job that somebody works on."""
+    job_submit(organization=make_organization(), kind="training", params={})
+    claim = job_claim_next(worker="one")
+    assert claim is not None
+    return claim
+
+
+def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, claim: Claim) -> None:
+    for step, loss in ((10, 2.0), (20, 1.5), (30, 1.25)):
+        job_metrics(claim=claim, metrics={"loss": loss, "acceptance_length": 4 - loss})
+        job_commit_checkpoint(claim=claim, storage_prefix="c", step=step)
+
+    text = page(operator, change_path("jobs_job", claim.job_id))
+
+    assert 'aria-label="loss: from 1.25 to 2, at last 1.25"' in text
+    assert 'aria-label="acceptance length: from 2 to 2.75, at last 2.75"' in text
+    assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
+
+
+def test_a_step_made_twice_is_drawn_once(operator: Client, claim: Claim) -> None:
+    for loss in (2.0, 1.0):
+        job_metrics(claim=claim, metrics={"loss": loss})
+        job_commit_checkpoint(claim=claim, storage_prefix="c", step=10)
+
+    assert 'points="160.0,60.0"' in page(operator, change_path("jobs_job", claim.job_id))
+
+
+def test_the_end_of_the_latest_attempts_log_is_shown(operator: Client, claim: Claim) -> None:
+    path = get_config().data_dir / "logs" / "jobs" / f"{claim.job_id}.{claim.fence}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("begin" + "x" * 9000 + "<the end>")
+
+    text = page(operator, change_path("jobs_job", claim.job_id))
+
+    assert "&lt;the end&gt;" in text
+    assert "begin" + "x" not in text
+
+
+def test_an_unchanged_page_is_not_sent_again_and_a_changed_one_is(operator: Client, claim: Claim) -> None:
+    path = change_path("jobs_job", claim.job_id)
+    version = operator.get(path).headers["ETag"]
+    with CaptureQueriesContext(connection) as queries:
+        unchanged = operator.get(path, headers={"If-None-Match": version})
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+    assert len(queries) <= 5
+
+    job_progress(claim=claim, done=1, total=2, unit="steps")
+
+    assert operator.get(path, headers={"If-None-Match": version}).status_code == 200
+
+
+def test_a_version_known_to_a_stranger_tells_nothing(operator: Client, claim: Claim) -> None:
+    path = change_path("jobs_job", claim.job_id)
+    version = operator.get(path).headers["ETag"]
+    onlooker = Client()
+    onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
+
+    assert onlooker.get(path, headers={"If-None-Match": version}).status_code == 403
+
+
+def test_a_cancellation_is_the_operators_and_its_button_goes(operator: Client, claim: Claim) -> None:
+    press(operator, "jobs_job", claim.job_id, "cancel")
+
+    event = AuditEvent.objects.get()
+    assert (event.action, event.object_id, event.actor_type) == ("job.cancel", claim.job_id, "user")
+    assert event.actor_id == "operator"
+    assert not re.search(r'href="[^"]*/cancel/?"', page(operator, change_path("jobs_job", claim.job_id)))
+
+
+def test_the_list_takes_as_many_queries_for_many_jobs_as_for_few(operator: Client) -> None:
+    organizations = [make_organization() for _ in range(20)]
+    Job.objects.bulk_create(Job(organization=organizations[i % 20], kind="batch") for i in range(300))
+    make_job()
+
+    with CaptureQueriesContext(connection) as queries:
+        page(operator, reverse("admin:jobs_job_changelist"))
+
+    assert len(queries) <= 15

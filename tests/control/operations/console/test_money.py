@@ -1,0 +1,63 @@
+"""Spend caps and quotes in the console."""
+
+import pytest
+from django.test import Client
+
+from control.billing.spending.models import SpendCap
+from control.billing.spending.selectors import batch_cap_reached
+from control.billing.spending.services import batch_pause
+from control.queue.jobs.models import Job
+from control.tenants.administration.services import project_create
+from control.tenants.audit.models import AuditEvent
+from tests.control.billing.spending.support import make_quote
+from tests.control.factories import make_base_model, make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.queue.jobs.helpers import claim
+from tests.control.workflows.batches.helpers import make_batch
+
+pytestmark = pytest.mark.django_db
+ADD = "/admin/spending/spendcap/add/"
+
+
+@pytest.fixture
+def operator() -> Client:
+    return operator_client()
+
+
+def test_an_operator_makes_raises_and_removes_a_cap(operator: Client) -> None:
+    organization = make_organization()
+
+    operator.post(ADD, {"organization": organization.pk, "project": "", "usd": "0"})
+    cap = SpendCap.objects.get()
+    batch = make_batch(organization)
+    reached = batch_cap_reached(batch)
+    assert reached is not None
+    batch_pause(batch=batch, claim=claim(batch.job), reached=reached)
+    assert batch.pk in page(operator, change_path("spending_spendcap", cap.pk))
+    assert "USD this month, all projects" in page(operator, change_path("accounts_organization", organization.pk))
+    assert "0 USD that it may this month" in page(operator, change_path("batches_batch", batch.pk))
+    assert "paused" in page(operator, change_path("jobs_job", batch.job_id))
+
+    operator.post(change_path("spending_spendcap", cap.pk), {"usd": "12.5"})
+    cap.refresh_from_db()
+    assert (cap.nanousd, Job.objects.get().status) == (12_500_000_000, "queued")
+    press(operator, "spending_spendcap", cap.pk, "remove")
+    assert not SpendCap.objects.exists()
+    actions = AuditEvent.objects.order_by("pk").values_list("action", flat=True)
+    assert list(actions) == ["spend_cap.create", "spend_cap.update", "spend_cap.delete"]
+
+
+def test_a_cap_is_for_a_project_of_its_organization(operator: Client) -> None:
+    organization, other = make_organization(), make_organization()
+    project = project_create(organization=other, name="theirs")
+
+    refused = operator.post(ADD, {"organization": organization.pk, "project": project.pk, "usd": "1"})
+
+    assert "belongs to another organization" in refused.content.decode()
+    assert not SpendCap.objects.exists()
+
+
+def test_a_quotes_page_shows_its_cap(operator: Client) -> None:
+    quote = make_quote(make_organization(), make_base_model(), cap_nanousd=1_250_000_000)
+
+    assert "1.25" in page(operator, change_path("quotes_quote", quote.pk))

@@ -1,0 +1,160 @@
+"""Tenants, their limits and webhooks, the queue, and speculators side by side."""
+
+import datetime as dt
+import re
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from control.billing.usage.models import UsageRecord
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import worker_beat
+from control.tenants.accounts.models import User
+from control.tenants.audit.models import AuditEvent
+from control.tenants.quotas.models import Limits
+from control.tenants.quotas.quota import quota_of
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.tenants.webhooks.services import endpoint_create, endpoint_test
+from tests.control.factories import make_base_model, make_job, make_key, make_organization
+from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.serving.deployments.support import make_speculator
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator() -> Client:
+    return operator_client()
+
+
+@pytest.fixture
+def onlooker() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_user("onlooker", is_staff=True))
+    return client
+
+
+def make_delivery() -> WebhookDelivery:
+    endpoint, _ = endpoint_create(organization=make_organization(), url="https://93.184.216.34/hook", events=["*"])
+    return endpoint_test(endpoint=endpoint)
+
+
+def flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def test_an_organizations_page_shows_its_usage_and_nobody_elses(operator: Client) -> None:
+    ours, other = make_organization("Ours"), make_organization("Other")
+    for organization, tokens in ((ours, 1234), (other, 777777)):
+        UsageRecord.objects.create(
+            organization=organization,
+            minute=timezone.now(),
+            model="m",
+            is_batch=False,
+            input_tokens=tokens,
+            requests=2,
+            input_nanousd=1_500_000_000,
+        )
+    make_key(other, scopes=["usage:read"])
+
+    text = flat(page(operator, change_path("accounts_organization", ours.pk)))
+
+    assert "<td>in all</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
+    assert "777,777" not in text
+    assert "usage:read" not in text
+
+
+def test_limits_are_set_by_their_service_and_the_operator_stands_in_the_audit(operator: Client) -> None:
+    organization = make_organization()
+    page(operator, f"{reverse('admin:tenancy_limits_add')}?organization={organization.pk}")
+
+    operator.post(reverse("admin:tenancy_limits_add"), {"organization": organization.pk, "queued_jobs": 7})
+
+    assert quota_of(organization.pk).queued_jobs == 7
+    event = AuditEvent.objects.get()
+    assert (event.action, event.organization, event.actor_id) == ("limits.set", organization, "operator")
+    assert change_path("tenancy_limits", Limits.objects.get().pk) in page(
+        operator, change_path("accounts_organization", organization.pk)
+    )
+
+
+def test_a_delivery_is_replayed_and_the_operator_stands_in_the_audit(operator: Client) -> None:
+    delivery = make_delivery()
+    WebhookDelivery.objects.update(status=WebhookDelivery.Status.FAILED, attempt=9)
+    assert change_path("webhooks_webhookdelivery", delivery.pk) in page(
+        operator, change_path("webhooks_webhookendpoint", delivery.endpoint_id)
+    )
+
+    assert press(operator, "webhooks_webhookdelivery", delivery.pk, "replay") == 302
+
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempt) == ("pending", 0)
+    event = AuditEvent.objects.get()
+    assert (event.action, event.object_id, event.actor_id) == ("webhook_delivery.replay", delivery.pk, "operator")
+
+
+def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
+    endpoint = make_delivery().endpoint
+    WebhookEndpoint.objects.update(disabled=WebhookEndpoint.Disabled.FAILING)
+
+    assert press(operator, "webhooks_webhookendpoint", endpoint.pk, "enable") == 302
+
+    assert WebhookEndpoint.objects.get().disabled == ""
+    assert AuditEvent.objects.get().action == "webhook_endpoint.update"
+
+
+def test_an_endpoints_secret_is_on_no_page(operator: Client) -> None:
+    endpoint, secret = endpoint_create(organization=make_organization(), url="https://93.184.216.34/", events=["*"])
+
+    assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))
+
+
+def test_the_audit_is_read_only(operator: Client) -> None:
+    operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
+    path = change_path("audit_auditevent", AuditEvent.objects.get().pk)
+
+    assert "organization.create" in page(operator, path)
+    assert operator.post(path, {"action": "other"}).status_code == 403
+    assert operator.get(reverse("admin:audit_auditevent_add")).status_code == 403
+
+
+def test_the_queue_shows_who_waits_how_long_and_which_lease_and_worker_is_lost(operator: Client) -> None:
+    now, organization = timezone.now(), make_organization("Acme")
+    waiting = [make_job(organization) for _ in range(2)]
+    Job.objects.filter(pk=waiting[0].pk).update(created_at=now - dt.timedelta(hours=1))
+    make_job(organization, not_before=now + dt.timedelta(hours=1))
+    make_job(organization, status="running", worker="w1", lease_until=now - dt.timedelta(minutes=2))
+    worker_beat(worker="w1", role="jobs")
+
+    text = flat(page(operator, reverse("queue")))
+
+    assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
+    assert "1 more pause" in text
+    assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
+    assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
+
+
+def test_speculators_stand_side_by_side(operator: Client) -> None:
+    organization, model = make_organization(), make_base_model()
+    pair = [
+        make_speculator(model, organization, name=f"s{length}", report={"acceptance_length": length, "zebra": 1})
+        for length in (1.5, 2.5)
+    ]
+
+    chosen = operator.post(
+        reverse("admin:catalog_speculator_changelist"),
+        {"action": "compare", "_selected_action": [row.pk for row in pair]},
+    )
+    assert all(row.pk in chosen.headers["location"] for row in pair)
+
+    text = flat(page(operator, f"{reverse('speculators-compare')}?ids={pair[1].pk},{pair[0].pk},spec_unknown"))
+    assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text
+    assert text.index("acceptance length") < text.index("zebra")
+
+
+def test_pages_beside_rows_need_their_permission(onlooker: Client) -> None:
+    for name in ("queue", "speculators-compare"):
+        assert onlooker.get(reverse(name)).status_code == 403
+        assert Client().get(reverse(name)).status_code == 302

@@ -1,0 +1,117 @@
+"""The OpenAPI document: valid, whole, as it lies in docs/, and true."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from pydantic import TypeAdapter
+
+from control.billing.usage.services import Tokens, usage_add
+from control.operations.openapi.operations import OPERATIONS
+from control.operations.openapi.views import generate
+from control.tenants.accounts.models import Organization
+from control.tenants.authentication.caller import Caller
+from tests.control.bodies import BODIES, NO_BODY
+from tests.control.calls import call, path_of
+from tests.control.routes import Route, api_routes
+from tests.control.world import World
+from tests.source_tree import ROOT
+
+SNAPSHOT = ROOT / "docs" / "openapi.yaml"
+ROUTES = api_routes()
+OPERATION_PARAMS = [
+    pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods
+]
+PUBLIC_PATH = "/v1/openapi.json"
+NEEDS_MORE = ("POST /v1/chat/completions", "POST /v1/completions")  # an engine
+MAY_BE_EMPTY = (
+    "GET /v1/audit_events",
+    "GET /v1/uploads/{upload_id}/parts",
+    "GET /v1/datasets/{dataset_id}/errors",
+    "GET /v1/jobs/{job_id}/events",
+    "GET /v1/fine_tuning/jobs/{job_id}/checkpoints",
+)
+
+
+def entry_key(route: Route, method: str) -> tuple[str, str]:
+    return f"{route.view.__module__}.{route.view.__qualname__}".removeprefix("control."), method
+
+
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+def test_it_is_made_without_a_warning_and_lies_in_docs_as_it_is(tmp_path: Path) -> None:
+    made = tmp_path / "openapi.yaml"
+    call_command("spectacular", validate=True, fail_on_warn=True, file=str(made))
+
+    assert made.read_text() == SNAPSHOT.read_text(), f"python manage.py spectacular --file {SNAPSHOT.relative_to(ROOT)}"
+
+
+def test_it_is_valid_openapi() -> None:
+    document = json.loads(json.dumps(generate()))
+
+    assert document["openapi"] == "3.1.0"
+    OpenAPIV31SpecValidator(document).validate()
+
+
+def test_it_has_every_operation_and_no_other() -> None:
+    documented = {(path, method.upper()) for path, entry in generate()["paths"].items() for method in entry}
+
+    assert documented == {(route.path, method) for route in ROUTES for method in route.methods}
+    assert OPERATIONS.keys() == {entry_key(route, method) for route in ROUTES for method in route.methods}
+
+
+def test_operations_have_names_of_their_own_and_say_how_they_fail() -> None:
+    found = operations(generate())
+    names = [operation["operationId"] for operation in found]
+
+    assert len(names) == len(set(names))
+    assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in found)
+    assert all(operation["security"] == [{"key": []}] for operation in found)
+
+
+def test_everybody_can_read_it(db: None) -> None:
+    response = Client().get(PUBLIC_PATH)
+
+    assert response.status_code == 200
+    assert response.json()["info"]["title"] == "Slipstream"
+
+
+@pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)
+def test_answers_are_what_it_says(route: Route, method: str, client: Client, organization: Organization) -> None:
+    """Every member, of the right type, and no other; filled lists for what lists."""
+    name = f"{method} {route.path}"
+    entry, world = OPERATIONS[entry_key(route, method)], World(organization)
+    if method == "GET" and not route.path.endswith("}"):
+        world.everything()  # to be listed; others make what their path names
+    usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
+    query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
+
+    response = call(client, world, method, route, path_of(route, world) + query)
+
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert name in NEEDS_MORE or response.status_code in (400, 404, 409), response.content
+        return
+    assert response.status_code == entry.status
+    if isinstance(entry.answer, str):
+        assert response.headers["Content-Type"].partition(";")[0] == entry.answer
+        return
+    body = response.json()
+    TypeAdapter(entry.answer).validate_python(body, strict=True)
+    if body["object"] == "page":
+        assert body["data"][0].get("results", True), "nothing was shown, so nothing was looked at"
+    if body.get("object") == "list" and "first_id" in body and name not in MAY_BE_EMPTY:
+        assert body["data"], "nothing was shown, so nothing was looked at"
+
+
+def test_what_takes_a_body_says_so() -> None:
+    for name, body in BODIES.items():
+        method, path = name.split(" ")
+        assert ("requestBody" in generate()["paths"][path][method.lower()]) == (body is not NO_BODY), name

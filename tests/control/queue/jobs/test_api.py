@@ -1,0 +1,67 @@
+"""/v1/jobs, as a customer sees it."""
+
+import pytest
+from django.test import Client
+
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_fail, job_progress
+from control.tenants.accounts.models import Organization
+from tests.control.factories import client_of
+from tests.control.queue.jobs.helpers import INFRA, claim, submit
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_job_shows_where_it_is(client: Client, organization: Organization) -> None:
+    job = submit(organization=organization)
+    job_progress(claim=claim(job), done=3, total=16, unit="rows")
+    shown = client.get(f"/v1/jobs/{job.pk}").json()
+    assert (shown["id"], shown["object"], shown["kind"]) == (job.pk, "job", "batch")
+    assert (shown["status"], shown["attempt"]) == ("running", 1)
+    assert shown["progress"] == {"done": 3, "total": 16, "unit": "rows"}
+    assert shown["finished_at"] is None
+
+
+def test_jobs_are_listed_newest_first(client: Client, organization: Organization) -> None:
+    jobs = [submit(organization=organization).pk for _ in range(3)]
+    page = client.get("/v1/jobs?limit=2").json()
+    assert [shown["id"] for shown in page["data"]] == sorted(jobs, reverse=True)[:2]
+    assert page["has_more"] is True
+
+
+def test_events_tell_the_history_and_continue_after_one(client: Client, organization: Organization) -> None:
+    job = submit(organization=organization)
+    job_fail(claim=claim(job), failure=INFRA)
+    page = client.get(f"/v1/jobs/{job.pk}/events").json()
+    assert [event["type"] for event in page["data"]] == ["queued", "claimed", "retried"]
+    later = client.get(f"/v1/jobs/{job.pk}/events?after={page['data'][1]['id']}").json()
+    assert [event["data"]["code"] for event in later["data"]] == ["worker_crashed"]
+
+
+def test_a_wrong_after_is_named(client: Client, organization: Organization) -> None:
+    job = submit(organization=organization)
+    answer = client.get(f"/v1/jobs/{job.pk}/events?after=x")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+
+
+def test_cancelling_is_accepted_and_harmless_when_repeated(client: Client, organization: Organization) -> None:
+    job = submit(organization=organization)
+    answers = [client.post(f"/v1/jobs/{job.pk}/cancel") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].json()["cancel_requested_at"] is not None
+    assert Job.objects.get(pk=job.pk).events.filter(type="cancel_requested").count() == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [("get", ""), ("get", "/events"), ("post", "/cancel")])
+def test_another_organizations_job_does_not_exist(
+    client: Client, other_organization: Organization, method: str, path: str
+) -> None:
+    job = submit(organization=other_organization)
+    assert getattr(client, method)(f"/v1/jobs/{job.pk}{path}").status_code == 404
+    assert client.get("/v1/jobs").json()["data"] == []
+    assert Job.objects.get(pk=job.pk).cancel_requested_at is None
+    assert client_of(other_organization).get(f"/v1/jobs/{job.pk}").status_code == 200
+
+
+def test_without_a_key_nothing_is_shown() -> None:
+    assert Client().get("/v1/jobs").status_code == 401

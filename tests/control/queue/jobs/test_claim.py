@@ -1,0 +1,218 @@
+"""Leases and fences: who may work on a job, and whose writes count.
+
+Racing claimers need a database file: see tests/workers/tasks/test_races.py.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from control.queue.jobs.failures import Failure
+from control.queue.jobs.models import Job, JobEvent, Worker
+from control.queue.jobs.selectors import jobs_due
+from control.queue.jobs.services import (
+    job_cancel,
+    job_claim,
+    job_commit_checkpoint,
+    job_end_cancelled,
+    job_fail,
+    job_metrics,
+    job_progress,
+    job_release,
+    job_renew,
+    job_succeed,
+    worker_beat,
+)
+from control.queue.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
+from control.queue.jobs.state import Claim, LeaseLost
+from tests.control.queue.jobs.helpers import INFRA, add_shards, claim, end_pause, expire_lease, snapshot, submit
+from workers.contracts import FailureClass
+
+pytestmark = pytest.mark.django_db
+
+ROWS = ShardRows(completed=1, failed=0, usage={"total_tokens": 3})
+STALE_WRITES: dict[str, Callable[[Claim], object]] = {
+    "renew": lambda old: job_renew(claim=old),
+    "progress": lambda old: job_progress(claim=old, done=1, total=2, unit="rows"),
+    "metrics": lambda old: job_metrics(claim=old, metrics={"loss": 1.0}),
+    "checkpoint": lambda old: job_commit_checkpoint(claim=old, storage_prefix="p", step=1),
+    "shard": lambda old: job_commit_shard(claim=old, shard_no=0, storage_key="k", rows=ROWS),
+    "blame": lambda old: job_blame_shards(claim=old, shard_nos=[0]),
+    "succeed": lambda old: job_succeed(claim=old, result={}),
+    "fail": lambda old: job_fail(claim=old, failure=INFRA),
+    "cancelled": lambda old: job_end_cancelled(claim=old),
+    "release": lambda old: job_release(claim=old),
+}
+
+
+@pytest.mark.parametrize("write", STALE_WRITES)
+def test_a_write_with_an_old_fence_changes_nothing(write: str) -> None:
+    job = submit()
+    add_shards(job, 4)
+    old = claim(job)
+    expire_lease(job)
+    claim(job, "another worker")
+    before = snapshot(job)
+
+    with pytest.raises(LeaseLost):
+        STALE_WRITES[write](old)
+
+    assert snapshot(job) == before
+
+
+@pytest.mark.parametrize("write", STALE_WRITES)
+def test_a_write_after_the_end_changes_nothing(write: str) -> None:
+    job = submit()
+    add_shards(job, 4)
+    held = claim(job)
+    job_succeed(claim=held, result={})
+    before = snapshot(job)
+
+    with pytest.raises(LeaseLost):
+        STALE_WRITES[write](held)
+
+    assert snapshot(job) == before
+
+
+def test_a_held_job_cannot_be_claimed_until_its_lease_runs_out() -> None:
+    job = submit()
+    claim(job)
+    assert job_claim(job_id=job.pk, worker="another") is None
+    expire_lease(job)
+    assert claim(job, "another").fence == 2
+
+
+def test_a_renewal_keeps_others_away() -> None:
+    job = submit()
+    held = claim(job)
+    expire_lease(job)
+    job_renew(claim=held)
+    assert job_claim(job_id=job.pk, worker="another") is None
+
+
+def test_a_job_in_its_pause_cannot_be_claimed() -> None:
+    job = submit()
+    Job.objects.filter(pk=job.pk).update(not_before=Now() + timedelta(seconds=60))
+    assert job_claim(job_id=job.pk, worker="worker") is None
+    end_pause(job)
+    claim(job)
+
+
+@pytest.mark.parametrize("status", [Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED])
+def test_a_late_wake_up_for_a_job_that_has_ended_does_nothing(status: str) -> None:
+    job = submit()
+    Job.objects.filter(pk=job.pk).update(status=status)
+    assert job_claim(job_id=job.pk, worker="worker") is None
+    assert job_claim(job_id="job_unknown", worker="worker") is None
+
+
+def test_each_move_writes_one_event_in_order() -> None:
+    job = submit()
+    held = claim(job)
+    job_release(claim=held)
+    held = claim(job)
+    job_cancel(job=job)
+    job_end_cancelled(claim=held)
+    events = list(JobEvent.objects.filter(job=job).values_list("seq", "type"))
+    types = ["queued", "claimed", "released", "claimed", "cancel_requested", "cancelled"]
+    assert events == list(enumerate(types, start=1))
+
+
+def test_cancelling_twice_asks_once_and_ends_a_pause() -> None:
+    job = submit()
+    Job.objects.filter(pk=job.pk).update(not_before=Now() + timedelta(seconds=60))
+    assert [job_cancel(job=job), job_cancel(job=job)] == [True, False]
+    assert list(jobs_due()) == [job]
+
+
+def test_a_renewal_tells_of_a_cancellation() -> None:
+    job = submit()
+    held = claim(job)
+    assert not job_renew(claim=held)
+    job_cancel(job=job)
+    assert job_renew(claim=held)
+
+
+def test_another_try_is_not_put_off_where_the_customer_waits_for_the_end() -> None:
+    """The cancellation came while a worker had the job and had not seen it yet."""
+    job = submit()
+    taken = claim(job)
+    job_cancel(job=job)
+
+    job_fail(claim=taken, failure=INFRA)
+
+    assert jobs_due().filter(pk=job.pk).exists()
+
+
+def test_workers_that_died_long_ago_are_forgotten() -> None:
+    for name in ("dead", "silent"):
+        worker_beat(worker=name, role="jobs")
+    Worker.objects.filter(pk="dead").update(heartbeat_at=Now() - timedelta(days=2))
+
+    worker_beat(worker="new", role="jobs")
+
+    assert set(Worker.objects.values_list("pk", flat=True)) == {"silent", "new"}
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
+    job = submit()
+    job_succeed(claim=claim(job), result={})
+    assert not job_cancel(job=job)
+    assert Job.objects.get(pk=job.pk).cancel_requested_at is None
+
+
+def test_the_fourth_claim_without_progress_is_exhausted() -> None:
+    job = submit()
+    claims = []
+    for _ in range(4):
+        claims.append(claim(job))
+        expire_lease(job)
+    assert [taken.is_exhausted for taken in claims] == [False, False, False, True]
+
+
+def test_progress_begins_the_count_of_attempts_anew() -> None:
+    job = submit()
+    for _ in range(3):
+        held = claim(job)
+        expire_lease(job)
+    job_commit_checkpoint(claim=held, storage_prefix="checkpoints/1", step=1)
+    expire_lease(job)
+    for _ in range(3):
+        assert not claim(job).is_exhausted
+        expire_lease(job)
+
+
+def test_a_released_attempt_is_not_held_against_the_job() -> None:
+    job = submit()
+    for _ in range(6):
+        job_release(claim=claim(job))
+    job.refresh_from_db()
+    assert (job.status, job.stalled_attempts, job.attempt) == (Job.Status.QUEUED, 0, 6)
+
+
+def test_infra_failures_are_retried_while_there_is_progress() -> None:
+    job = submit()
+    add_shards(job, *([1] * 5))
+    for number in range(5):
+        held = claim(job)
+        job_commit_shard(claim=held, shard_no=number, storage_key=f"k{number}", rows=ROWS)
+        assert not job_fail(claim=held, failure=INFRA)
+        end_pause(job)
+    for last in (False, False, True):
+        assert job_fail(claim=claim(job), failure=INFRA) is last
+        end_pause(job)
+    job.refresh_from_db()
+    assert job.error is not None
+    assert job.error["code"] == "worker_crash_loop"
+
+
+def test_running_out_of_memory_halves_the_batch_once() -> None:
+    job = submit()
+    failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.")
+    assert not job_fail(claim=claim(job), failure=failure)
+    job.refresh_from_db()
+    assert job.params["max_batch_size"] == 8
+    end_pause(job)
+    assert job_fail(claim=claim(job), failure=failure)

@@ -1,0 +1,183 @@
+"""Worker time is shared evenly between organizations, whatever their jobs take and however many they queue."""
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from control.queue.jobs.fair import next_job
+from control.queue.jobs.models import Job, Share
+from control.queue.jobs.services import job_cancel, job_claim_next, job_fail, job_release, job_submit, job_succeed
+from control.queue.jobs.state import Claim
+from control.tenants.accounts.models import Organization
+from control.tenants.quotas.models import Limits
+from tests.control.factories import make_organization
+from tests.control.queue.jobs.helpers import INFRA, expire_lease, submit
+
+pytestmark = pytest.mark.django_db
+
+
+def take() -> Claim:
+    claim = job_claim_next(worker="worker")
+    assert claim is not None
+    return claim
+
+
+def work(claim: Claim, seconds: float) -> None:
+    """Ends the job after so long on the database's clock, of which nothing passes here."""
+    Job.objects.filter(pk=claim.job_id).update(claimed_at=Now() - timedelta(seconds=seconds))
+    job_succeed(claim=claim, result={})
+
+
+class Simulation:
+    """Workers that are never idle while there is a job. A job's length stands in its params."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.free_at = [0.0] * num_workers
+        self.running: dict[int, Claim] = {}
+        self.ended_at: dict[str, float] = {}
+
+    def submit(self, organization: Organization, count: int, seconds: float) -> list[str]:
+        params = {"seconds": seconds}
+        return [job_submit(organization=organization, kind="batch", params=params).pk for _ in range(count)]
+
+    def step(self) -> float:
+        """The worker that is free first ends its job and takes the next one. Returns: when."""
+        worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
+        now = self.free_at[worker]
+        if done := self.running.pop(worker, None):
+            work(done, self.length(done))
+            self.ended_at[done.job_id] = now
+        if (claim := job_claim_next(worker=str(worker))) is None:
+            self.free_at[worker] = float("inf")
+        else:
+            self.running[worker], self.free_at[worker] = claim, now + self.length(claim)
+        return now
+
+    def run_until(self, moment: float) -> None:
+        while min(self.free_at) <= moment and min(self.free_at) != float("inf"):
+            self.step()
+
+    def length(self, claim: Claim) -> float:
+        return float(Job.objects.get(pk=claim.job_id).params["seconds"])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_nobody_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_workers: int) -> None:
+    simulation = Simulation(num_workers)
+    simulation.submit(make_organization("hog"), 60, 30.0)
+    simulation.run_until(200.0)  # the hog has had everything so far
+    others = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
+    simulation.run_until(1500.0 / num_workers)
+
+    for jobs, seconds in others:
+        # Alone among four, it would get a quarter of the workers, and never more than one worker a job.
+        fair_seconds = max(len(jobs) * seconds * 4 / num_workers, seconds)
+        waited = max(simulation.ended_at[job] for job in jobs) - 200.0
+        assert waited <= 2 * fair_seconds, f"jobs of {seconds} s: {waited:.0f} s, fair were {fair_seconds:.0f} s"
+
+
+def test_equal_backlogs_get_equal_time_not_equal_counts() -> None:
+    simulation = Simulation(1)
+    long, short = make_organization("long"), make_organization("short")
+    of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
+    of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
+    simulation.run_until(960.0)
+
+    done = Counter(of[job] for job in simulation.ended_at)
+    assert abs(done["long"] * 60 - done["short"] * 10) <= 60
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    busy, back = make_organization(), make_organization()
+    submit(organization=back)
+    work(take(), 1.0)
+    for _ in range(20):
+        submit(organization=busy)
+    for _ in range(10):
+        work(take(), 100.0)
+    for _ in range(10):
+        submit(organization=back)
+
+    turns = [take() for _ in range(1)]
+    work(turns[0], 100.0)
+    for _ in range(5):
+        turns.append(take())
+        work(turns[-1], 100.0)
+
+    assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, back.pk: 3}
+
+
+def test_whoever_has_fewer_running_jobs_comes_next() -> None:
+    first, second = make_organization(), make_organization()
+    for organization in (first, first, first, second, second):
+        submit(organization=organization)
+
+    owners = [take().organization_id for _ in range(4)]
+
+    assert Counter(owners) == {first.pk: 2, second.pk: 2}
+
+
+@pytest.mark.parametrize("ending", ["fail", "release", "lease"])
+def test_time_is_charged_however_an_attempt_ends(ending: str) -> None:
+    job = submit()
+    claim = take()
+    Job.objects.filter(pk=job.pk).update(claimed_at=Now() - timedelta(seconds=50))
+    match ending:
+        case "fail":
+            job_fail(claim=claim, failure=INFRA)
+        case "release":
+            job_release(claim=claim)
+        case "lease":
+            expire_lease(job)
+            take()
+    assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60
+
+
+def test_later_stages_come_before_earlier_ones_and_older_jobs_before_newer() -> None:
+    organization = make_organization()
+    batches = [submit(organization=organization, kind="batch") for _ in range(2)]
+    evaluation = submit(organization=organization, kind="evaluation")
+    training = submit(organization=organization, kind="training")
+
+    order = [take().job_id for _ in range(4)]
+
+    assert order == [evaluation.pk, training.pk, *(batch.pk for batch in batches)]
+
+
+def test_a_cancelled_job_is_ended_first_even_over_its_quota() -> None:
+    organization = make_organization()
+    Limits.objects.create(organization=organization, running_jobs=1)
+    submit(organization=organization)
+    cancelled = submit(organization=organization)
+    take()
+    job_cancel(job=cancelled)
+
+    assert take().job_id == cancelled.pk
+
+
+def test_an_organization_runs_no_more_jobs_than_it_may_and_holds_nobody_up() -> None:
+    limited, other = make_organization(), make_organization()
+    Limits.objects.create(organization=limited, running_jobs=1)
+    for organization in (limited, limited, other):
+        submit(organization=organization)
+
+    claims = [take(), take()]
+
+    assert Counter(claim.organization_id for claim in claims) == {limited.pk: 1, other.pk: 1}
+    assert next_job() is None
+    work(next(claim for claim in claims if claim.organization_id == limited.pk), 1.0)
+    assert take().organization_id == limited.pk
+
+
+def test_an_abandoned_job_is_taken_up_again_although_no_more_may_run() -> None:
+    organization = make_organization()
+    Limits.objects.create(organization=organization, running_jobs=1)
+    job = submit(organization=organization)
+    submit(organization=organization)
+    take()
+    expire_lease(job)
+
+    assert take().job_id == job.pk
+    assert next_job() is None

@@ -1,0 +1,79 @@
+"""Fake engines under a real supervisor, and waiting for what it does."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.processes import ProcessIdentity
+from control.serving.deployments.services import deployment_create
+from control.serving.deployments.supervisor import Supervisor
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model, make_organization
+
+FAKE_ENGINE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+State = Deployment.State
+
+
+def make_model_folder(folder: Path, behaviour: str = "serve") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "behaviour").write_text(behaviour)
+    return folder
+
+
+def make_served_model(folder: Path, behaviour: str = "serve", organization: Organization | None = None) -> BaseModel:
+    model = make_base_model(organization=organization)
+    model.path = str(make_model_folder(folder, behaviour))
+    model.save()
+    return model
+
+
+def make_speculator(base_model: BaseModel, organization: Organization, **values: object) -> Speculator:
+    defaults: dict[str, object] = {
+        "name": "heads",
+        "kind": "medusa",
+        "status": Speculator.Status.READY,
+        "target_revision": base_model.revision,
+        "storage_prefix": "speculators/one",
+    }
+    return Speculator.objects.create(organization=organization, base_model=base_model, **{**defaults, **values})
+
+
+def make_deployment(
+    base_model: BaseModel,
+    organization: Organization | None = None,
+    name: str = "endpoint",
+    speculator: Speculator | None = None,
+) -> Deployment:
+    return deployment_create(
+        organization=organization or make_organization(), name=name, base_model=base_model, speculator=speculator
+    )
+
+
+def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds: float = 15.0) -> None:
+    """Ticks as the command does, only faster. Fails loudly when the condition never holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            rows = list(Deployment.objects.values("name", "state", "generation", "observed_generation", "pid", "error"))
+            pytest.fail(f"not within {seconds} s; the rows are {rows}")
+        supervisor.tick()
+        time.sleep(0.02)
+
+
+def tick_until_state(supervisor: Supervisor, deployment: Deployment, state: Deployment.State) -> None:
+    def reached() -> bool:
+        deployment.refresh_from_db()
+        return deployment.state == state
+
+    tick_until(supervisor, reached)
+
+
+def identity_of(deployment: Deployment) -> ProcessIdentity:
+    deployment.refresh_from_db()
+    assert deployment.pid is not None
+    return ProcessIdentity(deployment.pid, deployment.process_started)

@@ -1,0 +1,112 @@
+"""/v1/adapters, and deployments that serve them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.core.storage.backends import get_storage
+from control.data.files.services import file_delete
+from control.models.adapters.models import Adapter
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.selectors import deployment_by_name
+from control.serving.deployments.supervisor import Supervisor
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.models.adapters.support import make_adapter_files
+from tests.control.serving.deployments.support import State, make_served_model, tick_until_state
+from tests.control.serving.deployments.test_supervisor import ask
+
+
+def register(client: Client, organization: Organization, *, status: int = 201, model: str = "m", **values: Any) -> Any:
+    config, weights = make_adapter_files(organization, **values)
+    body = {"name": "tone", "model": model, "config_file": config.pk, "weights_file": weights.pk}
+    response = client.post("/v1/adapters", body, content_type="application/json")
+    assert response.status_code == status, response.content
+    for file in (config, weights):
+        file_delete(file=file)
+    return response.json()
+
+
+def deploy(client: Client, *, status: int = 201, **body: Any) -> Any:
+    body = {"name": "support", "model": "m", **body}
+    response = client.post("/v1/deployments", body, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def test_an_adapter_outlives_the_files_it_came_in(client: Client, organization: Organization) -> None:
+    make_base_model("m")
+    made = register(client, organization)
+
+    assert (made["rank"], made["target_modules"], made["model"]) == (2, ["q_proj"], "m")
+    assert client.get("/v1/adapters").json()["data"] == [made]
+    prefix = Adapter.objects.get().storage_prefix
+    with get_storage().open(f"{prefix}/adapter_config.json") as config:
+        assert json.loads(config.read())["peft_type"] == "LORA"
+    assert get_storage().exists(f"{prefix}/adapter_model.safetensors")
+    assert register(client, organization, status=409)["error"]["code"] == "name_taken"
+
+
+def test_a_hostile_adapter_is_refused_by_the_file_at_fault(client: Client, organization: Organization) -> None:
+    make_base_model("m")
+
+    refused = register(client, organization, status=400, config={"peft_type": "LORA", "use_dora": True})
+
+    assert (refused["error"]["code"], refused["error"]["param"]) == ("adapter_unusable", "config_file")
+    assert not Adapter.objects.exists()
+
+
+def test_a_deployment_serves_adapters_of_its_model_alone(client: Client, organization: Organization) -> None:
+    make_base_model("m")
+    make_base_model("other")
+    tone = register(client, organization)
+
+    shown = deploy(client, adapters=[tone["id"], tone["id"]])
+
+    assert shown["adapters"] == [{"id": tone["id"], "name": "tone", "model": "support:tone"}]
+    assert "support:tone" in [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert deployment_by_name(organization, "support:tone").pk == shown["id"]
+    with pytest.raises(Exception, match="does not exist"):
+        deployment_by_name(organization, "support:none")
+    refused = deploy(client, name="b", model="other", adapters=[tone["id"]], status=409)
+    assert refused["error"]["code"] == "adapter_mismatch"
+    assert not Deployment.objects.filter(name="b").exists()
+
+
+def test_adapters_of_a_deployment_are_changed_without_its_speculator(
+    client: Client, organization: Organization
+) -> None:
+    make_base_model("m")
+    tone, shown = register(client, organization), deploy(client)
+    path = f"/v1/deployments/{shown['id']}"
+
+    changed = client.patch(path, {"adapters": [tone["id"]]}, content_type="application/json").json()
+    assert [adapter["name"] for adapter in changed["adapters"]] == ["tone"]
+    assert Deployment.objects.get().generation == 2
+    assert client.delete(f"/v1/adapters/{tone['id']}").status_code == 409
+
+    assert client.patch(path, {"adapters": []}, content_type="application/json").json()["adapters"] == []
+    assert client.patch(path, {}, content_type="application/json").status_code == 400
+    prefix = Adapter.objects.get().storage_prefix
+    assert client.delete(f"/v1/adapters/{tone['id']}").json()["deleted"]
+    assert not Adapter.objects.exists()
+    assert prefix
+
+
+def test_an_engine_is_started_with_the_adapters_of_its_deployment(
+    client: Client, organization: Organization, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = make_served_model(tmp_path / "model", organization=organization)
+    tone = register(client, organization, model=model.name)
+    shown = deploy(client, model=model.name, adapters=[tone["id"]])
+    deployment = Deployment.objects.get(pk=shown["id"])
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    (named,) = ask(deployment).json()["options"]["adapter"]
+    name, _, folder = named.partition("=")
+    assert name == "support:tone"
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]

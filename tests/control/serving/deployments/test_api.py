@@ -1,0 +1,167 @@
+import pytest
+from django.test import Client
+
+from control.models.catalog.models import BaseModel, Speculator
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_create, deployment_delete
+from control.serving.deployments.states import MOVES, State, transition
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.serving.deployments.support import make_deployment, make_speculator
+
+
+def create(client: Client, **body: object) -> tuple[int, dict[str, object]]:
+    answer = client.post("/v1/deployments", body, content_type="application/json")
+    return answer.status_code, answer.json()
+
+
+def test_a_deployment_is_asked_for_by_name_and_model(client: Client, organization: Organization) -> None:
+    model = make_base_model()
+
+    status, body = create(client, name="fast", model=model.name)
+
+    assert status == 201
+    created_at = body.pop("created_at")
+    assert isinstance(created_at, int)
+    assert body == {
+        "id": Deployment.objects.get().pk,
+        "object": "deployment",
+        "name": "fast",
+        "model": model.name,
+        "speculator_id": None,
+        "adapters": [],
+        "desired_state": "running",
+        "state": "provisioning",
+        "error": None,
+        "healthy_at": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a" * 65, "ä"])
+def test_a_name_that_could_not_be_a_model_is_refused(client: Client, name: str) -> None:
+    status, body = create(client, name=name, model=make_base_model().name)
+
+    assert status == 400
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert error["param"] == "name"
+
+
+def test_a_name_is_taken_once_in_an_organization_until_it_is_deleted(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    model = make_base_model()
+    make_deployment(model, other_organization, "fast")
+    first = make_deployment(model, organization, "fast")
+
+    status, body = create(client, name="fast", model=model.name)
+    assert (status, body["error"]["code"]) == (409, "name_taken")  # type: ignore[index]
+
+    deployment_delete(deployment=first)
+    assert create(client, name="fast", model=model.name)[0] == 201
+
+
+def test_an_unknown_model_is_named(client: Client) -> None:
+    status, body = create(client, name="fast", model="nothing")
+
+    assert (status, body["error"]["code"]) == (404, "model_not_found")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"target_revision": "1" * 64}, "speculator_mismatch"),
+        ({"status": Speculator.Status.TRAINING}, "speculator_not_ready"),
+    ],
+)
+def test_a_speculator_that_does_not_fit_is_refused(
+    client: Client, organization: Organization, values: dict[str, object], code: str
+) -> None:
+    model = make_base_model()
+    speculator = make_speculator(model, organization, **values)
+
+    status, body = create(client, name="fast", model=model.name, speculator_id=speculator.pk)
+
+    assert (status, body["error"]["code"]) == (409, code)  # type: ignore[index]
+    assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "suffix"), [("get", ""), ("patch", ""), ("delete", ""), ("post", "/start"), ("post", "/stop")]
+)
+def test_another_organizations_deployment_does_not_exist(
+    client: Client, other_organization: Organization, method: str, suffix: str
+) -> None:
+    foreign = make_deployment(make_base_model(), other_organization)
+    before = Deployment.objects.values().get()
+
+    answer = client.generic(
+        method.upper(), f"/v1/deployments/{foreign.pk}{suffix}", '{"speculator_id": null}', "application/json"
+    )
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "deployment_not_found"
+    assert Deployment.objects.values().get() == before
+    assert client.get("/v1/deployments").json()["data"] == []
+
+
+def test_another_organizations_model_and_speculator_do_not_exist(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    foreign_model = make_base_model(organization=other_organization)
+    own_model = make_base_model(organization=organization)
+    foreign_speculator = make_speculator(own_model, other_organization)
+
+    assert create(client, name="fast", model=foreign_model.name)[0] == 404
+    assert create(client, name="fast", model=own_model.name, speculator_id=foreign_speculator.pk)[0] == 404
+
+
+def test_stop_start_and_delete_change_what_should_be(client: Client, organization: Organization) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+    path = f"/v1/deployments/{deployment.pk}"
+
+    stopped = client.post(f"{path}/stop")
+    assert (stopped.status_code, stopped.json()["desired_state"], stopped.json()["state"]) == (
+        202,
+        "stopped",
+        "stopping",
+    )
+    started = client.post(f"{path}/start").json()
+    assert (started["desired_state"], started["state"]) == ("running", "provisioning")
+    assert client.delete(path).json() == {"id": deployment.pk, "object": "deployment", "deleted": True}
+    assert client.get(path).status_code == 404
+    assert client.post(f"{path}/start").status_code == 404
+
+
+def test_starting_what_runs_changes_nothing(client: Client, organization: Organization) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+    Deployment.objects.update(state=State.READY, observed_generation=1)
+
+    client.post(f"/v1/deployments/{deployment.pk}/start")
+
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.generation) == (State.READY, 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("source", list(State))
+@pytest.mark.parametrize("to", list(State))
+def test_the_row_makes_legal_moves_only(source: Deployment.State, to: Deployment.State) -> None:
+    deployment = make_deployment(make_base_model())
+    Deployment.objects.update(state=source)
+
+    moved = transition(deployment, to)
+
+    deployment.refresh_from_db()
+    assert moved == (to in MOVES[source])
+    assert deployment.state == (to if moved else source)
+
+
+def test_a_failed_creation_leaves_the_callers_transaction_usable(db: None, organization: Organization) -> None:
+    model: BaseModel = make_base_model()
+    make_deployment(model, organization, "fast")
+
+    with pytest.raises(Exception, match="already a deployment"):
+        deployment_create(organization=organization, name="fast", base_model=model)
+
+    assert Deployment.objects.count() == 1

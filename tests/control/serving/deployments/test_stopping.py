@@ -1,0 +1,44 @@
+"""What becomes of endpoints when their supervisor is told to end."""
+
+from pathlib import Path
+
+import pytest
+from pytest_django import Settings
+
+from control.core.settings.config import get_config
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.processes import ProcessIdentity
+from control.serving.deployments.supervisor import Supervisor
+from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.support import (
+    FAKE_ENGINE,
+    State,
+    make_deployment,
+    make_served_model,
+    tick_until_state,
+)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("drains", [True, False])
+def test_they_serve_on_unless_it_drains(settings: Settings, tmp_path: Path, drains: bool) -> None:
+    settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
+    settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
+    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE, drains=drains)
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    deployment.refresh_from_db()
+    assert deployment.pid is not None
+    identity = ProcessIdentity(deployment.pid, deployment.process_started)
+    process = supervisor._watched[deployment.pk].process
+
+    supervisor.stop()
+
+    try:
+        assert identity.is_alive() is not drains
+        after = Deployment.objects.get(pk=deployment.pk)
+        assert (after.state, after.pid is None) == ((State.PROVISIONING, True) if drains else (State.READY, False))
+    finally:
+        identity.kill()
+        assert process is not None
+        process.wait(timeout=10)

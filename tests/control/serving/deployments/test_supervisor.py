@@ -1,0 +1,341 @@
+"""A real supervisor over real processes; only the engine in them is a stand-in."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from control.core.storage.backends import FolderStorage, get_storage
+from control.serving.deployments.launcher import log_path
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.observations import backoff_seconds
+from control.serving.deployments.processes import MARK, ProcessIdentity
+from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
+from control.serving.deployments.supervisor import Patience, Supervisor
+from tests.control.factories import make_organization
+from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.support import (
+    FAKE_ENGINE,
+    State,
+    identity_of,
+    make_deployment,
+    make_model_folder,
+    make_served_model,
+    make_speculator,
+    tick_until,
+    tick_until_state,
+)
+
+
+def ask(deployment: Deployment) -> httpx2.Response:
+    deployment.refresh_from_db()
+    return httpx2.post(
+        f"http://127.0.0.1:{deployment.port}/v1/completions",
+        json={"prompt": "hello"},
+        headers={"Authorization": f"Bearer {deployment.token}"},
+        trust_env=False,
+    )
+
+
+def test_an_endpoint_is_ready_once_its_engine_can_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"), name="quick")
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert deployment.healthy_at is not None
+    assert deployment.error is None
+    options = ask(deployment).json()["options"]
+    assert (options["model_name"], options["model_dir"]) == ("quick", str(tmp_path / "model"))
+    assert options["drafter"] is None
+
+
+def test_an_engine_that_never_answers_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "mute"))
+    supervisor.patience = Patience(probe_seconds=0.02, startup_seconds=0.5)
+    tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
+    process = identity_of(deployment)
+
+    tick_until(supervisor, lambda: Deployment.objects.get().error is not None)
+
+    deployment.refresh_from_db()
+    assert deployment.error == {
+        "code": "startup_timeout",
+        "message": "The engine could not generate a token for 0 s.",
+    }
+    assert deployment.healthy_at is None
+    assert not process.is_alive()
+
+
+def test_the_engine_gets_the_speculator_from_storage(supervisor: Supervisor, tmp_path: Path) -> None:
+    organization = make_organization()
+    model = make_served_model(tmp_path / "model")
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    (artifact / "config.json").write_text("{}")
+    get_storage().put_folder("speculators/one", artifact)
+    deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    options = ask(deployment).json()["options"]
+    assert options["drafter"] == "medusa+suffix"
+    assert Path(options["speculator_dir"], "config.json").read_text() == "{}"
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_speculator_missing_from_storage_fails_the_deployment(supervisor: Supervisor, tmp_path: Path) -> None:
+    organization = make_organization()
+    model = make_served_model(tmp_path / "model")
+    deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
+
+    tick_until_state(supervisor, deployment, State.FAILED)
+
+    assert deployment.error is not None
+    assert "could not be read from storage" in deployment.error["message"]
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_storage_that_cannot_be_reached_is_a_crash_like_any_other(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="http://storage")
+
+    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would say it
+    organization = make_organization()
+    model = make_served_model(tmp_path / "model")
+    deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
+
+    tick_until_state(supervisor, deployment, State.FAILED)
+
+    assert deployment.error is not None
+    assert "could not be read from storage" in deployment.error["message"]
+
+
+def test_an_engine_that_dies_is_noticed_within_two_seconds_and_started_again(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    first = identity_of(deployment)
+
+    os.kill(first.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    tick_until_state(supervisor, deployment, State.PROVISIONING)
+    noticed = time.monotonic() - killed
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert noticed < 2.0
+    assert len(deployment.crashes) == 1
+    assert identity_of(deployment) != first
+    assert ask(deployment).status_code == 200
+
+
+def test_the_pause_after_a_crash_doubles_up_to_a_minute() -> None:
+    assert [backoff_seconds(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_crashed_engine_is_left_alone_during_its_pause(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
+
+    tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
+    for _ in range(5):
+        supervisor.tick()
+
+    deployment.refresh_from_db()
+    assert deployment.pid is None
+    assert len(deployment.crashes) == 1
+    assert deployment.error == {"code": "engine_exited", "message": "The engine ended with code 3."}
+    assert "out of luck" in log_path(supervisor.config, deployment.pk).read_text()
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_five_crashes_in_a_row_are_a_crash_loop(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
+
+    tick_until_state(supervisor, deployment, State.FAILED)
+    for _ in range(5):
+        supervisor.tick()
+
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.pid) == (State.FAILED, None)
+    assert len(deployment.crashes) == 5
+    assert deployment.error is not None
+    assert deployment.error["code"] == "crash_loop"
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_failed_deployment_starts_with_a_clean_record(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
+    tick_until_state(supervisor, deployment, State.FAILED)
+    make_model_folder(tmp_path / "model", "serve")
+
+    deployment_start(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert deployment.crashes == []
+    assert deployment.error is None
+
+
+def test_crashes_older_than_ten_minutes_do_not_count(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
+    Deployment.objects.update(crashes=[time.time() - 601.0] * 4)
+
+    tick_until(supervisor, lambda: len(Deployment.objects.get().crashes) == 1)
+
+    deployment.refresh_from_db()
+    assert deployment.state == State.PROVISIONING
+
+
+def test_stopping_ends_the_process(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    process = identity_of(deployment)
+
+    deployment_stop(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    assert not process.is_alive()
+    assert (deployment.pid, deployment.port, deployment.token, deployment.crashes) == (None, None, "", [])
+
+
+def test_an_engine_that_ignores_sigterm_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model", "stubborn"))
+    supervisor.patience = Patience(probe_seconds=0.02, drain_seconds=0.3)
+    tick_until_state(supervisor, deployment, State.READY)
+    process = identity_of(deployment)
+
+    deployment_stop(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    assert not process.is_alive()
+
+
+def test_deleting_ends_the_process_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    process = identity_of(deployment)
+
+    deployment_delete(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    assert not process.is_alive()
+
+
+def test_another_speculator_restarts_the_engine_and_counts_as_no_crash(supervisor: Supervisor, tmp_path: Path) -> None:
+    organization = make_organization()
+    model = make_served_model(tmp_path / "model")
+    deployment = make_deployment(model, organization)
+    tick_until_state(supervisor, deployment, State.READY)
+    first = identity_of(deployment)
+    artifact = make_model_folder(tmp_path / "artifact")
+    get_storage().put_folder("speculators/one", artifact)
+
+    deployment_update(deployment=deployment, speculator=make_speculator(model, organization))
+    tick_until(supervisor, lambda: Deployment.objects.get().observed_generation == 2)
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert not first.is_alive()
+    assert deployment.crashes == []
+    assert ask(deployment).json()["options"]["drafter"] == "medusa+suffix"
+
+
+def test_the_next_supervisor_adopts_what_the_last_one_left(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    process = identity_of(deployment)
+    supervisor.stop()
+    assert process.is_alive()
+    assert ask(deployment).status_code == 200
+
+    heir = Supervisor(supervisor.config, patience=PATIENCE)
+    heir.kill_strays()
+    for _ in range(5):
+        heir.tick()
+
+    assert identity_of(deployment) == process
+    assert process.is_alive()
+    assert deployment.crashes == []
+    os.kill(process.pid, signal.SIGKILL)
+    tick_until(heir, lambda: len(Deployment.objects.get().crashes) == 1)
+    heir.stop()
+
+
+def test_a_pid_that_was_used_again_is_not_adopted(supervisor: Supervisor, tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    Deployment.objects.update(
+        pid=bystander.pid, process_started="another life", port=1, observed_generation=1, state=State.READY
+    )
+
+    tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
+    deployment_stop(deployment=Deployment.objects.get())
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    assert bystander.poll() is None
+    bystander.communicate(b"\n")
+
+
+def test_an_endpoint_that_no_row_knows_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
+    """What a supervisor leaves that dies after starting a process and before noting it."""
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    stray = subprocess.Popen(
+        [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
+        env={**os.environ, MARK: deployment.pk},
+        start_new_session=True,
+    )
+
+    supervisor.kill_strays()
+
+    assert stray.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_finding_about_an_older_wish_changes_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    process = identity_of(deployment)
+    seen_before = Deployment.objects.get()
+    deployment_stop(deployment=deployment)
+
+    supervisor._crashed(seen_before, "engine_exited", "late")
+
+    deployment.refresh_from_db()
+    assert (deployment.state, deployment.crashes) == (State.STOPPING, [])
+    assert isinstance(process, ProcessIdentity)
+
+
+def test_the_engine_computes_as_jobs_do(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CPU_KERNELS", "off")
+    supervisor.config = supervisor.config.model_copy(update={"device": "cpu"})
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+
+    environment = Path(f"/proc/{identity_of(deployment).pid}/environ").read_text()
+
+    assert ask(deployment).json()["options"]["device"] == "cpu"
+    assert "SLIPSTREAM_CPU_KERNELS=off" in environment
+
+
+def test_the_engine_gets_no_secret_of_ours(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_DATABASE_URL", "postgresql://user:secret@host/name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("MAIL_PASSWORD", "secret")
+    deployment = make_deployment(make_served_model(tmp_path / "model"))
+    tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
+
+    environment = Path(f"/proc/{identity_of(deployment).pid}/environ").read_text()
+
+    assert "SLIPSTREAM_ENGINE_TOKEN" in environment
+    assert "DATABASE_URL" not in environment
+    assert "AWS_SECRET" not in environment
+    assert "MAIL_PASSWORD" not in environment

@@ -1,0 +1,76 @@
+"""The application under a real uvicorn, so that streams, hang-ups and cancellations are those of real sockets."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from django.db import connection
+from pytest_django import DjangoDbBlocker, Settings
+
+from control.asgi import application
+from control.core.settings.config import get_config
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.supervisor import Supervisor
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_key, make_organization
+from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.support import (
+    FAKE_ENGINE,
+    State,
+    make_deployment,
+    make_served_model,
+    tick_until_state,
+)
+
+
+@pytest.fixture
+def supervisor(transactional_db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervisor]:
+    settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
+    settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
+    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE)
+    yield supervisor
+    children = [watched.process for watched in supervisor._watched.values() if watched.process]
+    supervisor.stop()
+    for child in children:
+        child.kill()
+        child.wait(timeout=10)
+
+
+@pytest.fixture
+def caller(transactional_db: None) -> Organization:
+    return make_organization()
+
+
+@pytest.fixture
+def token(caller: Organization) -> str:
+    return make_key(caller)[1]
+
+
+@pytest.fixture
+def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> Deployment:
+    """`fast`, ready, over a fake engine whose model folder is `tmp_path / "model"`."""
+    deployment = make_deployment(make_served_model(tmp_path / "model"), caller, "fast")
+    tick_until_state(supervisor, deployment, State.READY)
+    return deployment
+
+
+@pytest.fixture
+def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Where the API listens. Its threads share the test's connection, which for SQLite holds the database."""
+    connection.inc_thread_sharing()
+    config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < deadline, "uvicorn did not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/v1"
+    server.should_exit = True
+    thread.join(timeout=10)
+    connection.dec_thread_sharing()

@@ -1,0 +1,227 @@
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_delete, deployment_stop
+from control.serving.deployments.states import State
+from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.administration.services import api_key_revoke
+from tests.control.factories import make_base_model, make_key, make_organization
+from tests.control.serving.deployments.support import make_deployment
+
+
+@pytest.fixture
+def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+        yield client
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_revoked_key_opens_no_endpoint_any_more(client: httpx2.Client, caller: Organization) -> None:
+    assert post(client, chat("hello")).status_code == 200
+
+    api_key_revoke(key=ApiKey.objects.get(organization=caller))
+
+    assert post(client, chat("hello")).status_code == 401
+
+
+def chat(content: str, *, model: object = "fast", **values: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **values}
+
+
+def post(client: httpx2.Client, body: object, path: str = "/chat/completions") -> httpx2.Response:
+    return client.post(path, json=body)
+
+
+def events_of(answer: httpx2.Response) -> list[str]:
+    assert answer.text.endswith("\n\n")
+    return [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+def test_a_request_reaches_the_engine_as_it_was_sent(client: httpx2.Client, path: str) -> None:
+    body = chat("hello", temperature=0.5, prompt="hello", a_parameter_of_tomorrow=[1, 2])
+
+    answer = post(client, body, path)
+
+    assert answer.status_code == 200
+    assert answer.json()["echo"] == body
+    assert answer.json()["path"] == f"/v1{path}"
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_stream_is_passed_on_to_its_end(client: httpx2.Client) -> None:
+    answer = post(client, chat("hello", stream=True))
+
+    assert answer.headers["content-type"] == "text/event-stream"
+    events = events_of(answer)
+    assert [json.loads(event)["choices"][0]["delta"]["content"] for event in events[:-1]] == ["token0 ", "token1 "]
+    assert events[-1] == "[DONE]"
+
+
+@pytest.mark.usefixtures("deployment")
+def test_events_come_as_they_are_made(client: httpx2.Client) -> None:
+    """`linger` sends two events and then waits for us: had they been held back, this would never return."""
+    with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as answer:
+        first = next(answer.iter_text())
+
+    assert "token0" in first
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_stream_whose_engine_dies_ends_with_an_error_and_no_done(client: httpx2.Client) -> None:
+    answer = post(client, chat("die", stream=True))
+
+    events = [json.loads(event) for event in events_of(answer)]  # whole events only: half an event would not parse
+    assert len(events) == 3
+    assert events[2]["error"]["code"] == "upstream_terminated"
+    assert set(events[2]["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.usefixtures("deployment")
+def test_openais_client_raises_when_the_engine_dies_in_mid_stream(base_url: str, token: str) -> None:
+    with openai.OpenAI(base_url=base_url, api_key=token) as client:
+        stream = client.chat.completions.create(
+            model="fast", messages=[{"role": "user", "content": "die"}], stream=True
+        )
+        text = "".join(next(stream).choices[0].delta.content or "" for _ in range(2))
+        with pytest.raises(openai.APIError) as caught:
+            next(stream)
+
+    assert text == "token0 token1 "
+    assert caught.value.code == "upstream_terminated"
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize(("content", "stream"), [("die at once", False), ("die at once", True), ("hang up", True)])
+def test_an_engine_that_never_began_to_answer_is_a_bad_gateway(
+    client: httpx2.Client, content: str, stream: bool
+) -> None:
+    answer = post(client, chat(content, stream=stream))
+
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "upstream_unavailable"
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_own_errors_pass_through(client: httpx2.Client, stream: bool) -> None:
+    answer = post(client, chat("refuse", stream=stream))
+
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "error": {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
+    }
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_that_hangs_up_ends_the_engines_work(client: httpx2.Client, tmp_path: Path, stream: bool) -> None:
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post("/chat/completions", json=chat("linger", stream=stream), timeout=1.0)
+
+    wait_for(lambda: (tmp_path / "model" / "hung_up").exists())
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_foreign_deployment_and_an_unknown_one_look_alike(client: httpx2.Client) -> None:
+    make_deployment(make_base_model(), make_organization(), "theirs")
+
+    foreign, unknown = post(client, chat("hello", model="theirs")), post(client, chat("hello", model="nobodys"))
+
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.json()["error"]["code"] == "model_not_found"
+    assert foreign.json() == json.loads(unknown.text.replace("nobodys", "theirs"))
+
+
+def test_equal_names_lead_each_organization_to_its_own_endpoint(base_url: str, deployment: Deployment) -> None:
+    other = make_organization()
+    make_deployment(make_base_model(), other, deployment.name)
+    headers = {"Authorization": f"Bearer {make_key(other)[1]}"}
+
+    answer = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)
+
+    assert answer.status_code == 503  # theirs is still starting
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk_live_wrong"}, {"Authorization": "Basic eA=="}])
+def test_without_a_key_nothing_is_told(base_url: str, headers: dict[str, str]) -> None:
+    answer = httpx2.post(f"{base_url}/chat/completions", content=b"not json", headers=headers, trust_env=False)
+
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"[1]", "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"model": "\\ud800"}', "invalid_type"),
+        (b'{"model": 1e999}', "invalid_json"),
+        (b"{}", "missing_required_parameter"),
+        (b'{"model": 1}', "invalid_type"),
+    ],
+)
+def test_a_malformed_body_says_what_is_wrong(client: httpx2.Client, body: bytes, code: str) -> None:
+    answer = client.post("/chat/completions", content=body)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+
+
+def test_a_body_that_is_too_large_is_refused(client: httpx2.Client) -> None:
+    answer = client.post("/chat/completions", content=b" " * (9 * 1024 * 1024))
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_only_post_is_allowed(client: httpx2.Client) -> None:
+    answer = client.get("/chat/completions")
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_what_is_starting_asks_to_be_tried_again(client: httpx2.Client, caller: Organization) -> None:
+    make_deployment(make_base_model(), caller, "fast")
+
+    answer = post(client, chat("hello"))
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["error"]["code"] == "deployment_not_ready"
+
+
+@pytest.mark.parametrize("state", [State.STOPPED, State.FAILED])
+def test_what_will_not_start_by_itself_says_so(
+    client: httpx2.Client, caller: Organization, state: Deployment.State
+) -> None:
+    make_deployment(make_base_model(), caller, "fast")
+    Deployment.objects.update(state=state)
+
+    answer = post(client, chat("hello"))
+
+    assert answer.json()["error"]["code"] == f"deployment_{state}"
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+
+
+def test_a_stopped_deployment_is_out_of_routing_at_once(client: httpx2.Client, deployment: Deployment) -> None:
+    deployment_stop(deployment=deployment)
+    assert post(client, chat("hello")).status_code == 503
+
+    deployment_delete(deployment=deployment)
+    assert post(client, chat("hello")).status_code == 404

@@ -1,0 +1,129 @@
+"""Every token that passes is counted, whoever asks for usage and however a stream ends."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import Tokens
+from control.serving.deployments.models import Deployment
+from control.serving.gateway.meter import metered_request, tokens_of
+from control.tenants.accounts.models import ApiKey, Organization
+
+COUNTED = {"model": "fast", "is_batch": False, "input_tokens": 7, "cached_tokens": 4, "requests": 1}
+
+
+@pytest.fixture
+def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+        yield client
+
+
+def chat(content: str, **values: Any) -> dict[str, Any]:
+    return {"model": "fast", "messages": [{"role": "user", "content": content}], **values}
+
+
+def counted() -> list[dict[str, Any]]:
+    """What stands in the database, once there is something: a stream is counted behind its last event."""
+    deadline = time.monotonic() + 10
+    while not (rows := list(UsageRecord.objects.values(*COUNTED, "output_tokens"))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return rows
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("values", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
+def test_a_request_is_counted_with_its_key(client: httpx2.Client, caller: Organization, values: dict[str, Any]) -> None:
+    assert client.post("/chat/completions", json=chat("hello", **values)).status_code == 200
+
+    assert counted() == [COUNTED | {"output_tokens": 2}]
+    assert UsageRecord.objects.get().api_key_id == ApiKey.objects.get(organization=caller).pk
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_who_does_not_ask_for_usage_gets_none(client: httpx2.Client, options: Any) -> None:
+    answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
+
+    events = [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+    assert events.pop() == "[DONE]"
+    assert [len(json.loads(event)["choices"]) for event in events] == [1, 1]
+    assert not any("usage" in event for event in events)
+
+
+@pytest.mark.usefixtures("deployment")
+def test_who_asks_for_usage_gets_it_last(base_url: str, token: str) -> None:
+    with openai.OpenAI(base_url=base_url, api_key=token) as client:
+        stream = client.chat.completions.create(
+            model="fast",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *others, last = stream
+
+    assert [(len(chunk.choices), chunk.usage) for chunk in others] == [(1, None), (1, None)], "clients add up"
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 2
+
+
+@pytest.mark.usefixtures("deployment")
+def test_who_asks_for_usage_in_every_chunk_gets_it(client: httpx2.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
+
+    assert [line.count('"completion_tokens"') for line in answer.text.split("\n\n")[:3]] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("content", ["die", "linger"])
+def test_a_stream_that_is_cut_off_by_either_side_is_counted_as_far_as_it_came(
+    client: httpx2.Client, content: str
+) -> None:
+    with client.stream("POST", "/chat/completions", json=chat(content, stream=True)) as answer:
+        seen = ""
+        for text in answer.iter_text():
+            seen += text
+            if content == "linger" and "token1" in seen:
+                break  # and hang up
+
+    assert counted() == [COUNTED | {"output_tokens": 2}]
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_refused_request_is_not_counted(client: httpx2.Client, deployment: Deployment) -> None:
+    assert client.post("/chat/completions", json=chat("refuse")).status_code == 400
+    assert client.post("/chat/completions", json=chat("refuse", stream=True)).status_code == 400
+
+    assert not UsageRecord.objects.exists()
+
+
+def test_a_request_that_is_no_stream_goes_on_as_it_came() -> None:
+    assert metered_request(chat("x")) is None
+    assert metered_request(chat("x", stream="yes")) is None
+    assert metered_request(chat("x", stream=True, stream_options=[])) is None
+    assert metered_request(chat("x", stream=True, stream_options={"include_usage": "yes"})) is None, "to be refused"
+
+
+def test_a_stream_is_asked_for_usage_and_keeps_what_else_was_said() -> None:
+    body = chat("x", stream=True, stream_options={"include_obfuscation": False}, seed=2**60)
+
+    sent = json.loads(metered_request(body) or b"")
+
+    options = {"include_obfuscation": False, "include_usage": True, "continuous_usage_stats": True}
+    assert sent == body | {"stream_options": options}
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"usage": null}', b'{"usage": {"prompt_tokens": 1}}', b"\xff"])
+def test_an_answer_may_say_nothing_of_tokens(answer: bytes) -> None:
+    assert tokens_of(answer) is None
+
+
+def test_details_are_optional() -> None:
+    assert tokens_of(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}') == Tokens(input=3, output=5)

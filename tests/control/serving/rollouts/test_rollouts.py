@@ -1,0 +1,225 @@
+"""A new speculator on a share of the traffic: what is promoted, what is rolled back, and who answers meanwhile."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from control.models.catalog.models import Speculator
+from control.serving.deployments.measuring import COUNTERS, sample_keep
+from control.serving.deployments.models import Deployment, DeploymentSample
+from control.serving.deployments.services import deployment_stop, deployment_update
+from control.serving.gateway.views import _chosen
+from control.serving.rollouts.decision import Figures, Terms, decide
+from control.serving.rollouts.models import Rollout
+from control.serving.rollouts.services import rollouts_reconcile
+from control.tenants.accounts.models import Organization
+from control.tenants.events.models import Event
+from tests.control.factories import make_base_model
+from tests.control.serving.deployments.support import make_speculator
+
+State = Deployment.State
+TERMS = Terms(min_requests=100, max_acceptance_drop=0.1, max_error_rate=0.02)
+
+
+def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed: int = 0) -> Figures:
+    return Figures(num_requests=num_requests, num_failed=num_failed, acceptance_length=acceptance)
+
+
+@pytest.mark.parametrize(
+    ("canary", "stable", "code"),
+    [
+        (figures(99), figures(), None),
+        (figures(100), figures(), "accepted"),
+        (figures(acceptance=1.8), figures(), "accepted"),
+        (figures(acceptance=1.79), figures(), "acceptance_dropped"),
+        (figures(acceptance=None), figures(acceptance=None), "accepted"),
+        (figures(acceptance=None), figures(), "acceptance_dropped"),
+        (figures(98, num_failed=2), figures(), "accepted"),
+        (figures(97, num_failed=3), figures(), "too_many_errors"),
+        (figures(97, num_failed=3), figures(90, num_failed=10), "accepted"),
+        (figures(0, num_failed=2), figures(), None),
+        (figures(0, num_failed=3), figures(), "too_many_errors"),
+    ],
+)
+def test_a_canary_is_judged_by_acceptance_and_errors(canary: Figures, stable: Figures, code: str | None) -> None:
+    decision = decide(canary, stable, TERMS)
+
+    assert (decision.code if decision else None) == code
+    assert decision is None or decision.is_promoted == (code == "accepted")
+
+
+@pytest.fixture
+def deployment(organization: Organization) -> Deployment:
+    model = make_base_model()
+    old = make_speculator(model, organization, version=1)
+    serving: dict[str, Any] = {"state": State.READY, "port": 1, "token": "t"}
+    return Deployment.objects.create(
+        organization=organization, name="support", base_model=model, speculator=old, **serving
+    )
+
+
+@pytest.fixture
+def new(deployment: Deployment, organization: Organization) -> Speculator:
+    return make_speculator(deployment.base_model, organization, version=2)
+
+
+def begin(client: Client, deployment: Deployment, new: Speculator, *, status: int = 201, **body: Any) -> Any:
+    body = {"speculator_id": new.pk, "min_requests": 10, "share_percent": 20, **body}
+    answer = client.post(f"/v1/deployments/{deployment.pk}/rollouts", body, content_type="application/json")
+    assert answer.status_code == status, answer.content
+    return answer.json()
+
+
+def observe(deployment: Deployment, **values: Any) -> Deployment:
+    """What the supervisor does."""
+    Deployment.objects.filter(pk=deployment.pk).update(**values)
+    return Deployment.objects.get(pk=deployment.pk)
+
+
+def served(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
+    for share in (0, 1):
+        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * share, "drafts": drafts * share}
+        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * share})
+
+
+def under_way(client: Client, deployment: Deployment, new: Speculator) -> tuple[Any, Deployment]:
+    made = begin(client, deployment, new)
+    canary = observe(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
+    rollouts_reconcile()
+    return made, canary
+
+
+def shown(client: Client, made: Any) -> Any:
+    return client.get(f"/v1/deployments/{made['deployment_id']}/rollouts/{made['id']}").json()
+
+
+def test_a_better_speculator_is_promoted_and_nobody_waits_meanwhile(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
+    made, canary = under_way(client, deployment, new)
+    assert shown(client, made)["status"] == "canary"
+    served(deployment, requests=50, accepted=10)
+    served(canary, requests=10, accepted=12)
+    rollouts_reconcile()
+
+    promoting = shown(client, made)
+    assert (promoting["status"], promoting["reason"]["code"]) == ("promoting", "accepted")
+    assert promoting["figures"]["canary"]["acceptance_length"] == 2.2
+    deployment.refresh_from_db()
+    assert (deployment.speculator, deployment.generation) == (new, 2)
+    restarting = observe(deployment, state=State.PROVISIONING, port=None)
+    assert _chosen(restarting) == canary, "the canary answers while the deployment restarts"
+
+    observe(deployment, state=State.READY, port=3, observed_generation=2)
+    rollouts_reconcile()
+    assert shown(client, made)["status"] == "promoted"
+    canary.refresh_from_db()
+    assert canary.deleted_at is not None
+    told = Event.objects.filter(object_id=made["id"]).order_by("number").values_list("type", flat=True)
+    assert list(told) == ["rollout.canary", "rollout.promoting", "rollout.promoted"]
+    assert not Event.objects.filter(object_id=canary.pk).exists()
+
+
+def test_a_worse_one_is_rolled_back_and_nothing_has_changed(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
+    made, canary = under_way(client, deployment, new)
+    served(deployment, requests=50, accepted=10)
+    served(canary, requests=10, accepted=1)
+    rollouts_reconcile()
+
+    ended = shown(client, made)
+    assert (ended["status"], ended["reason"]["code"]) == ("rolled_back", "acceptance_dropped")
+    before = deployment.generation
+    deployment.refresh_from_db()
+    assert (deployment.generation, deployment.speculator_id) == (before, made["previous_speculator_id"])
+    assert _chosen(deployment) == deployment
+    assert begin(client, deployment, new)["status"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("other", "superseded")]
+)
+def test_trouble_rolls_back(
+    client: Client, deployment: Deployment, new: Speculator, trouble: str, code: str
+) -> None:
+    made, canary = under_way(client, deployment, new)
+    if trouble == "crash":
+        error = {"code": "engine_exited", "message": "It ended."}
+        observe(canary, state=State.PROVISIONING, crashes=[1.0], error=error)
+    elif trouble == "stop":
+        deployment_stop(deployment=deployment)
+    else:
+        deployment_update(deployment=deployment, speculator=None)
+    rollouts_reconcile()
+
+    ended = shown(client, made)
+    assert (ended["status"], ended["reason"]["code"]) == ("rolled_back", code)
+
+
+def test_a_canary_that_nobody_asks_gives_up(client: Client, deployment: Deployment, new: Speculator) -> None:
+    made, _ = under_way(client, deployment, new)
+    Rollout.objects.update(started_at=timezone.now() - dt.timedelta(days=2))
+    rollouts_reconcile()
+
+    assert shown(client, made)["reason"]["code"] == "too_few_requests"
+
+
+def test_requests_are_shared_as_asked(client: Client, deployment: Deployment, new: Speculator) -> None:
+    _, canary = under_way(client, deployment, new)
+
+    answered = [_chosen(deployment) for _ in range(1000)]
+
+    assert 130 < answered.count(canary) < 270
+    down = observe(canary, state=State.DEGRADED, port=None)
+    assert down not in [_chosen(deployment) for _ in range(50)]
+
+
+def test_a_canary_is_no_deployment_of_the_customers(client: Client, deployment: Deployment, new: Speculator) -> None:
+    _, canary = under_way(client, deployment, new)
+
+    assert [row["id"] for row in client.get("/v1/deployments").json()["data"]] == [deployment.pk]
+    assert client.get(f"/v1/deployments/{canary.pk}").status_code == 404
+    assert canary.name not in [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert canary.served_name == "support"
+
+
+def test_one_rollout_at_a_time_and_it_can_be_cancelled(client: Client, deployment: Deployment, new: Speculator) -> None:
+    made = begin(client, deployment, new)
+    assert begin(client, deployment, new, status=409)["error"]["code"] == "rollout_active"
+
+    path = f"/v1/deployments/{deployment.pk}/rollouts/{made['id']}/cancel"
+    assert client.post(path).json()["status"] == "rolled_back"
+    assert client.post(path).status_code == 400
+    assert client.get(f"/v1/deployments/{deployment.pk}/rollouts").json()["data"][0]["reason"]["code"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"share_percent": 51}, 400, "invalid_value"),
+        ({"max_error_rate": 2}, 400, "invalid_value"),
+        ({"speculator_id": "none"}, 404, "speculator_not_found"),
+        ({"speculator_id": "the present one"}, 409, "nothing_to_roll_out"),
+    ],
+)
+def test_what_cannot_be_rolled_out_is_refused(
+    client: Client, deployment: Deployment, new: Speculator, change: dict[str, Any], status: int, code: str
+) -> None:
+    if change.get("speculator_id") == "the present one":
+        change = {"speculator_id": deployment.speculator_id}
+
+    assert begin(client, deployment, new, status=status, **change)["error"]["code"] == code
+    assert not Rollout.objects.exists()
+    assert DeploymentSample.objects.count() == 0
+
+
+def test_a_deployment_that_does_not_serve_has_nothing_to_compare_with(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
+    observe(deployment, state=State.STOPPED)
+
+    assert begin(client, deployment, new, status=409)["error"]["code"] == "deployment_not_ready"

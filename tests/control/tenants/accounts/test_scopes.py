@@ -1,0 +1,83 @@
+"""Every route names the scope it needs, and asks for it before it does anything."""
+
+import pytest
+from django.test import Client
+
+from control.tenants.accounts.models import Organization
+from control.tenants.accounts.scopes import ADMIN, INFERENCE, RESOURCES, SCOPES, is_granted, scope_needed
+from control.tenants.authentication.views import OrganizationView
+from tests.control.factories import make_key
+from tests.control.routes import Route, api_routes
+
+FUNCTIONS = {"chat_completions": INFERENCE, "completions": INFERENCE}
+ROUTES = api_routes()
+OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
+
+
+def declared_scope(route: Route) -> str | None:
+    """What the view says itself or through a base of its own; not the default that refuses everybody else."""
+    if not isinstance(route.view, type):
+        return FUNCTIONS.get(route.view.__name__)
+    own = [base for base in route.view.__mro__ if issubclass(base, OrganizationView) and base is not OrganizationView]
+    return next((vars(base)["scope"] for base in own if "scope" in vars(base)), None)
+
+
+def client_with(organization: Organization, *scopes: str) -> Client:
+    _, token = make_key(organization, scopes=list(scopes))
+    return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_every_route_declares_a_scope_that_there_is(route: Route) -> None:
+    assert declared_scope(route) in {*RESOURCES, ADMIN, INFERENCE}, f"{route.view.__qualname__} declares no scope"
+
+
+@pytest.mark.parametrize(("route", "method"), OPERATIONS)
+def test_a_key_with_all_scopes_but_the_needed_one_is_refused(
+    route: Route, method: str, organization: Organization
+) -> None:
+    needed = scope_needed(declared_scope(route) or ADMIN, method)
+    others = [scope for scope in SCOPES if not is_granted(needed, [scope])]
+
+    response = client_with(organization, *others).generic(method, route.path.format_map(Dummies()))
+
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "insufficient_scope"
+    assert repr(needed) in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("route", "method"), OPERATIONS)
+def test_the_needed_scope_alone_is_enough(route: Route, method: str, organization: Organization) -> None:
+    needed = scope_needed(declared_scope(route) or ADMIN, method)
+
+    response = client_with(organization, needed).generic(method, route.path.format_map(Dummies()))
+
+    assert response.status_code not in (401, 403)
+
+
+def test_without_a_declaration_only_an_administrator_gets_in() -> None:
+    assert OrganizationView.scope == ADMIN
+
+
+@pytest.mark.parametrize(
+    ("needed", "held", "granted"),
+    [
+        ("files:read", ["files:read"], True),
+        ("files:read", ["files:*"], True),
+        ("files:read", ["*"], True),
+        ("files:write", ["files:read"], False),
+        ("files:read", ["batches:*", "inference", "admin"], False),
+        ("inference", ["inference"], True),
+        ("admin", ["files:*"], False),
+        ("files:*", ["files:read", "files:write"], False),
+        ("*", ["admin", "files:*"], False),
+        ("files:read", [], False),
+    ],
+)
+def test_a_scope_is_granted_by_itself_its_resource_or_everything(needed: str, held: list[str], granted: bool) -> None:
+    assert is_granted(needed, held) is granted
+
+
+class Dummies(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "nothing"

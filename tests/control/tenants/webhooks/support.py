@@ -1,0 +1,81 @@
+"""A clock that only moves when told to, and a receiver that remembers."""
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import transaction
+
+from control.tenants.accounts.models import Organization
+from control.tenants.events.models import Event
+from control.tenants.events.services import event_record
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.tenants.webhooks.schedule import JITTER
+from control.tenants.webhooks.sender import Sender, due
+from control.tenants.webhooks.services import endpoint_create
+from control.tenants.webhooks.transport import Answer
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+SECOND = dt.timedelta(seconds=1)
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+LATEST = 1 + JITTER  # of a pause
+
+
+@dataclass
+class Clock:
+    now: dt.datetime = START
+
+    def __call__(self) -> dt.datetime:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Received:
+    at: dt.datetime
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def event(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Receiver:
+    """Answers as `answer` says; `received` holds what it took with a 2xx, `calls` everything."""
+
+    clock: Clock
+    answer: Callable[["Receiver"], Answer] = lambda _: Answer(status=200)
+    calls: list[Received] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+
+    def __call__(self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> Answer:
+        call = Received(self.clock.now, body, headers)
+        self.calls.append(call)
+        answer = self.answer(self)
+        if answer.status is not None and 200 <= answer.status < 300:
+            self.received.append(call)
+        return answer
+
+
+def make_endpoint(organization: Organization, *events: str) -> tuple[WebhookEndpoint, str]:
+    return endpoint_create(organization=organization, url="https://example.com/hook", events=events or ("*",))
+
+
+def happen(organization: Organization, object_id: str, kind: str = "batch.completed") -> Event:
+    """An event, and its deliveries due from the clock's beginning on."""
+    with transaction.atomic():
+        event = event_record(organization_id=organization.pk, type=kind, object_id=object_id)
+        WebhookDelivery.objects.filter(event=event).update(next_attempt_at=START)
+    return event
+
+
+def send_due(sender: Sender) -> int:
+    """All that is due now, including what becomes due by it."""
+    sent = 0
+    while ids := list(due(sender.clock()).values_list("pk", flat=True)):
+        sent += sum(sender.deliver(delivery_id) for delivery_id in ids)
+    return sent

@@ -1,0 +1,316 @@
+"""W1: whatever a receiver, a sender or the network does, every event arrives, in the order of its object."""
+
+import datetime as dt
+import random
+from collections import defaultdict
+from email.utils import format_datetime
+from itertools import pairwise
+
+import pytest
+from django.db import transaction
+
+from control.tenants.accounts.models import Organization
+from control.tenants.events.models import Event
+from control.tenants.events.services import event_record
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.tenants.webhooks.schedule import PAUSES, next_attempt
+from control.tenants.webhooks.sender import CLAIM, Sender
+from control.tenants.webhooks.services import delivery_replay, endpoint_test, endpoint_update
+from control.tenants.webhooks.transport import Answer
+from tests.control.tenants.webhooks.support import (
+    HOUR,
+    LATEST,
+    MINUTE,
+    SECOND,
+    START,
+    Clock,
+    Receiver,
+    happen,
+    make_endpoint,
+    send_due,
+)
+
+Disabled = WebhookEndpoint.Disabled
+
+
+class SenderKilled(BaseException):
+    """Not an Exception: nothing of ours may catch it, as nothing can catch a `kill -9`."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def receiver(clock: Clock) -> Receiver:
+    return Receiver(clock)
+
+
+@pytest.fixture
+def sender(receiver: Receiver, clock: Clock) -> Sender:
+    return Sender(send=receiver, clock=clock)
+
+
+def the_delivery() -> WebhookDelivery:
+    return WebhookDelivery.objects.get()
+
+
+def test_an_event_that_is_rolled_back_is_never_sent(organization: Organization, sender: Sender) -> None:
+    make_endpoint(organization)
+
+    with transaction.atomic():
+        event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
+        transaction.set_rollback(True)
+
+    assert (send_due(sender), WebhookDelivery.objects.count()) == (0, 0)
+
+
+def test_an_endpoint_hears_what_it_subscribed_to_and_nothing_of_others(
+    organization: Organization, other_organization: Organization, sender: Sender, receiver: Receiver
+) -> None:
+    make_endpoint(organization, "batch.*", "job.succeeded")
+    make_endpoint(other_organization)
+
+    for kind in ("batch.completed", "job.succeeded", "job.failed", "pipeline.live"):
+        happen(organization, f"of {kind}", kind)
+    send_due(sender)
+
+    assert {call.event["type"] for call in receiver.calls} == {"batch.completed", "job.succeeded"}
+
+
+def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    make_endpoint(organization)
+    receiver.answer = lambda self: Answer(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
+    expected = defaultdict(list)
+    for number in range(40):
+        event = happen(organization, f"batch_{number % 4}", "batch.in_progress")
+        expected[event.object_id].append(event.id)
+
+    while clock.now < START + HOUR:
+        send_due(sender)
+        clock.now += 5 * SECOND
+
+    arrived = defaultdict(list)
+    for call in receiver.received:
+        arrived[call.event["data"]["id"]].append(call.headers["webhook-id"])
+    assert arrived == expected
+    assert len(receiver.calls) > len(receiver.received), "it was really down"
+
+
+def test_ten_killed_senders_lose_nothing(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    """Killed before the receiver has it or after, in either case without a word in the database."""
+    make_endpoint(organization)
+    dice = random.Random(0)
+    events = [happen(organization, f"batch_{number % 3}") for number in range(30)]
+    kills = 0
+
+    def kill_now_and_then(self: Receiver) -> Answer:
+        nonlocal kills
+        if kills < 10 and dice.random() < 0.5:
+            kills += 1
+            if dice.random() < 0.5:
+                self.received.append(self.calls[-1])
+            raise SenderKilled
+        return Answer(status=200)
+
+    receiver.answer = kill_now_and_then
+    while WebhookDelivery.objects.filter(status="pending").exists():
+        try:
+            send_due(sender)
+        except SenderKilled:
+            continue
+        clock.now += CLAIM
+
+    firsts = list(dict.fromkeys(call.headers["webhook-id"] for call in receiver.received))
+    assert kills == 10
+    assert set(firsts) == {event.id for event in events}
+    by_object: dict[str, list[str]] = defaultdict(list)
+    for event in events:
+        by_object[event.object_id].append(event.id)
+    for ids in by_object.values():
+        assert [identity for identity in firsts if identity in ids] == ids
+
+
+def test_a_delivery_that_a_sender_holds_is_left_to_it_until_its_claim_ends(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    make_endpoint(organization)
+    happen(organization, "batch_1")
+    delivery = the_delivery()
+
+    def rival(self: Receiver) -> Answer:
+        assert not sender.deliver(delivery.pk), "sent twice at once"
+        return Answer(status=200)
+
+    receiver.answer = rival
+    assert sender.deliver(delivery.pk)
+    assert len(receiver.calls) == 1
+
+
+def test_all_attempts_carry_the_same_id_and_the_schedule_is_kept(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    make_endpoint(organization)
+    event = happen(organization, "batch_1")
+    receiver.answer = lambda _: Answer(status=500)
+
+    while the_delivery().status == "pending":
+        send_due(sender)
+        clock.now = max(clock.now + SECOND, the_delivery().next_attempt_at)
+
+    times = [call.at for call in receiver.calls]
+    assert {call.headers["webhook-id"] for call in receiver.calls} == {event.id}
+    assert {call.headers["webhook-timestamp"] for call in receiver.calls} == {str(int(at.timestamp())) for at in times}
+    assert len(times) == len(PAUSES)
+    for (earlier, later), pause in zip(pairwise(times), PAUSES[1:], strict=True):
+        assert pause <= later - earlier <= LATEST * pause + SECOND
+    assert [entry["status_code"] for entry in the_delivery().history] == [500] * len(PAUSES)
+
+
+def test_an_endpoint_that_fails_for_days_is_disabled_and_its_owner_told(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    endpoint, _ = make_endpoint(organization)
+    happen(organization, "batch_1")
+    receiver.answer = lambda _: Answer(status=None, error="connection_failed")
+
+    while the_delivery().status == "pending":
+        send_due(sender)
+        clock.now = max(clock.now + SECOND, the_delivery().next_attempt_at)
+
+    endpoint.refresh_from_db()
+    assert endpoint.disabled == Disabled.FAILING
+    assert Event.objects.filter(type="webhook_endpoint.disabled", object_id=endpoint.pk).count() == 1
+    assert not WebhookDelivery.objects.exclude(event__object_id="batch_1").exists(), "it is not told of itself"
+
+
+@pytest.mark.parametrize(
+    ("status", "succeeds"),
+    [(200, True), (204, True), (299, True), (301, False), (302, False), (304, False), (404, False), (503, False)],
+)
+def test_only_2xx_is_a_success(
+    status: int, succeeds: bool, organization: Organization, sender: Sender, receiver: Receiver
+) -> None:
+    make_endpoint(organization)
+    happen(organization, "batch_1")
+    receiver.answer = lambda _: Answer(status=status)
+
+    send_due(sender)
+
+    assert (the_delivery().status == "succeeded") is succeeds
+    assert (the_delivery().status == "pending") is not succeeds
+
+
+def test_410_disables_the_endpoint_at_once(organization: Organization, sender: Sender, receiver: Receiver) -> None:
+    endpoint, _ = make_endpoint(organization)
+    happen(organization, "batch_1")
+    happen(organization, "batch_2")
+    receiver.answer = lambda _: Answer(status=410)
+
+    send_due(sender)
+    happen(organization, "batch_3")
+
+    endpoint.refresh_from_db()
+    assert endpoint.disabled == Disabled.GONE
+    assert (len(receiver.calls), send_due(sender)) == (1, 0)
+
+
+def test_what_waited_for_a_disabled_endpoint_is_sent_once_it_is_enabled(
+    organization: Organization, sender: Sender, receiver: Receiver
+) -> None:
+    endpoint, _ = make_endpoint(organization)
+    event = happen(organization, "batch_1")
+    endpoint_update(endpoint=endpoint, changes={"enabled": False})
+    assert send_due(sender) == 0
+
+    endpoint_update(endpoint=endpoint, changes={"enabled": True})
+    send_due(sender)
+
+    assert [call.headers["webhook-id"] for call in receiver.received] == [event.id]
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "earliest"),
+    [
+        ("120", 120 * SECOND),
+        (format_datetime(START + 10 * MINUTE, usegmt=True), 10 * MINUTE),
+        ("99999999999999", 24 * HOUR),
+        ("1", 5 * SECOND),
+        ("-5", 5 * SECOND),
+        ("soon", 5 * SECOND),
+        ("٣", 5 * SECOND),
+        (None, 5 * SECOND),
+    ],
+)
+def test_a_receiver_can_put_an_attempt_off_but_not_hasten_it(retry_after: str | None, earliest: dt.timedelta) -> None:
+    then = next_attempt(attempts=1, now=START, retry_after=retry_after)
+
+    assert then is not None
+    assert earliest <= then - START <= max(earliest, LATEST * PAUSES[1])
+
+
+def test_later_events_of_an_object_wait_for_the_first_and_those_of_others_do_not(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    make_endpoint(organization)
+    first, second = happen(organization, "batch_1"), happen(organization, "batch_1", "batch.failed")
+    other = happen(organization, "batch_2")
+    receiver.answer = lambda self: Answer(status=500 if len(self.calls) == 1 else 200)
+
+    send_due(sender)
+    assert [call.headers["webhook-id"] for call in receiver.received] == [other.id]
+
+    clock.now += MINUTE
+    send_due(sender)
+    assert [call.headers["webhook-id"] for call in receiver.received] == [other.id, first.id, second.id]
+
+
+def test_a_replay_sends_the_same_event_again(organization: Organization, sender: Sender, receiver: Receiver) -> None:
+    make_endpoint(organization)
+    event = happen(organization, "batch_1")
+    send_due(sender)
+
+    delivery_replay(delivery=the_delivery())
+    WebhookDelivery.objects.update(next_attempt_at=START)
+    send_due(sender)
+
+    assert [call.headers["webhook-id"] for call in receiver.received] == [event.id, event.id]
+    assert len(the_delivery().history) == 2
+
+
+def test_a_test_event_goes_to_its_endpoint_alone(
+    organization: Organization, sender: Sender, receiver: Receiver
+) -> None:
+    endpoint, _ = make_endpoint(organization, "job.failed")
+    make_endpoint(organization)
+
+    delivery = endpoint_test(endpoint=endpoint)
+    WebhookDelivery.objects.update(next_attempt_at=START)
+    send_due(sender)
+
+    assert [call.event["type"] for call in receiver.received] == ["webhook_endpoint.test"]
+    assert the_delivery().pk == delivery.pk
+
+
+def test_a_sender_that_dies_each_time_gives_the_delivery_up_in_the_end(
+    organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
+) -> None:
+    make_endpoint(organization)
+    happen(organization, "batch_1")
+
+    def die(_: Receiver) -> Answer:
+        raise SenderKilled
+
+    receiver.answer = die
+    for _ in PAUSES:
+        with pytest.raises(SenderKilled):
+            send_due(sender)
+        clock.now += CLAIM
+    send_due(sender)
+
+    assert (the_delivery().status, len(receiver.calls)) == ("failed", len(PAUSES))

@@ -1,0 +1,107 @@
+"""W2: what we send verifies with the reference library and with OpenAI's own client, also during a rotation."""
+
+import datetime as dt
+
+import pytest
+from django.conf import LazySettings
+from django.test import Client
+from django.utils import timezone
+from openai import InvalidWebhookSignatureError, OpenAI
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from control.tenants.accounts.models import Organization
+from control.tenants.webhooks.models import WebhookSecret
+from control.tenants.webhooks.secrets import PREFIX, decrypt, encrypt, new_secret
+from control.tenants.webhooks.selectors import secrets_in_force
+from control.tenants.webhooks.sender import Sender
+from control.tenants.webhooks.services import endpoint_rotate_secret
+from tests.control.tenants.webhooks.support import Clock, Received, Receiver, happen, make_endpoint, send_due
+
+GRACE = dt.timedelta(hours=1)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(timezone.now())  # verifiers refuse what is older than five minutes
+
+
+def sent(organization: Organization, clock: Clock, kind: str = "batch.completed") -> Received:
+    receiver = Receiver(clock)
+    happen(organization, "batch_1", kind)
+    send_due(Sender(send=receiver, clock=clock))
+    return receiver.received[-1]
+
+
+def verifies(call: Received, secret: str) -> bool:
+    try:
+        Webhook(secret).verify(call.body, dict(call.headers))
+    except WebhookVerificationError:
+        return False
+    return True
+
+
+def test_the_reference_library_verifies_what_we_send(organization: Organization, clock: Clock) -> None:
+    _, secret = make_endpoint(organization)
+    call = sent(organization, clock)
+
+    assert verifies(call, secret)
+    assert not verifies(call, new_secret())
+    assert not verifies(Received(call.at, call.body + b" ", call.headers), secret)
+
+
+@pytest.mark.parametrize("kind", ["batch.completed", "batch.cancelled", "fine_tuning.job.succeeded"])
+def test_openais_client_unwraps_it(kind: str, organization: Organization, clock: Clock) -> None:
+    _, secret = make_endpoint(organization)
+    call = sent(organization, clock, kind)
+    client = OpenAI(api_key="unused", webhook_secret=secret, _strict_response_validation=True)
+
+    event = client.webhooks.unwrap(call.body, call.headers)
+
+    assert (event.type, event.to_dict()["data"]) == (kind, {"id": "batch_1"})
+    with pytest.raises(InvalidWebhookSignatureError):
+        client.webhooks.unwrap(call.body, call.headers, secret=new_secret())
+
+
+def test_during_a_rotation_both_secrets_verify_and_afterwards_the_new_one(
+    organization: Organization, clock: Clock
+) -> None:
+    endpoint, old = make_endpoint(organization)
+    new = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
+
+    during = sent(organization, clock)
+    assert (verifies(during, old), verifies(during, new)) == (True, True)
+
+    WebhookSecret.objects.filter(expires_at__isnull=False).update(expires_at=clock.now)
+    after = sent(organization, clock)
+    assert (verifies(after, old), verifies(after, new)) == (False, True)
+
+
+def test_a_second_rotation_leaves_the_first_ones_grace_alone(organization: Organization) -> None:
+    endpoint, first = make_endpoint(organization)
+    second = endpoint_rotate_secret(endpoint=endpoint, grace=2 * GRACE)
+    third = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
+
+    assert secrets_in_force(endpoint, timezone.now()) == [third, second, first]
+    assert secrets_in_force(endpoint, timezone.now() + 1.5 * GRACE) == [third, first]
+
+
+def test_secrets_are_shown_once_and_lie_encrypted(client: Client, organization: Organization) -> None:
+    body = {"url": "https://example.com/hook"}
+    made = client.post("/v1/webhook_endpoints", body, content_type="application/json").json()
+    path = f"/v1/webhook_endpoints/{made['id']}"
+    rotated = client.post(f"{path}/rotate_secret", {}, content_type="application/json").json()
+
+    for secret in (made["secret"], rotated["secret"]):
+        assert secret.startswith(PREFIX)
+        assert secret not in client.get(path).content.decode()
+        assert not any(secret.removeprefix(PREFIX) in row.encrypted for row in WebhookSecret.objects.all())
+
+
+def test_secrets_outlive_a_change_of_the_installations_key(settings: LazySettings) -> None:
+    secret = new_secret()
+    encrypted = encrypt(secret)
+
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another, which is long enough to be taken for one by Django itself"
+
+    assert decrypt(encrypted) == secret

@@ -1,0 +1,299 @@
+"""Batches from creation to result files. Shards are committed as a worker would, without one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.data.files.services import file_delete
+from control.queue.jobs.models import Job, JobShard
+from control.tenants.accounts.models import Organization
+from control.workflows.batches import assemble
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.results import ResultsError
+from control.workflows.batches.serializers import batch_body
+from control.workflows.batches.services import batch_cancel, batch_validate
+from tests.control.factories import make_base_model, make_file
+from tests.control.workflows.batches.helpers import CHAT, commit_shard, entry, ids_of, lines_of, make_batch, put_shard
+
+
+@pytest.fixture(autouse=True)
+def two_rows_a_shard(settings: Settings) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
+
+
+def test_a_good_file_becomes_rows_and_shards(db: None) -> None:
+    batch = make_batch()
+
+    assert batch_validate(batch=batch)
+
+    assert (batch.status, batch.total) == ("in_progress", 5)
+    assert batch.base_model is not None
+    assert batch.base_model.name == "tiny"
+    shards = JobShard.objects.filter(job=batch.job).values_list("row_from", "row_to")
+    assert list(shards) == [(0, 2), (2, 4), (4, 5)]
+    with get_storage().open(batch.job.params["rows_key"]) as rows:
+        assert [json.loads(line)["custom_id"] for line in rows.read().splitlines()] == [f"row-{i}" for i in range(5)]
+
+
+def test_validating_twice_changes_nothing(db: None) -> None:
+    batch = make_batch()
+
+    assert batch_validate(batch=batch)
+    stale = Batch.objects.get(pk=batch.pk)
+    stale.status = Batch.Status.VALIDATING
+    assert batch_validate(batch=stale)
+
+    assert JobShard.objects.filter(job=batch.job).count() == 3
+
+
+def test_bad_content_gives_a_created_batch_that_fails_with_every_line(
+    client: Client, organization: Organization
+) -> None:
+    make_base_model("tiny")
+    file = make_file(organization, '{"custom_id": "a"}\nnot json\n')
+    made = client.post(
+        "/v1/batches",
+        {"input_file_id": file.pk, "endpoint": CHAT, "completion_window": "24h"},
+        content_type="application/json",
+    ).json()
+    assert (made["status"], made["errors"]) == ("validating", None)
+
+    assert not batch_validate(batch=Batch.objects.get(pk=made["id"]))
+
+    body = client.get(f"/v1/batches/{made['id']}").json()
+    assert body["status"] == "failed"
+    assert body["failed_at"] is not None
+    assert body["errors"]["object"] == "list"
+    assert body["errors"]["total_count"] == 2
+    found = [(error["line"], error["code"], error["param"]) for error in body["errors"]["data"]]
+    assert found == [(1, "invalid_body", "body"), (2, "invalid_json_line", None)]
+    assert not JobShard.objects.exists()
+
+
+def test_an_input_file_deleted_meanwhile_fails_the_batch(transactional_db: None) -> None:
+    batch = make_batch()
+    file_delete(file=batch.input_file)
+
+    assert not batch_validate(batch=batch)
+
+    assert batch.status == "failed"
+    assert [error["code"] for error in batch.errors or ()] == ["file_not_found"]
+
+
+@pytest.mark.parametrize("drop", [0, 1, 2])
+def test_results_are_in_input_order_exactly_once_whichever_shard_came_last(db: None, tmp_path: Path, drop: int) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    for shard_no in [*(n for n in (2, 1, 0) if n != drop), drop]:
+        commit_shard(batch, shard_no, tmp_path, failed_rows=frozenset({3}))
+
+    batch_assemble(batch=batch, final="completed")
+
+    assert batch.status == "completed"
+    assert ids_of(batch.output_file) == ["row-0", "row-1", "row-2", "row-4"]
+    assert ids_of(batch.error_file) == ["row-3"]
+    assert lines_of(batch.output_file)[0] == entry(0)["output"]
+    assert lines_of(batch.error_file)[0] == entry(3, ok=False)["output"]
+    assert (batch.total, batch.completed, batch.failed, batch.unanswered) == (5, 4, 1, 0)
+    assert batch.errors_by_code == {"http_400": 1}
+    assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}
+    with get_storage().open(batch.tokens_key) as tokens:
+        assert [json.loads(line) for line in tokens.read().splitlines()] == [
+            {
+                "custom_id": f"row-{row}",
+                "prompt_token_ids": [1, 2, row],
+                "completion_token_ids": [row],
+                "finish_reason": "stop",
+            }
+            for row in (0, 1, 2, 4)
+        ]
+
+
+def test_a_halved_shard_keeps_its_place(db: None, tmp_path: Path) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    first = JobShard.objects.get(job=batch.job, shard_no=0)
+    JobShard.objects.filter(pk=first.pk).update(row_to=1)
+    JobShard.objects.create(job=batch.job, shard_no=3, row_from=1, row_to=2)
+    for shard_no in range(4):
+        commit_shard(batch, shard_no, tmp_path)
+
+    batch_assemble(batch=batch, final="completed")
+
+    assert ids_of(batch.output_file) == [f"row-{i}" for i in range(5)]
+    assert batch.error_file is None
+
+
+@pytest.mark.parametrize(
+    ("final", "code"), [("cancelled", "batch_cancelled"), ("expired", "batch_expired"), ("failed", "batch_failed")]
+)
+def test_what_was_finished_is_kept_and_the_rest_is_told_why_not(
+    db: None, tmp_path: Path, final: Any, code: str
+) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    commit_shard(batch, 1, tmp_path)
+
+    batch_assemble(batch=batch, final=final)
+
+    assert batch.status == final
+    assert ids_of(batch.output_file) == ["row-2", "row-3"]
+    unanswered = lines_of(batch.error_file)
+    assert [line["custom_id"] for line in unanswered] == ["row-0", "row-1", "row-4"]
+    assert {line["error"]["code"] for line in unanswered} == {code}
+    assert [line["response"] for line in unanswered] == [None] * 3
+    assert unanswered[2]["id"].endswith("_4")
+    assert batch.errors_by_code == {code: 3}
+    counts = {"total": 5, "completed": 2, "failed": 0, "cancelled": 0, "expired": 0, "pending": 0, final: 3}
+    assert batch_body(batch)["request_counts"] == counts
+
+
+def test_assembling_again_makes_no_second_result(db: None, tmp_path: Path) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    for shard_no in range(3):
+        commit_shard(batch, shard_no, tmp_path)
+    batch_assemble(batch=batch, final="completed")
+    num_files = File.objects.count()
+
+    batch_assemble(batch=batch, final="failed")
+
+    assert batch.status == "completed"
+    assert File.objects.count() == num_files
+
+
+def test_a_crash_before_the_end_is_made_good_by_the_next_attempt(
+    db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    for shard_no in range(3):
+        commit_shard(batch, shard_no, tmp_path)
+
+    def crash(**values: Any) -> None:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("control.workflows.batches.assemble.file_record", crash)
+        with pytest.raises(RuntimeError):
+            batch_assemble(batch=batch, final="completed")
+    batch.refresh_from_db()
+    assert (batch.status, batch.output_file) == ("finalizing", None)
+
+    batch_assemble(batch=batch, final="completed")
+
+    assert ids_of(batch.output_file) == [f"row-{i}" for i in range(5)]
+    assert File.objects.filter(purpose="batch_output").count() == 1
+
+
+def test_of_two_who_assemble_one_wins_and_its_bytes_stay(
+    db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    batch_cancel(batch=batch)
+    publish = assemble._publish
+
+    def overtaken(*args: Any, **values: Any) -> None:
+        """Meanwhile, a shard arrives and somebody else assembles it all."""
+        monkeypatch.setattr(assemble, "_publish", publish)
+        commit_shard(batch, 0, tmp_path)
+        batch_assemble(batch=Batch.objects.get(pk=batch.pk), final="cancelled")
+        publish(*args, **values)
+
+    monkeypatch.setattr(assemble, "_publish", overtaken)
+    batch_assemble(batch=batch, final="cancelled")
+
+    assert ids_of(batch.output_file) == ["row-0", "row-1"]
+    assert ids_of(batch.error_file) == ["row-2", "row-3", "row-4"]
+    assert (batch.completed, batch.failed, batch.unanswered) == (2, 0, 3)
+    assert File.objects.filter(purpose="batch_output").count() == 2
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry(0)],
+        [entry(0), entry(0)],
+        [entry(1), entry(0)],
+        [entry(0), entry(1), entry(2)],
+        [entry(0), entry(1, custom_id="row-9")],
+        [],
+    ],
+)
+def test_a_shard_that_does_not_fit_its_rows_is_never_published(
+    db: None, tmp_path: Path, entries: list[dict[str, Any]]
+) -> None:
+    batch = make_batch(num_rows=2)
+    batch_validate(batch=batch)
+    put_shard(JobShard.objects.get(job=batch.job), entries, tmp_path)
+
+    with pytest.raises(ResultsError):
+        batch_assemble(batch=batch, final="completed")
+
+    batch.refresh_from_db()
+    assert (batch.status, batch.output_file) == ("finalizing", None)
+
+
+def test_a_completed_job_with_an_open_shard_is_never_published(db: None, tmp_path: Path) -> None:
+    batch = make_batch()
+    batch_validate(batch=batch)
+    commit_shard(batch, 0, tmp_path)
+
+    with pytest.raises(ResultsError, match="no winner"):
+        batch_assemble(batch=batch, final="completed")
+
+
+def test_a_cancelled_batch_stays_cancelled_though_its_job_finished(db: None, tmp_path: Path) -> None:
+    batch = make_batch(num_rows=1)
+    batch_validate(batch=batch)
+    commit_shard(batch, 0, tmp_path)
+    batch_cancel(batch=batch)
+    assert Job.objects.get(pk=batch.job_id).cancel_requested_at is not None
+
+    batch_assemble(batch=batch, final="completed")
+
+    assert batch.status == "cancelled"
+    assert batch.cancelled_at is not None
+    assert ids_of(batch.output_file) == ["row-0"]
+
+
+def test_a_batch_cancelled_before_validation_ends_without_files(db: None) -> None:
+    batch = make_batch()
+    batch_cancel(batch=batch)
+
+    assert not batch_validate(batch=batch)
+    batch_assemble(batch=batch, final="cancelled")
+
+    assert (batch.status, batch.output_file, batch.error_file) == ("cancelled", None, None)
+
+
+def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db: None) -> None:
+    batch = make_batch()
+
+    batch_assemble(batch=batch, final="failed", error={"code": "worker_crash_loop", "message": "It crashed."})
+
+    assert batch.status == "failed"
+    assert batch.errors == [{"code": "worker_crash_loop", "line": None, "message": "It crashed.", "param": None}]
+
+
+def test_cancelling_again_is_no_error_but_cancelling_what_has_ended_is(db: None) -> None:
+    cancelled = make_batch()
+    batch_cancel(batch=cancelled)
+    assert batch_cancel(batch=cancelled).status == "cancelling"
+    failed = make_batch()
+    batch_assemble(batch=failed, final="failed")
+
+    with pytest.raises(ApiError) as refused:
+        batch_cancel(batch=failed)
+
+    assert (refused.value.status, refused.value.code) == (400, "invalid_batch_status")

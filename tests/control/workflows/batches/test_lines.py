@@ -1,0 +1,56 @@
+import io
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.workflows.prompt_files.lines import read_lines
+
+
+class Dribble:
+    """A stream that gives at most `size` bytes a read."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        self._stream = io.BytesIO(content)
+        self._size = size
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(min(size, self._size))
+
+
+class Endless:
+    """`num_bytes` bytes without a line end, never in memory at once."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+
+    def read(self, size: int, /) -> bytes:
+        size = min(size, self._left)
+        self._left -= size
+        return b"x" * size
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
+def test_lines_are_those_of_split_however_the_bytes_arrive(lines: list[bytes], is_ended: bool, size: int) -> None:
+    content = b"\n".join(lines) + (b"\n" if is_ended else b"")
+    expected = content.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+
+    found = list(read_lines(Dribble(content, size), max_line_bytes=3))
+
+    assert [line.number for line in found] == list(range(1, len(expected) + 1))
+    assert [line.content for line in found] == [line if len(line) <= 3 else None for line in expected]
+    assert [line.size_bytes for line in found] == [len(line) for line in expected]
+
+
+def test_a_line_of_300_mb_takes_no_more_memory_than_a_short_one() -> None:
+    tracemalloc.start()
+    try:
+        (line,) = read_lines(Endless(300_000_000))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (line.content, line.size_bytes) == (None, 300_000_000)
+    assert peak_bytes < 4_000_000  # a line within the limit may be held twice: 2 MiB

@@ -1,0 +1,106 @@
+"""S6: chat templates that compute without end or fill the memory end with an error that names them, and soon."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.workflows.datasets import reader
+from tests.control.factories import make_base_model, make_file
+from tests.control.workflows.datasets.hostile import GOOD
+from tests.control.workflows.datasets.tokenizer import write_tokenizer
+
+ENDLESS = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros that call themselves twice": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}"
+    ),
+    "a power": "{{ 7 ** 7777777777 }}",
+}
+LARGE = {
+    "a long text": "{{ 'a' * 10 ** 11 }}",
+    "a wide field": "{{ '%99999999999d' % 1 }}",
+    "a text that doubles": (
+        "{% set ns = namespace(x='a') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    ),
+    "a centred text": "{{ 'a'|center(99999999999) }}",
+}
+
+
+@pytest.fixture
+def model(organization: Organization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseModel:
+    monkeypatch.setattr(reader, "CPU_SECONDS", 1)
+    write_tokenizer(tmp_path)
+    model = make_base_model("tiny", organization)
+    BaseModel.objects.filter(pk=model.pk).update(path=str(tmp_path))
+    return model
+
+
+@pytest.mark.parametrize("what", [*ENDLESS, *LARGE])
+def test_a_template_without_end_is_refused_soon_and_by_name(
+    client: Client, organization: Organization, model: BaseModel, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text({**ENDLESS, **LARGE}[what])
+    rows = (GOOD + b"\n") * 2_000  # more than a pipe holds
+    file = make_file(organization, rows)
+    began = time.process_time()
+
+    answer = client.post("/v1/datasets", {"file_id": file.pk, "model": "tiny"}, content_type="application/json")
+
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("chat_template_error", "model")
+    assert time.process_time() - began < 5, "of this process; the other one has its limit"
+
+
+def preview(client: Client, organization: Organization) -> Any:
+    file = make_file(organization, GOOD)
+    body = {"file_id": file.pk, "model": "tiny"}
+    dataset = client.post("/v1/datasets", body, content_type="application/json").json()
+    return client.get(f"/v1/datasets/{dataset['id']}/preview")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_of_a_model_that_became_a_link_shows_nothing_of_where_it_leads(
+    client: Client, organization: Organization, model: BaseModel, tmp_path: Path, name: str
+) -> None:
+    """A customer may write to the folder of a registered model; what the server can read, the customer may not."""
+    secret = tmp_path.with_name(f"{tmp_path.name}-secret")
+    secret.write_text('{"chat_template": "of somebody else"}')
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(secret)
+
+    answer = preview(client, organization)
+
+    assert answer.json()["error"]["code"] == "tokenizer_not_available"
+    assert b"somebody" not in answer.content
+
+
+def test_a_model_whose_folder_became_a_link_is_not_read(
+    client: Client, organization: Organization, model: BaseModel, tmp_path: Path
+) -> None:
+    link = tmp_path.with_name(f"{tmp_path.name}-link")
+    link.symlink_to(tmp_path)
+    BaseModel.objects.filter(pk=model.pk).update(path=str(link))
+
+    assert preview(client, organization).json()["error"]["code"] == "tokenizer_not_available"
+
+
+def test_one_organization_has_a_few_files_read_at_once_and_others_have_theirs(
+    client: Client, organization: Organization, other_organization: Organization, model: BaseModel
+) -> None:
+    body = {"file_id": make_file(organization, GOOD).pk, "model": "tiny"}
+    with ExitStack() as busy:
+        for _ in range(reader.MAX_READERS):
+            busy.enter_context(reader.model_reader(organization, model, num_shown=0))
+        answer = client.post("/v1/datasets", body, content_type="application/json")
+        with reader.model_reader(other_organization, model, num_shown=0) as theirs:
+            assert theirs.readings() is None, "the row names no folder; they were not turned away"
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "Retry-After" in answer.headers
+    assert client.post("/v1/datasets", body, content_type="application/json").status_code == 201

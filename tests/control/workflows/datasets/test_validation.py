@@ -1,0 +1,193 @@
+"""Files against the validator: no row, however hostile, does more than get its own error, at its own line."""
+
+import json
+import random
+import time
+import tracemalloc
+import zlib
+from collections.abc import Iterable
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.workflows.datasets.formats import Example, Format
+from control.workflows.datasets.position import byte_column
+from control.workflows.datasets.validation import Findings, examine
+from control.workflows.prompt_files.validation import MAX_ERRORS, MAX_ROWS
+from tests.control.workflows.datasets.hostile import GOOD, ROWS, chat
+
+
+def check(content: bytes, **limits: int) -> tuple[Findings, list[Example]]:
+    seen: list[Example] = []
+    found = examine(BytesIO(content), see=lambda example, line: seen.append(example), **limits)
+    return found, seen
+
+
+def lines(rows: Iterable[bytes]) -> bytes:
+    return b"".join(row + b"\n" for row in rows)
+
+
+class Endless:
+    """A stream of one repeated piece that takes no memory, and counts what was read of it."""
+
+    def __init__(self, piece: bytes, times: int, head: bytes = b"") -> None:
+        self._block = piece * max(1, (1 << 16) // len(piece))
+        self._head = head
+        self._left = len(piece) * times
+        self.num_read = 0
+
+    def read(self, size: int, /) -> bytes:
+        chunk, self._head = self._head[:size], self._head[size:]
+        if not chunk:
+            chunk = self._block[: min(size, self._left)]
+            self._left -= len(chunk)
+        self.num_read += len(chunk)
+        return chunk
+
+
+@pytest.mark.parametrize(
+    ("rows", "form", "answers"),
+    [
+        ([GOOD, chat(), chat(custom_id="a"), chat(tools=[])], Format.CHAT, 1),
+        ([b'{"prompt": "2+2?"}', b'{"prompt": "2+2?", "completion": "4"}'], Format.PROMPT, 1),
+        ([b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "x"}]}}'], Format.BATCH, 0),
+        ([b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}'], Format.BATCH, 0),
+    ],
+)
+def test_good_files_of_every_form(rows: list[bytes], form: Format, answers: int) -> None:
+    found, seen = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
+
+    assert (found.format, found.num_rows, found.num_answers, found.errors) == (form, len(rows), answers, [])
+    assert len(seen) == len(rows)
+
+
+def test_a_last_answer_is_set_apart_from_its_prompt() -> None:
+    turns = [("system", "be brief"), ("user", "2+2?"), ("assistant", "4"), ("user", "sure?"), ("assistant", "yes")]
+    _, (example,) = check(chat([{"role": role, "content": content} for role, content in turns]))
+
+    assert example.answer == "yes"
+    assert example.messages is not None
+    assert [message["content"] for message in example.messages] == ["be brief", "2+2?", "4", "sure?"]
+
+
+@pytest.mark.parametrize(("row", "code"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_hostile_row_gets_its_error_and_its_neighbours_none(row: bytes, code: str) -> None:
+    found, seen = check(lines([GOOD, row, GOOD]))
+
+    assert [(error["line"], error["code"]) for error in found.errors] == [(2, code)]
+    assert 1 <= found.errors[0]["column"] <= len(row) + 1
+    assert len(seen) == 2
+    json.dumps(found.errors).encode()
+
+
+def test_ten_thousand_hostile_rows_are_each_named_soon_and_without_memory() -> None:
+    small = [row for row in ROWS if len(row[1]) < 20_000]
+    chosen = random.Random(4).choices(small, k=10_000)
+    content = lines([GOOD, *(row for _, row, _ in chosen)])
+    began = time.process_time()
+    examine(BytesIO(content), see=lambda example, line: None)
+    seconds = time.process_time() - began
+    tracemalloc.start()
+    try:
+        found = examine(BytesIO(content), see=lambda example, line: None)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    expected = [(number, code) for number, (_, _, code) in enumerate(chosen, start=2)]
+    assert [(error["line"], error["code"]) for error in found.errors] == expected[:MAX_ERRORS]
+    assert found.num_errors == sum(found.errors_by_code.values()) == 10_000
+    assert peak_bytes < 64 << 20
+    assert len(content) / seconds >= 5e6, "bytes a second of one core"
+
+
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.binary(max_size=3), st.integers(0, 3)), max_size=4))
+def test_a_row_with_bytes_changed_is_read_or_refused_at_one_of_its_bytes(
+    changes: list[tuple[int, bytes, int]],
+) -> None:
+    row = bytearray(GOOD)
+    for place, inserted, num_deleted in changes:
+        row[place : place + num_deleted] = inserted.replace(b"\n", b" ")
+
+    found, seen = check(lines([GOOD, bytes(row), GOOD]))
+
+    assert len(seen) + found.num_errors == found.num_rows
+    assert found.num_rows == 2 + bool(row.strip())
+    for error in found.errors:
+        assert error["line"] == 2
+        assert 1 <= error["column"] <= len(row) + 1
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["custom_id", "messages", "prompt", "body", "url", "completion"]), JSON_VALUES))
+def test_any_object_is_read_or_refused(row: dict[str, Any]) -> None:
+    found, seen = check(json.dumps(row).encode())
+
+    assert len(seen) + found.num_errors == found.num_rows == 1
+    json.dumps(found.errors).encode()
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (Endless(b"x", 1 << 30), "line_too_long"),
+        (Endless(b"[", 1 << 24), "line_too_long"),
+        (Endless(b"\0" * 1024, 1 << 20, head=zlib.compress(b"x" * 1024, wbits=31)), "compressed_file"),
+        (Endless(b"{}\n", 10_000_000), "too_many_rows"),
+        (Endless(b"\n", 10_000_000), "too_many_lines"),
+    ],
+    ids=["one line of a gigabyte", "brackets without end", "gzip", "ten million tiny lines", "ten million blank lines"],
+)
+def test_a_bomb_is_refused_with_few_errors_in_hand(source: Endless, code: str) -> None:
+    began = time.process_time()
+    found = examine(source, see=lambda example, line: None)
+
+    assert time.process_time() - began <= 5
+    assert found.errors_by_code[code] == 1
+    assert len(found.errors) <= MAX_ERRORS
+    if code != "line_too_long":
+        assert source.num_read < 4 * MAX_ROWS, "the rest of it is not read"
+
+
+def test_a_row_with_a_million_keys_is_one_row() -> None:
+    row = b'{"messages": [], %s}' % b", ".join(b'"%d": 0' % number for number in range(1_000_000))
+
+    found, _ = check(lines([row, GOOD]), max_line_bytes=1 << 25)
+
+    assert [(error["line"], error["code"]) for error in found.errors] == [(1, "invalid_body")]
+
+
+def test_an_id_used_twice_names_both_lines() -> None:
+    found, _ = check(lines([chat(custom_id="a"), b"", chat(custom_id="b"), chat(custom_id="a")]))
+
+    (error,) = found.errors
+    assert (error["line"], error["code"], error["param"]) == (4, "duplicate_custom_id", "custom_id")
+    assert "line 1" in error["message"]
+    assert chat(custom_id="a")[error["column"] - 1 :] == b'"a"}'
+
+
+@pytest.mark.parametrize(
+    ("param", "rest"),
+    [
+        (None, "{"),
+        ("body", '{"messages"'),
+        ("body.messages[1].role", '"röot"'),
+        ("body.messages[1].content", '{"role": "röot"'),
+        ("body.messages[7]", "[ {"),
+        ("body.nothing", '{"messages"'),
+        ("é", "1}"),
+    ],
+)
+def test_a_column_leads_to_the_field_or_to_where_it_is_missing(param: str | None, rest: str) -> None:
+    line = '{ "custom_id":"\\"é" , "body":{"messages" : [ {"a": [1, {}]}, {"role": "röot"}]}, "é": 1}'.encode()
+
+    assert line[byte_column(line, param) - 1 :].startswith(rest.encode())

@@ -1,0 +1,134 @@
+"""A model's answers as training data, and pipelines that begin with them."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.billing.usage.models import Attribution
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
+from control.tenants.accounts.models import Organization
+from control.tenants.administration.services import project_create
+from control.workflows.batches.models import Batch
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.stages import pipelines_reconcile
+from tests.control.factories import chat_row, make_base_model, make_file, make_key
+from tests.control.workflows.pipelines.helpers import end_training
+
+
+@pytest.fixture
+def model(db: None) -> BaseModel:
+    return make_base_model("m")
+
+
+def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) -> Any:
+    response = client.post(path, body, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def distil(client: Client, organization: Organization, **body: Any) -> Any:
+    prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
+    return post(client, "/v1/distillations", {"model": "m", "prompts_file": prompts.pk, **body})
+
+
+def end(distillation: Any, status: str = Batch.Status.COMPLETED, tokens_key: str = "tokens.jsonl") -> None:
+    Batch.objects.filter(pk=distillation["batch_id"]).update(status=status, tokens_key=tokens_key)
+
+
+def pipeline_body(organization: Organization, distillation: Any, **body: Any) -> dict[str, Any]:
+    held_out = make_file(organization, [chat_row("held-out")])
+    return {
+        "name": "fast", "model": "m", "distillation_id": distillation["id"], "held_out_file": held_out.pk, **body
+    }  # fmt: skip
+
+
+def test_it_is_a_batch_over_the_model(client: Client, organization: Organization, model: BaseModel) -> None:
+    made = distil(client, organization, metadata={"for": "tests"})
+
+    batch = client.get(f"/v1/batches/{made['batch_id']}").json()
+    assert (made["status"], made["is_trainable"]) == ("validating", False)
+    assert (batch["model"], batch["metadata"], batch["input_file_id"]) == ("m", {"for": "tests"}, made["prompts_file"])
+    assert client.get("/v1/distillations").json()["data"] == [made]
+    end(made)
+    assert client.get(f"/v1/distillations/{made['id']}").json()["is_trainable"]
+
+
+def test_cancelling_it_cancels_the_batch(client: Client, organization: Organization, model: BaseModel) -> None:
+    made = distil(client, organization)
+
+    cancelled = post(client, f"/v1/distillations/{made['id']}/cancel", {}, status=200)
+
+    assert cancelled["status"] == "cancelling"
+    assert Job.objects.get().cancel_requested_at is not None
+
+
+def test_one_distillation_trains_two_speculators(client: Client, organization: Organization, model: BaseModel) -> None:
+    made = distil(client, organization)
+    end(made, Batch.Status.CANCELLED)  # what was answered is worth training on all the same
+
+    for kind in ("medusa", "eagle3"):
+        shown = post(client, "/v1/pipelines", pipeline_body(organization, made, name=kind, training={"kind": kind}))
+        assert (shown["status"], shown["batch_id"]) == ("training", made["batch_id"])
+        assert [stage["status"] for stage in shown["stages"]][:3] == ["skipped", "running", "pending"]
+        assert end_training(Pipeline.objects.get(pk=shown["id"])).status == "evaluating"
+    keys = {job.params["tokens_key"] for job in Job.objects.filter(kind=Job.Kind.TRAINING)}
+    assert keys == {"tokens.jsonl"}
+    assert Batch.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"prompts_file": "file-1"}, 400, "prompts_file"),
+        ({"distillation_id": None}, 400, "prompts_file"),
+        ({"held_out_file": None}, 400, "held_out_file"),
+        ({"model": "other"}, 400, "distillation_id"),
+        ({"distillation_id": "distill_none"}, 404, "distillation_id"),
+        ({}, 409, "distillation_id"),
+    ],
+)
+def test_a_pipeline_needs_answers_of_its_own_model(
+    client: Client, organization: Organization, model: BaseModel, change: dict[str, Any], status: int, param: str
+) -> None:
+    make_base_model("other")
+    made = distil(client, organization)
+    if status != 409:
+        end(made)
+
+    refused = post(client, "/v1/pipelines", pipeline_body(organization, made, **change), status=status)
+
+    assert refused["error"]["param"] == param
+    assert not Pipeline.objects.exists()
+
+
+def test_a_distillation_of_others_does_not_exist(
+    client: Client, organization: Organization, other_organization: Organization, model: BaseModel
+) -> None:
+    _, token = make_key(other_organization)
+    theirs = Client(headers={"Authorization": f"Bearer {token}"})
+    made = distil(theirs, other_organization)
+    end(made)
+
+    refused = post(client, "/v1/pipelines", pipeline_body(organization, made), status=404)
+
+    assert refused["error"]["code"] == "distillation_not_found"
+
+
+def test_all_stages_of_a_pipeline_are_on_the_account_of_the_key_that_asked_for_it(
+    organization: Organization, model: BaseModel
+) -> None:
+    key, token = make_key(organization, project=project_create(organization=organization, name="p"))
+    client = Client(headers={"Authorization": f"Bearer {token}"})
+    prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
+    shown = post(client, "/v1/pipelines", {"name": "fast", "model": "m", "prompts_file": prompts.pk})
+    pipeline = Pipeline.objects.get(pk=shown["id"])
+    Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")
+    pipelines_reconcile()  # a worker: no request tells whose it is
+    end_training(Pipeline.objects.get(pk=pipeline.pk))
+
+    kinds = set(Job.objects.values_list("kind", flat=True))
+    assert kinds == {"batch", "training", "evaluation"}
+    owners = Attribution.objects.filter(job_id__in=Job.objects.values("pk"))
+    assert [(owner.api_key_id, owner.project_id) for owner in owners] == [(key.pk, key.project_id)] * 3

@@ -1,0 +1,140 @@
+"""Certificates: signed by us, checked by anybody, and worth nothing once a byte of them has changed."""
+
+import base64
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from django.conf import settings
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from control.core.settings.config import Config
+from control.workflows.evaluations.certificates import canonical, certificate_of, public_key_body
+from slipstream import CertificateError
+from slipstream.certificates import verify
+from tests.control.workflows.evaluations.evidence import make_evidence
+
+OTHER_KEY = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # the bytes 0 to 31
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
+STATEMENTS = st.dictionaries(
+    st.text(st.characters(codec="ascii")),
+    st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner), max_leaves=8),
+)
+
+
+def public_key() -> str:
+    key: str = public_key_body()["public_key"]
+    return key
+
+
+def travelled(certificate: dict[str, Any]) -> dict[str, Any]:
+    """Through a file, printed as people print JSON."""
+    read: dict[str, Any] = json.loads(json.dumps(certificate, indent=2))
+    return read
+
+
+@given(STATEMENTS)
+def test_what_was_signed_is_what_is_read(statement: dict[str, Any]) -> None:
+    assert verify(travelled(certificate_of(statement)), public_key()) == statement
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+    else:
+        yield path
+
+
+def changed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:-1] + ("A" if value[-1] != "A" else "B") if value else "x"
+    return 1 if value is None else value + 1
+
+
+CERTIFICATE_PLACES = list(
+    places({"object": "", "format": "", "statement": make_evidence(), "signature": {"value": "", "key_id": ""}})
+)
+
+
+@pytest.mark.parametrize("place", CERTIFICATE_PLACES, ids=lambda place: ".".join(map(str, place)))
+def test_one_changed_value_anywhere_is_found(place: tuple[Any, ...]) -> None:
+    certificate = travelled(certificate_of(make_evidence()))
+    holder = certificate
+    for key in place[:-1]:
+        holder = holder[key]
+    if place == ("signature", "value"):
+        holder["value"] = "A" * 86 + "=="
+    else:
+        holder[place[-1]] = changed(holder[place[-1]])
+
+    with pytest.raises(CertificateError):
+        verify(certificate, public_key())
+
+
+def test_what_is_taken_out_added_or_turned_into_a_fraction_is_found() -> None:
+    certificate = travelled(certificate_of(make_evidence()))
+    forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
+        lambda c: c["statement"].pop("counts"),
+        lambda c: c["statement"].update(note="trust me"),
+        lambda c: c.update(note="trust me"),
+        lambda c: c["statement"]["counts"].update(equal=20.0),
+        lambda c: c["statement"].update(dtype="\ud800"),
+        lambda c: c.pop("signature"),
+        lambda c: c.update(statement=None),
+    )
+    for forge in forgeries:
+        forged = copy.deepcopy(certificate)
+        forge(forged)
+        with pytest.raises(CertificateError):
+            verify(forged, public_key())
+
+
+def test_a_certificate_of_somebody_else_is_refused_even_under_our_keys_name() -> None:
+    other = Ed25519PrivateKey.generate()
+    certificate = travelled(certificate_of(make_evidence()))
+    signed = canonical({name: value for name, value in certificate.items() if name != "signature"})
+    certificate["signature"]["value"] = base64.b64encode(other.sign(signed)).decode()
+
+    with pytest.raises(CertificateError, match="changed since"):
+        verify(certificate, public_key())
+    pem = other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    with pytest.raises(CertificateError, match="not with"):
+        verify(certificate, pem)
+
+
+def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    derived = public_key_body()
+    monkeypatch.setattr(settings, "SLIPSTREAM", Config(certificate_key=SecretStr(OTHER_KEY)))
+
+    assert public_key_body()["key_id"] != derived["key_id"]
+    assert verify(certificate_of({"result": "equal"}), public_key()) == {"result": "equal"}
+
+
+def test_the_same_secret_key_makes_the_same_key_and_another_makes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = public_key_body()
+    assert public_key_body() == known
+    monkeypatch.setattr(settings, "SECRET_KEY", "another")
+    assert public_key_body()["key_id"] != known["key_id"]
+
+
+@pytest.mark.parametrize("key", ["c2hvcnQ=", "not base64!"])
+def test_a_key_of_the_wrong_size_is_refused_at_the_start(key: str) -> None:
+    with pytest.raises(ValueError, match="certificate_key"):
+        Config(certificate_key=SecretStr(key))
+
+
+def test_a_fraction_is_not_signed() -> None:
+    with pytest.raises(ValueError, match="no fractions"):
+        certificate_of({"counts": {"equal": [1.0]}})
+
+
+def test_what_is_no_public_key_is_said() -> None:
+    with pytest.raises(CertificateError, match="public key"):
+        verify(certificate_of({}), "nonsense")

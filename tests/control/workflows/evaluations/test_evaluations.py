@@ -1,0 +1,244 @@
+"""Evaluations through the API, and what a finished one leaves behind."""
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.test import Client
+
+from control.core.settings.config import Config
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import Speculator
+from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.services import job_claim, job_end_cancelled
+from control.queue.jobs.state import event_add
+from control.tenants.accounts.models import Organization
+from control.tenants.events.models import Event
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.selectors import worker_seconds
+from control.workflows.evaluations.services import evaluation_finish
+from control.workflows.prompt_files.held_out import held_out_key
+from slipstream.certificates import verify
+from tests.control.factories import chat_row, make_file, make_job
+from tests.control.operations.console.support import change_path, operator_client, page
+from tests.control.workflows.evaluations.evidence import make_evidence
+from tests.control.workflows.evaluations.helpers import make_speculator
+from tests.control.workflows.pipelines.helpers import end_evaluation, made_until, make_pipeline
+
+REPORT = {"prompts_held_out": 20, "outputs_equal": 20, "acceptance_length": 2.0, "speedup": 1.5}
+
+
+def post(client: Client, **body: Any) -> Any:
+    return client.post("/v1/evaluations", body, content_type="application/json")
+
+
+def ask(client: Client, organization: Organization, **body: Any) -> dict[str, Any]:
+    rows = [chat_row(f"row-{number}") for number in range(3)]
+    asked = {
+        "speculator_id": make_speculator(organization).pk, "prompts_file": make_file(organization, rows).pk, **body
+    }  # fmt: skip
+    response = post(client, **asked)
+    assert response.status_code == 201, response.content
+    made: dict[str, Any] = response.json()
+    return made
+
+
+def test_an_evaluation_is_a_job_over_the_rows_of_a_file(client: Client, organization: Organization) -> None:
+    made = ask(client, organization, max_tokens=64, price_per_gpu_hour=2.5)
+
+    assert (made["status"], made["concurrencies"], made["report"]) == ("queued", [1, 4, 16, 32], None)
+    job = Job.objects.get(pk=made["job_id"])
+    assert (job.kind, job.params["drafter"], job.params["max_tokens"]) == ("evaluation", "medusa+suffix", 64)
+    assert (job.params["price_per_gpu_hour"], job.params["training_seconds"]) == (2.5, None)
+    with get_storage().open(job.params["rows_key"]) as rows:
+        assert len(rows.readlines()) == 3
+    assert client.get("/v1/evaluations").json()["data"] == [made]
+    assert client.get(f"/v1/evaluations?speculator_id={made['speculator_id']}").json()["data"] == [made]
+    assert client.get("/v1/evaluations?speculator_id=spec_other").json()["data"] == []
+
+
+def test_without_a_file_it_is_what_the_pipeline_held_out(client: Client, organization: Organization) -> None:
+    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization, deploy=False)))
+
+    made = post(client, speculator_id=pipeline.speculator_id).json()
+
+    job = Job.objects.get(pk=made["job_id"])
+    assert job.params["rows_key"] == held_out_key(organization.pk, pipeline.pk)
+    assert made["prompts_file"] == pipeline.held_out_file_id
+    assert [one["speculator_id"] for one in client.get("/v1/evaluations").json()["data"]] == [
+        pipeline.speculator_id, pipeline.speculator_id,
+    ]  # fmt: skip  # the pipeline's own is one of them
+
+
+def test_without_a_file_and_a_pipeline_there_is_nothing_to_ask(client: Client, organization: Organization) -> None:
+    response = post(client, speculator_id=make_speculator(organization).pk)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompts_file"
+
+
+def test_a_speculator_in_training_cannot_be_judged(client: Client, organization: Organization) -> None:
+    speculator = make_speculator(organization)
+    Speculator.objects.filter(pk=speculator.pk).update(status="training")
+
+    response = post(client, speculator_id=speculator.pk, prompts_file=make_file(organization).pk)
+
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "speculator_not_ready")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"concurrencies": []}, "concurrencies"),
+        ({"concurrencies": [0]}, "concurrencies.0"),
+        ({"price_per_gpu_hour": -1}, "price_per_gpu_hour"),
+        ({"price_per_gpu_hour": "2"}, "price_per_gpu_hour"),
+        ({"repeats": 11}, "repeats"),
+        ({"concurrency": [1]}, "concurrency"),
+    ],
+)
+def test_what_it_cannot_mean_is_refused(
+    client: Client, organization: Organization, body: dict[str, Any], param: str
+) -> None:
+    response = post(client, speculator_id="spec_1", **body)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_bad_rows_are_refused_before_a_worker_sees_them(client: Client, organization: Organization) -> None:
+    rows = make_file(organization, b"{}\n")
+
+    response = post(client, speculator_id=make_speculator(organization).pk, prompts_file=rows.pk)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("prompts_file: line 1:")
+    assert not Job.objects.exists()
+
+
+def test_the_installations_price_stands_in_where_none_is_given(
+    client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings.SLIPSTREAM.model_copy(update={"price_per_gpu_hour": 1.25})
+    assert isinstance(config, Config)
+    monkeypatch.setattr(settings, "SLIPSTREAM", config)
+
+    assert ask(client, organization)["price_per_gpu_hour"] == 1.25
+
+
+def test_a_cancelled_evaluation_ends_like_every_job(client: Client, organization: Organization) -> None:
+    made = ask(client, organization)
+
+    for _ in range(2):
+        assert client.post(f"/v1/evaluations/{made['id']}/cancel").status_code == 202
+
+    assert Job.objects.get(pk=made["job_id"]).cancel_requested_at is not None
+
+
+def finished(client: Client, organization: Organization, **evidence: Any) -> Evaluation:
+    evaluation = Evaluation.objects.get(pk=ask(client, organization)["id"])
+    evaluation_finish(evaluation=evaluation, report=REPORT, evidence=make_evidence(**evidence), plots_prefix="e")
+    Job.objects.filter(pk=evaluation.job_id).update(status="succeeded", result=REPORT)
+    return evaluation
+
+
+def test_a_finished_one_has_a_report_and_a_certificate_that_anybody_can_check(
+    client: Client, organization: Organization
+) -> None:
+    evaluation = finished(client, organization)
+
+    shown = client.get(f"/v1/evaluations/{evaluation.pk}").json()
+    assert (shown["status"], shown["result"], shown["report"]) == ("succeeded", "equal", REPORT)
+    certificate = client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json()
+    key = client.get("/v1/certificates/public_key").json()["public_key"]
+    statement = verify(certificate, key)
+    assert statement["speculator"]["id"] == evaluation.speculator_id
+    assert statement["prompts"]["file_id"] == evaluation.prompts_file_id
+    assert statement["counts"]["equal"] + statement["counts"]["different"] == statement["counts"]["prompts"]
+    evaluation.speculator.refresh_from_db()
+    assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
+
+
+def test_what_differs_is_certified_as_different(client: Client, organization: Organization) -> None:
+    evaluation = finished(client, organization, equal=19, different=1)
+
+    assert client.get(f"/v1/evaluations/{evaluation.pk}").json()["result"] == "different"
+
+
+def test_a_straggler_does_not_sign_again(client: Client, organization: Organization) -> None:
+    evaluation = finished(client, organization)
+    evaluation.refresh_from_db()
+    first = evaluation.certificate
+
+    evaluation_finish(
+        evaluation=evaluation, report={}, evidence=make_evidence(equal=0, different=20), plots_prefix="late"
+    )
+
+    evaluation.refresh_from_db()
+    assert (evaluation.certificate, evaluation.plots_prefix) == (first, "e")
+
+
+def test_before_its_end_there_is_no_certificate_and_no_plot(client: Client, organization: Organization) -> None:
+    made = ask(client, organization)
+
+    for what, code in (("certificate", "certificate_not_found"), ("plot", "plot_not_found")):
+        response = client.get(f"/v1/evaluations/{made['id']}/{what}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, code)
+    assert client.get(f"/v1/evaluations/{made['id']}/plot?format=gif").status_code == 400
+
+
+def test_the_curves_of_its_training_are_downloaded_by_name(
+    client: Client, organization: Organization, tmp_path: Path
+) -> None:
+    speculator = make_speculator(organization)
+    path = f"/v1/speculators/{speculator.pk}/plot"
+    assert client.get(f"{path}?name=loss").json()["error"]["code"] == "plot_not_found"
+    (tmp_path / "loss.svg").write_text("<svg/>")
+    get_storage().put_file(f"{speculator.storage_prefix}/plots/loss.svg", tmp_path / "loss.svg")
+
+    response = client.get(f"{path}?name=loss")
+
+    assert b"".join(response) == b"<svg/>"
+    assert response.headers["Content-Type"] == "image/svg+xml"
+    assert client.get(f"{path}?name=../config.json").json()["error"]["param"] == "name"
+
+
+def test_operators_see_its_evaluations_and_curves_on_a_speculators_page(
+    client: Client, organization: Organization
+) -> None:
+    evaluation = finished(client, organization, equal=19, different=1)
+
+    text = page(operator_client(), change_path("catalog_speculator", evaluation.speculator_id))
+
+    assert evaluation.pk in text
+    assert "different" in text
+    assert f'src="/admin/speculators/{evaluation.speculator_id}/plot?name=loss"' in text
+
+
+@pytest.mark.usefixtures("db")
+def test_workers_time_is_counted_from_each_claim_to_its_end() -> None:
+    job, start = make_job(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    with transaction.atomic():
+        for kind in ("queued", "claimed", "retried", "claimed", "checkpoint_committed", "succeeded"):
+            event_add(job_id=job.pk, type=kind, data={})
+    for event, seconds in zip(
+        JobEvent.objects.filter(job=job).order_by("seq"), (0, 10, 15, 100, 110, 130), strict=True
+    ):
+        JobEvent.objects.filter(pk=event.pk).update(created_at=start + dt.timedelta(seconds=seconds))
+
+    assert worker_seconds(job) == 5 + 30
+
+
+def test_the_end_of_an_evaluation_is_an_event_of_its_own(client: Client, organization: Organization) -> None:
+    made = ask(client, organization)
+
+    client.post(f"/v1/evaluations/{made['id']}/cancel")
+    claim = job_claim(job_id=made["job_id"], worker="worker-1")
+    assert claim is not None
+    job_end_cancelled(claim=claim)
+
+    told = Event.objects.filter(object_id=made["id"]).values_list("type", flat=True)
+    assert list(told) == ["evaluation.cancelled"]
+    assert Event.objects.filter(object_id=made["job_id"], type="job.cancelled").exists()

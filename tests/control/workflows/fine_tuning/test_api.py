@@ -1,0 +1,303 @@
+"""OpenAI's fine-tuning routes over pipelines, which move as the workers would move them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_claim, job_commit_checkpoint, job_metrics
+from control.tenants.accounts.models import Organization
+from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.pipelines.models import Pipeline
+from tests.control.factories import chat_row, client_of, make_base_model, make_file
+from tests.control.workflows.pipelines.helpers import end_batch, end_evaluation, end_training, made_until, observe
+
+pytestmark = pytest.mark.django_db
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def fine_tune_rows(count: int = 20) -> list[dict[str, Any]]:
+    return [
+        {"messages": [{"role": "user", "content": f"{n}+1?"}, {"role": "assistant", "content": str(n + 1)}]}
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def training_file(organization: Organization) -> File:
+    make_base_model("tiny", organization)
+    return make_file(organization, fine_tune_rows(), purpose="fine-tune")
+
+
+def create(client: Client, file: File, **values: Any) -> Any:
+    return client.post(JOBS, {"model": "tiny", "training_file": file.pk, **values}, content_type="application/json")
+
+
+def pipeline_of(body: dict[str, Any]) -> Pipeline:
+    return FineTuningJob.objects.get(pk=body["id"]).pipeline
+
+
+def test_a_job_is_a_pipeline_over_the_files_prompts(client: Client, training_file: File) -> None:
+    answer = create(client, training_file, suffix="mine", seed=7, metadata={"a": "b"})
+
+    body = answer.json()
+    assert answer.status_code == 200
+    assert (body["object"], body["status"], body["model"]) == ("fine_tuning.job", "queued", "tiny")
+    assert (body["training_file"], body["seed"], body["metadata"]) == (training_file.pk, 7, {"a": "b"})
+    assert (body["fine_tuned_model"], body["finished_at"], body["error"]) == (None, None, None)
+    assert body["method"]["type"] == "supervised"
+    pipeline = pipeline_of(body)
+    assert body["turbo"]["pipeline_id"] == pipeline.pk
+    assert pipeline.name.startswith("ft-tiny-mine-")
+    assert not pipeline.deploy
+    with get_storage().open(pipeline.held_out_file.storage_key) as held_out:
+        rows = [json.loads(line) for line in held_out.read().splitlines() if line]
+    assert len(rows) == 2
+    assert [message["role"] for message in rows[0]["body"]["messages"]] == ["user"]
+    assert client.get(f"{JOBS}/{body['id']}").json() == body
+    assert client.get(JOBS).json()["data"] == [body]
+
+
+def test_a_batch_file_is_taken_as_it_is_and_a_validation_file_is_held_out(
+    client: Client, organization: Organization, training_file: File
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(20)])
+
+    body = create(client, prompts, validation_file=training_file.pk).json()
+
+    assert body["validation_file"] == training_file.pk
+    assert pipeline_of(body).prompts_file == prompts
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "turbo", "expected"),
+    [
+        ({"n_epochs": 3}, {}, {"kind": "medusa", "epochs": 3}),
+        ({"n_epochs": "auto", "batch_size": "auto"}, {"kind": "eagle3"}, {"kind": "eagle3"}),
+        ({"learning_rate_multiplier": 2.0}, {}, {"kind": "medusa", "learning_rate": 2e-3}),
+        ({"n_epochs": 3}, {"hyperparameters": {"epochs": 4, "num_heads": 2}}, {"epochs": 4, "num_heads": 2}),
+    ],
+)
+def test_openais_hyperparameters_and_ours_reach_the_training(
+    client: Client,
+    training_file: File,
+    hyperparameters: dict[str, Any],
+    turbo: dict[str, Any],
+    expected: dict[str, Any],
+) -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+
+    body = create(client, training_file, method=method, turbo=turbo).json()
+
+    assert pipeline_of(body).training.items() >= expected.items()
+
+
+def test_it_succeeds_under_a_name_of_its_own(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    pipeline = end_evaluation(made_until("evaluate", pipeline_of(body)), speedup=0.9)
+
+    shown = client.get(f"{JOBS}/{body['id']}").json()
+
+    assert (shown["status"], shown["fine_tuned_model"]) == ("succeeded", pipeline.name)
+    assert shown["finished_at"] is not None
+    assert shown["turbo"]["speculator_id"] == pipeline.speculator_id
+
+
+def test_with_deploy_its_name_is_an_endpoint(client: Client, training_file: File) -> None:
+    body = create(client, training_file, turbo={"deploy": True}).json()
+    pipeline = observe(made_until("deploy", pipeline_of(body)), "ready")
+
+    shown = client.get(f"{JOBS}/{body['id']}").json()
+
+    assert (shown["status"], shown["turbo"]["state"]) == ("succeeded", "live")
+    assert pipeline.deployment is not None
+    assert pipeline.deployment.name == shown["fine_tuned_model"]
+
+
+def test_what_went_wrong_is_its_error(client: Client, training_file: File) -> None:
+    failed = create(client, training_file).json()
+    end_batch(pipeline_of(failed), "failed", errors=[{"code": "out_of_memory", "message": "Too large."}])
+    unequal = create(client, training_file).json()
+    end_evaluation(made_until("evaluate", pipeline_of(unequal)), outputs_equal=1)
+
+    for body, code in ((failed, "out_of_memory"), (unequal, "gate_rejected")):
+        shown = client.get(f"{JOBS}/{body['id']}").json()
+        assert (shown["status"], shown["error"]["code"], shown["error"]["param"]) == ("failed", code, None)
+        assert shown["fine_tuned_model"] is None
+
+
+def test_a_cancelled_job_stays_so(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+
+    assert client.post(f"{JOBS}/{body['id']}/cancel").json()["status"] == "cancelled"
+    assert client.get(f"{JOBS}/{body['id']}").json()["finished_at"] is not None
+    ended = create(client, training_file).json()
+    end_evaluation(made_until("evaluate", pipeline_of(ended)))
+    assert client.post(f"{JOBS}/{ended['id']}/cancel").status_code == 400
+
+
+def train_two_checkpoints(pipeline: Pipeline) -> Pipeline:
+    pipeline = made_until("train", pipeline)
+    assert pipeline.training_job is not None
+    claim = job_claim(job_id=pipeline.training_job.pk, worker="test")
+    assert claim is not None
+    for step in (10, 20):
+        job_metrics(claim=claim, metrics={"loss": 1 / step, "acceptance_length": 2.0})
+        job_commit_checkpoint(claim=claim, storage_prefix=f"checkpoint-{step}", step=step)
+    return pipeline
+
+
+def test_events_page_from_the_newest_to_the_first(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    end_training(train_two_checkpoints(pipeline_of(body)))
+    url = f"{JOBS}/{body['id']}/events"
+
+    whole = client.get(url).json()
+    pages: list[dict[str, Any]] = []
+    after: dict[str, Any] = {}
+    while True:
+        page = client.get(url, {"limit": 2, **after}).json()
+        pages += page["data"]
+        if not page["has_more"]:
+            break
+        after = {"after": page["last_id"]}
+
+    assert pages == whole["data"]
+    assert [event["data"].get("state", event["data"].get("step")) for event in pages] == [
+        "evaluating",
+        20,
+        10,
+        "training",
+        "distilling",
+    ]
+    metrics = pages[1]
+    assert (metrics["object"], metrics["type"], metrics["level"]) == ("fine_tuning.job.event", "metrics", "info")
+    assert metrics["data"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
+    assert client.get(url, {"after": "ftevent-none"}).status_code == 400
+
+
+def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    pipeline = train_two_checkpoints(pipeline_of(body))
+
+    shown = client.get(f"{JOBS}/{body['id']}/checkpoints").json()
+
+    assert [checkpoint["step_number"] for checkpoint in shown["data"]] == [20, 10]
+    last = shown["data"][0]
+    assert last["metrics"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
+    assert last["fine_tuned_model_checkpoint"] == f"{pipeline.name}:ckpt-step-20"
+    assert last["fine_tuning_job_id"] == body["id"]
+
+
+def test_an_evaluations_checkpoints_are_none_of_the_model(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    job = made_until("evaluate", pipeline_of(body)).evaluation_job
+    assert job is not None
+    claim = job_claim(job_id=job.pk, worker="test")
+    assert claim is not None
+    job_commit_checkpoint(claim=claim, storage_prefix="measured", step=1)
+
+    assert client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"] == []
+    assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
+
+
+def test_jobs_are_found_by_their_metadata(client: Client, training_file: File) -> None:
+    first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
+
+    def found(**wanted: str) -> list[str]:
+        query = {f"metadata[{key}]": value for key, value in wanted.items()}
+        return [job["id"] for job in client.get(JOBS, query).json()["data"]]
+
+    assert found(a="1") == [second, first]
+    assert found(**{"a": "1", "b c": "2"}) == [first]
+    assert found(a="2") == found(none="1") == []
+    assert found(**{"a') OR 1=1 --": "1"}) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "param"),
+    [
+        ({"model": "none"}, 404, "model"),
+        ({"training_file": "file-none"}, 404, "training_file"),
+        ({"validation_file": "file-none"}, 404, "validation_file"),
+        ({"suffix": "x" * 65}, 400, "suffix"),
+        ({"suffix": "a b"}, 400, "suffix"),
+        ({"seed": -1}, 400, "seed"),
+        ({"metadata": {"k" * 65: "v"}}, 400, "metadata"),
+        ({"integrations": [{"type": "wandb"}]}, 400, "integrations"),
+        ({"method": {"type": "dpo"}}, 400, "method.type"),
+        (
+            {"method": {"supervised": {"hyperparameters": {"n_epochs": 0}}}},
+            400,
+            "method.supervised.hyperparameters.n_epochs",
+        ),
+        ({"hyperparameters": {"n_epochs": "many"}}, 400, "hyperparameters.n_epochs"),
+        ({"turbo": {"kind": "magic"}}, 400, "turbo.kind"),
+        ({"turbo": {"speed": 9}}, 400, "turbo.speed"),
+        ({"turbo": {"hyperparameters": {"num_heads": 0}}}, 400, "turbo.hyperparameters.num_heads"),
+        ({"turbo": {"gate": {"min_speedup": "x"}}}, 400, "turbo.gate.min_speedup"),
+        ({"turbo": {"held_out": 100}}, 400, "training_file"),
+        ({"unknown": 1}, 400, "unknown"),
+    ],
+)
+def test_a_bad_request_names_the_field_and_leaves_nothing(
+    client: Client, training_file: File, values: dict[str, Any], status: int, param: str
+) -> None:
+    answer = create(client, training_file, **values)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert list(File.objects.all()) == [training_file]
+    assert not Pipeline.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_a_bad_line_is_named_before_anything_is_spent(client: Client, organization: Organization) -> None:
+    make_base_model("tiny", organization)
+    rows = fine_tune_rows()
+    rows[2]["messages"][0]["role"] = "root"
+
+    error = create(client, make_file(organization, rows, purpose="fine-tune")).json()["error"]
+
+    assert (error["param"], error["code"]) == ("training_file", "invalid_body")
+    assert "line 3" in error["message"]
+
+
+def test_a_refused_job_leaves_no_bytes(
+    client: Client, training_file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[str] = []
+    storage = type(get_storage())
+    put = storage.put_file
+
+    def noting(self: Any, key: str, path: Path) -> None:
+        stored.append(key)
+        put(self, key, path)
+
+    monkeypatch.setattr(storage, "put_file", noting)
+
+    assert create(client, training_file, turbo={"held_out": 100}).status_code == 400
+
+    assert stored
+    assert [key for key in stored if "/files/" in key and get_storage().exists(key)] == []
+
+
+def test_jobs_of_another_organization_are_not_there(
+    client: Client, training_file: File, other_organization: Organization
+) -> None:
+    body = create(client, training_file).json()
+    stranger = client_of(other_organization)
+
+    for path in ("", "/events", "/checkpoints"):
+        assert stranger.get(f"{JOBS}/{body['id']}{path}").status_code == 404
+    assert stranger.post(f"{JOBS}/{body['id']}/cancel").status_code == 404
+    assert stranger.get(JOBS).json()["data"] == []
+    make_base_model("theirs", other_organization)
+    answer = create(stranger, training_file, model="theirs")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "training_file")
+    assert FineTuningJob.objects.count() == 1

@@ -1,0 +1,68 @@
+"""Pipelines, and the outside world that moves them on."""
+
+from typing import Any
+
+from django.utils import timezone
+
+from control.models.catalog.models import BaseModel, Speculator
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.requests import parse_pipeline_request
+from control.workflows.pipelines.services import pipeline_create
+from control.workflows.pipelines.stages import pipeline_advance
+from tests.control.factories import chat_row, make_base_model, make_file, make_organization
+
+REPORT = {"prompts_held_out": 2, "outputs_equal": 2, "acceptance_length": 2.0, "speedup": 1.5}
+
+
+def make_pipeline(
+    organization: Organization | None = None, *, base_model: BaseModel | None = None, num_rows: int = 20, **body: Any
+) -> Pipeline:
+    organization = organization or make_organization()
+    base_model = base_model or make_base_model()
+    rows = [chat_row(f"row-{number}", content=f"prompt {number}") for number in range(num_rows)]
+    request = {"name": "fast", "model": base_model.name, "prompts_file": make_file(organization, rows).pk, **body}
+    return pipeline_create(organization=organization, request=parse_pipeline_request(request))
+
+
+def end_batch(pipeline: Pipeline, status: str = Batch.Status.COMPLETED, **values: Any) -> Pipeline:
+    """What the worker does to the distillation."""
+    values = {"tokens_key": "tokens.jsonl", **values}
+    Batch.objects.filter(pk=pipeline.batch_id).update(status=status, **values)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def end_job(pipeline: Pipeline, job: Job | None, status: str = Job.Status.SUCCEEDED, **values: Any) -> Pipeline:
+    assert job is not None
+    Job.objects.filter(pk=job.pk).update(status=status, finished_at=timezone.now(), **values)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def end_training(pipeline: Pipeline) -> Pipeline:
+    Speculator.objects.filter(pk=pipeline.speculator_id).update(status=Speculator.Status.READY, storage_prefix="s")
+    return end_job(pipeline, pipeline.training_job)
+
+
+def end_evaluation(pipeline: Pipeline, **report: Any) -> Pipeline:
+    return end_job(pipeline, pipeline.evaluation_job, result={**REPORT, **report})
+
+
+def observe(pipeline: Pipeline, state: str, **values: Any) -> Pipeline:
+    """What the supervisor of deployments does."""
+    Deployment.objects.filter(pk=pipeline.deployment_id).update(state=state, **values)
+    return pipeline_advance(pipeline=pipeline)
+
+
+def made_until(stage: str, pipeline: Pipeline) -> Pipeline:
+    """Brings a new pipeline into a stage."""
+    steps = {"train": end_batch, "evaluate": end_training, "deploy": end_evaluation}
+    for name, step in steps.items():
+        if stage == "distil":
+            break
+        pipeline = step(pipeline)
+        if name == stage:
+            break
+    return pipeline

@@ -1,0 +1,189 @@
+"""/v1/pipelines, as a customer sees it."""
+
+import hashlib
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.models.catalog.models import Speculator
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.tenants.accounts.models import Organization
+from control.workflows.pipelines.models import Pipeline
+from tests.control.factories import chat_row, make_base_model, make_file, make_organization
+from tests.control.workflows.pipelines.helpers import (
+    end_evaluation,
+    end_job,
+    end_training,
+    made_until,
+    make_pipeline,
+    observe,
+)
+from workers.hyperparameters.kinds import KINDS
+
+pytestmark = pytest.mark.django_db
+
+
+def request_body(organization: Organization, **values: Any) -> dict[str, Any]:
+    prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])
+    return {"name": "fast", "model": make_base_model().name, "prompts_file": prompts.pk, **values}
+
+
+def post(client: Client, body: Any) -> Any:
+    return client.post("/v1/pipelines", body, content_type="application/json")
+
+
+def test_one_post_starts_it(client: Client, organization: Organization) -> None:
+    answer = post(client, request_body(organization))
+    shown = answer.json()
+    assert answer.status_code == 201
+    assert (shown["object"], shown["status"], shown["error"], shown["report"]) == ("pipeline", "distilling", None, None)
+    assert [(stage["name"], stage["status"]) for stage in shown["stages"]] == [
+        ("distil", "running"),
+        ("train", "pending"),
+        ("evaluate", "pending"),
+        ("gate", "pending"),
+        ("deploy", "pending"),
+    ]
+    assert shown["stages"][0]["job_id"] == Job.objects.get().pk
+    assert shown["gate"] == {"min_speedup": 1.0, "min_acceptance_length": None, "outputs_equal": True}
+    assert client.get(f"/v1/pipelines/{shown['id']}").json() == shown
+    assert client.get("/v1/pipelines").json()["data"] == [shown]
+
+
+def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization: Organization) -> None:
+    pipeline = observe(made_until("deploy", make_pipeline(organization)), Deployment.State.READY)
+    shown = client.get(f"/v1/pipelines/{pipeline.pk}").json()
+    assert shown["status"] == "live"
+    assert shown["report"]["speedup"] == 1.5
+    assert {stage["status"] for stage in shown["stages"]} == {"succeeded"}
+    assert all(stage["started_at"] and stage["finished_at"] for stage in shown["stages"])
+    assert shown["deployment_id"] == pipeline.deployment_id
+
+
+def test_a_rejected_pipeline_shows_which_stage_said_no(client: Client, organization: Organization) -> None:
+    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)), speedup=0.5)
+    stages = client.get(f"/v1/pipelines/{pipeline.pk}").json()["stages"]
+    assert [stage["status"] for stage in stages] == ["succeeded", "succeeded", "succeeded", "failed", "skipped"]
+
+
+def test_a_failed_pipeline_is_resumed_over_the_api(client: Client, organization: Organization) -> None:
+    pipeline = made_until("train", make_pipeline(organization))
+    end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error={"code": "c", "message": "m"})
+    failed = client.get(f"/v1/pipelines/{pipeline.pk}").json()
+    assert [stage["status"] for stage in failed["stages"]] == ["succeeded", "failed", "pending", "pending", "pending"]
+    resumed = client.post(f"/v1/pipelines/{pipeline.pk}/resume").json()
+    assert (resumed["status"], resumed["error"]) == ("training", None)
+    assert resumed["stages"][1]["status"] == "running"
+    assert client.post(f"/v1/pipelines/{pipeline.pk}/resume").status_code == 400
+
+
+def test_cancelling_over_the_api(client: Client, organization: Organization) -> None:
+    pipeline = make_pipeline(organization)
+    shown = client.post(f"/v1/pipelines/{pipeline.pk}/cancel").json()
+    assert (shown["status"], shown["stages"][0]["status"]) == ("cancelled", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "param"),
+    [
+        ({"name": "no spaces"}, 400, "name"),
+        ({"name": None}, 400, "name"),
+        ({"model": "unknown"}, 404, "model"),
+        ({"prompts_file": "file-unknown"}, 404, "prompts_file"),
+        ({"held_out_file": "file-unknown"}, 404, "held_out_file"),
+        ({"held_out": 0}, 400, "held_out"),
+        ({"held_out": 10}, 400, "prompts_file"),
+        ({"held_out": 1, "held_out_file": "file-x"}, 400, "held_out"),
+        ({"training": {"kind": "magic"}}, 400, "training.kind"),
+        ({"training": {"kind": "eagle3", "num_heads": 4}}, 400, "training.num_heads"),
+        ({"training": {"kind": "mtp", "steps": 9}}, 400, "training.steps"),
+        ({"training": {"learning_rate": "fast"}}, 400, "training.learning_rate"),
+        ({"training": {"seed": "x"}}, 400, "training.seed"),
+        ({"training": {"seed": 1 << 32}}, 400, "training.seed"),
+        ({"evaluation": {"concurrencies": []}}, 400, "evaluation.concurrencies"),
+        ({"gate": {"min_speed": 1}}, 400, "gate.min_speed"),
+        ({"surprise": 1}, 400, "surprise"),
+    ],
+)
+def test_a_wrong_request_names_the_field_and_makes_nothing(
+    client: Client, organization: Organization, values: dict[str, Any], status: int, param: str
+) -> None:
+    answer = post(client, request_body(organization, **values))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert not Pipeline.objects.exists()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_asked_for(client: Client, organization: Organization, kind: str) -> None:
+    training = {"kind": kind, "max_seconds": 60, "seed": 1}
+    answer = post(client, request_body(organization, training=training))
+    assert answer.status_code == 201
+    assert answer.json()["training"] == training | {"initial_speculator": None}
+
+
+def test_training_goes_on_from_a_speculator_of_the_same_kind_and_model_alone(
+    client: Client, organization: Organization
+) -> None:
+    base = make_base_model()
+    trained = end_training(made_until("train", make_pipeline(organization, base_model=base))).speculator
+    assert trained is not None
+
+    def ask(kind: str, model: str) -> Any:
+        body = request_body(organization, model=model, deploy=False)
+        return post(client, body | {"training": {"kind": kind, "initial_speculator": trained.pk}})
+
+    assert ask("medusa", base.name).status_code == 201
+    for refused in (ask("eagle3", base.name), ask("medusa", make_base_model("another").name)):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "training.initial_speculator")
+    Speculator.objects.update(organization=make_organization("foreign"))
+    assert ask("medusa", base.name).status_code == 404
+
+
+def test_a_taken_name_is_refused_at_once(client: Client, organization: Organization) -> None:
+    Deployment.objects.create(organization=organization, name="fast", base_model=make_base_model())
+    assert post(client, request_body(organization)).status_code == 409
+    assert post(client, request_body(organization, deploy=False)).status_code == 201
+
+
+@pytest.mark.parametrize(("method", "path"), [("get", ""), ("post", "/cancel"), ("post", "/resume")])
+def test_another_organizations_pipeline_does_not_exist(
+    client: Client, other_organization: Organization, method: str, path: str
+) -> None:
+    pipeline = make_pipeline(other_organization)
+    assert getattr(client, method)(f"/v1/pipelines/{pipeline.pk}{path}").status_code == 404
+    assert client.get("/v1/pipelines").json()["data"] == []
+    assert Pipeline.objects.get().status == "distilling"
+
+
+def test_another_organizations_file_cannot_be_used(
+    client: Client, organization: Organization, other_organization: Organization
+) -> None:
+    foreign = make_file(other_organization, [chat_row(f"row-{n}") for n in range(10)])
+    for field in ("prompts_file", "held_out_file"):
+        answer = post(client, request_body(organization, **{field: foreign.pk}))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, field)
+
+
+def test_a_bad_row_held_out_of_the_prompts_is_named_as_the_customer_counts(
+    client: Client, organization: Organization
+) -> None:
+    rows = [chat_row(f"row-{n}", model="unknown") for n in range(10)]
+    prompts = make_file(organization, rows)
+    held_out = min(range(10), key=lambda n: hashlib.sha256(f"row-{n}".encode()).digest())
+
+    answer = post(client, request_body(organization, prompts_file=prompts.pk, held_out=1))
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "model_not_found", "prompts_file")
+    assert error["message"].startswith(f"prompts_file: line {held_out + 1}: ")
+
+
+def test_a_refused_pipeline_leaves_no_files_behind(client: Client, organization: Organization) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", model="unknown") for n in range(10)])
+
+    post(client, {"name": "fast", "model": make_base_model().name, "prompts_file": prompts.pk})
+
+    assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [prompts.pk]

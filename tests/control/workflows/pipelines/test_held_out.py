@@ -1,0 +1,80 @@
+"""Held-out prompts: never trained on, the same ones every time."""
+
+import io
+import json
+
+import pytest
+
+from control.core.api.errors import ApiError
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.tenants.accounts.models import Organization
+from control.workflows.prompt_files.held_out import normalise_held_out, split_prompts
+from tests.control.factories import chat_row, make_base_model, make_file
+
+pytestmark = pytest.mark.django_db
+
+
+def rows(number: int) -> list[dict[str, object]]:
+    return [chat_row(f"row-{n}") for n in range(number)]
+
+
+def lines_of(file: File) -> list[bytes]:
+    with get_storage().open(file.storage_key) as source:
+        return io.BytesIO(source.read()).readlines()
+
+
+def ids_of(file: File) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in lines_of(file) if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "asked", "expected"), [(2, None, 1), (20, None, 2), (160, None, 16), (40, 32, 32)]
+)
+def test_the_asked_share_is_held_out_and_every_row_is_on_one_side(
+    organization: Organization, num_rows: int, asked: int | None, expected: int
+) -> None:
+    rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=asked)
+    assert len(ids_of(held_out)) == expected
+    assert sorted(ids_of(rest) + ids_of(held_out)) == sorted(f"row-{n}" for n in range(num_rows))
+    assert (rest.organization, held_out.organization) == (organization, organization)
+
+
+def test_the_same_rows_are_held_out_whatever_their_order(organization: Organization) -> None:
+    _, first = split_prompts(make_file(organization, rows(50)), held_out=5)
+    _, second = split_prompts(make_file(organization, rows(50)[::-1]), held_out=5)
+    assert sorted(ids_of(first)) == sorted(ids_of(second))
+
+
+def test_bad_lines_stay_and_keep_their_numbers(organization: Organization) -> None:
+    good = [json.dumps(row) for row in rows(30)]
+    text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # and one custom_id twice
+    rest, held_out = split_prompts(make_file(organization, text), held_out=12)
+    assert lines_of(rest)[10] == b"{not json\n"
+    assert lines_of(rest)[31] == lines_of(rest)[0] == good[0].encode() + b"\n"
+    assert len(ids_of(held_out)) == 12
+
+
+@pytest.mark.parametrize(("num_rows", "asked"), [(0, None), (1, None), (32, 32)])
+def test_too_few_rows_are_refused(organization: Organization, num_rows: int, asked: int | None) -> None:
+    content = "".join(json.dumps(row) + "\n" for row in rows(num_rows)) or "\n"
+    with pytest.raises(ApiError) as refusal:
+        split_prompts(make_file(organization, content), held_out=asked)
+    assert (refusal.value.status, refusal.value.code) == (400, "too_few_rows")
+
+
+def test_held_out_rows_are_stored_as_workers_read_them(organization: Organization) -> None:
+    model = make_base_model()
+    assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == 3
+    with get_storage().open("k/rows.jsonl") as source:
+        stored = [json.loads(line) for line in source.read().splitlines()]
+    assert [row["custom_id"] for row in stored] == ["row-0", "row-1", "row-2"]
+    assert {row["body"]["model"] for row in stored} == {model.name}
+
+
+def test_a_bad_held_out_line_is_named(organization: Organization) -> None:
+    file = make_file(organization, json.dumps(chat_row()) + "\n{oops\n")
+    with pytest.raises(ApiError) as refusal:
+        normalise_held_out(file, base_model=make_base_model(), key="k")
+    assert (refusal.value.code, refusal.value.param) == ("invalid_json_line", "held_out_file")
+    assert "line 2" in refusal.value.message

@@ -1,0 +1,248 @@
+"""One way through all stages, and every way out."""
+
+from typing import Any
+
+import pytest
+
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import Speculator
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.workflows.batches.models import Batch
+from control.workflows.pipelines import services
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.selectors import pipeline_fresh
+from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
+from control.workflows.pipelines.stages import pipeline_advance, pipelines_advance_after_job, pipelines_reconcile
+from control.workflows.pipelines.state import transition
+from tests.control.factories import make_organization
+from tests.control.workflows.pipelines.helpers import (
+    end_batch,
+    end_evaluation,
+    end_job,
+    end_training,
+    made_until,
+    make_pipeline,
+    observe,
+)
+
+pytestmark = pytest.mark.django_db
+
+STAGES = ["distil", "train", "evaluate", "deploy"]
+
+
+def current_job(pipeline: Pipeline) -> Job | None:
+    distilling = pipeline.batch.job if pipeline.batch is not None else None
+    return {"distilling": distilling, "training": pipeline.training_job, "evaluating": pipeline.evaluation_job}.get(
+        pipeline.status
+    )
+
+
+def rows_made() -> tuple[int, ...]:
+    return tuple(model.objects.count() for model in (Batch, Job, Speculator, Deployment))
+
+
+def test_prompts_become_an_endpoint() -> None:
+    pipeline = make_pipeline(training={"kind": "medusa", "num_heads": 3, "seed": 5}, evaluation={"max_tokens": 64})
+    assert pipeline.status == "distilling"
+    pipeline = end_batch(pipeline)
+    assert pipeline.status == "training"
+    assert pipeline.training_job is not None
+    assert pipeline.training_job.params == {
+        "speculator_id": pipeline.speculator_id,
+        "tokens_key": "tokens.jsonl",
+        "method": "medusa",
+        "seed": 5,
+        "initial_speculator_id": None,
+        "hyperparameters": {"num_heads": 3},
+    }
+    pipeline = end_training(pipeline)
+    assert pipeline.status == "evaluating"
+    assert pipeline.evaluation_job is not None
+    params = pipeline.evaluation_job.params
+    assert (params["drafter"], params["max_tokens"], params["concurrencies"]) == ("medusa+suffix", 64, [1])
+    pipeline = end_evaluation(pipeline)
+    assert pipeline.status == "deploying"
+    assert pipeline.deployment is not None
+    assert (pipeline.deployment.name, pipeline.deployment.speculator_id) == ("fast", pipeline.speculator_id)
+    pipeline = observe(pipeline, Deployment.State.READY)
+    assert pipeline.status == "live"
+    assert pipeline.finished_at is not None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_advancing_again_starts_nothing_twice(stage: str) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    before = rows_made()
+    for _ in range(3):
+        pipeline_advance(pipeline=pipeline)
+        pipelines_reconcile()
+    assert rows_made() == before
+    assert pipeline_fresh(pipeline).status == pipeline.status
+
+
+@pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
+def test_an_overtaken_start_leaves_no_rows(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    before = rows_made()
+    stale = pipeline_fresh(pipeline)  # as another worker read it before the stage was started
+    field = {"distil": "batch", "train": "training_job", "evaluate": "evaluation_job"}[stage]
+    setattr(stale, field, None)
+    monkeypatch.setattr("control.workflows.pipelines.stages.pipeline_fresh", lambda _: stale)
+
+    pipeline_advance(pipeline=stale)
+
+    assert rows_made() == before
+    assert getattr(pipeline_fresh(pipeline), field) == getattr(pipeline, field)
+
+
+def test_the_gate_rejects_and_nothing_is_deployed() -> None:
+    pipeline = made_until("evaluate", make_pipeline(gate={"min_speedup": 2.0}))
+    pipeline = end_evaluation(pipeline, outputs_equal=1)
+    assert pipeline.status == "rejected"
+    assert pipeline.error is not None
+    assert pipeline.error["code"] == "gate_rejected"
+    assert "outputs_equal must be all 2 held-out prompts, got 1" in pipeline.error["message"]
+    assert "speedup must be at least 2, got 1.500" in pipeline.error["message"]
+    assert not Deployment.objects.exists()
+
+
+def test_without_deploy_a_passed_gate_is_the_end() -> None:
+    pipeline = end_evaluation(made_until("evaluate", make_pipeline(deploy=False)))
+    assert pipeline.status == "succeeded"
+    assert not Deployment.objects.exists()
+
+
+def test_a_stages_error_becomes_the_pipelines() -> None:
+    pipeline = made_until("train", make_pipeline())
+    error = {"class": "user_config", "code": "unknown_hyperparameter", "message": "no such key"}
+    pipeline = end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error=error)
+    assert (pipeline.status, pipeline.error) == (
+        "failed",
+        {"code": "unknown_hyperparameter", "message": "no such key"},
+    )
+
+
+def test_a_bad_line_of_the_prompts_is_named() -> None:
+    errors = [{"code": "invalid_json_line", "line": 7, "message": "not JSON", "param": None}]
+    pipeline = end_batch(make_pipeline(), Batch.Status.FAILED, errors=errors)
+    assert pipeline.error == {"code": "invalid_json_line", "message": "line 7: not JSON"}
+
+
+def test_a_model_that_answers_nothing_ends_the_pipeline() -> None:
+    pipeline = end_batch(make_pipeline(), tokens_key="")
+    assert (pipeline.status, pipeline.error and pipeline.error["code"]) == ("failed", "no_answers")
+
+
+def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> None:
+    pipeline = made_until("deploy", make_pipeline())
+    error = {"code": "crash_loop", "message": "5 crashes"}
+    pipeline = observe(pipeline, Deployment.State.FAILED, error=error)
+    assert (pipeline.status, pipeline.error) == ("failed", error)
+    deployment_id = pipeline.deployment_id
+    pipeline = pipeline_resume(pipeline=pipeline)
+    assert (pipeline.status, pipeline.error, pipeline.deployment_id) == ("deploying", None, deployment_id)
+    assert observe(pipeline, Deployment.State.READY).status == "live"
+
+
+def test_a_name_taken_meanwhile_is_the_pipelines_error() -> None:
+    organization = make_organization()
+    pipeline = made_until("evaluate", make_pipeline(organization))
+    Deployment.objects.create(organization=organization, name="fast", base_model=pipeline.base_model)
+    pipeline = end_evaluation(pipeline)
+    assert pipeline.status == "failed"
+    assert pipeline.error is not None
+    assert "fast" in pipeline.error["message"]
+
+
+@pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
+def test_resuming_repeats_the_failed_stage_alone(stage: str) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    before, job = (pipeline.batch_id, pipeline.training_job_id), current_job(pipeline)
+    if stage == "distil":
+        failed = end_batch(pipeline, Batch.Status.FAILED)
+    else:
+        failed = end_job(pipeline, job, Job.Status.FAILED, error={"code": "c", "message": "m"})
+    assert failed.status == "failed"
+
+    resumed = pipeline_resume(pipeline=failed)
+
+    assert (resumed.status, resumed.error, resumed.finished_at) == (pipeline.status, None, None)
+    again = current_job(resumed)
+    assert again is not None
+    assert job is not None
+    assert (again.pk != job.pk, again.status) == (True, Job.Status.QUEUED)
+    kept = {"distil": 0, "train": 1, "evaluate": 2}[stage]
+    assert (resumed.batch_id, resumed.training_job_id)[:kept] == before[:kept]
+
+
+@pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
+def test_cancelling_stops_the_stages_job_and_can_be_resumed(stage: str) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    job = current_job(pipeline)
+    assert job is not None
+
+    cancelled = pipeline_cancel(pipeline=pipeline)
+
+    job.refresh_from_db()
+    assert cancelled.status == "cancelled"
+    assert job.cancel_requested_at is not None
+    assert pipeline_advance(pipeline=cancelled).status == "cancelled"
+    assert pipeline_resume(pipeline=cancelled).status == pipeline.status
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = made_until(stage, make_pipeline())
+    job = current_job(pipeline)
+    assert job is not None
+    field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
+    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # a worker is about to start it
+
+    def and_a_worker_was_faster(*arguments: Any) -> bool:
+        Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})
+        return transition(*arguments)
+
+    monkeypatch.setattr(services, "transition", and_a_worker_was_faster)
+
+    pipeline_cancel(pipeline=pipeline)
+
+    job.refresh_from_db()
+    assert job.cancel_requested_at is not None
+
+
+def test_a_pipeline_is_cancelled_while_its_batch_has_just_ended() -> None:
+    """Its job has a last write to make."""
+    pipeline = make_pipeline()
+    Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED)
+
+    assert pipeline_cancel(pipeline=pipeline).status == "cancelled"
+
+
+def test_resuming_without_its_prompts_fails_the_pipeline_with_a_word_about_them() -> None:
+    pipeline = pipeline_cancel(pipeline=make_pipeline())
+    get_storage().delete(pipeline.prompts_file.storage_key)  # as when the customer deletes the file
+
+    pipeline = pipeline_resume(pipeline=pipeline)
+
+    assert pipeline.status == "failed"
+    assert pipeline.error == {
+        "code": "file_not_found",
+        "message": f"The file {pipeline.prompts_file_id} has been deleted.",
+    }
+
+
+def test_cancelling_while_deploying_stops_the_endpoint() -> None:
+    pipeline = pipeline_cancel(pipeline=made_until("deploy", make_pipeline()))
+    assert pipeline.deployment is not None
+    assert pipeline.deployment.desired_state == Deployment.Desired.STOPPED
+
+
+def test_the_end_of_a_job_moves_its_pipeline_on() -> None:
+    pipeline = make_pipeline()
+    assert pipeline.batch is not None
+    Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")
+    pipelines_advance_after_job(job_id=pipeline.batch.job_id)
+    assert pipeline_fresh(pipeline).status == "training"

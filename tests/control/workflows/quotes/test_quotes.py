@@ -1,0 +1,141 @@
+"""What a batch will cost, before it is run."""
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from control.billing.usage.services import Tokens, price_set, usage_add
+from control.core.storage.backends import get_storage
+from control.core.storage.staging import staged_writer
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel
+from control.tenants.accounts.models import Organization
+from control.tenants.authentication.caller import Caller
+from control.workflows.batches.models import Batch
+from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.services import dataset_create
+from control.workflows.quotes.models import Quote
+from control.workflows.quotes.pilot import PILOT_ROWS, spread
+from control.workflows.quotes.services import MIN_REQUESTS
+from tests.control.factories import chat_row, make_base_model, make_file
+
+NUM_ROWS = 100
+INPUT_TOKENS = 5_000
+
+
+@pytest.fixture
+def model(db: None) -> BaseModel:
+    price_set(model="", input_nanousd=1000, output_nanousd=4000, batch_percent=50)
+    return make_base_model("m")
+
+
+def make_dataset(organization: Organization, model: BaseModel | None, **values: Any) -> Dataset:
+    file = make_file(organization, [chat_row(f"row-{number}") for number in range(NUM_ROWS)])
+    dataset = dataset_create(organization=organization, file=file, base_model=model)
+    Dataset.objects.filter(pk=dataset.pk).update(**{"num_tokens": INPUT_TOKENS, **values})
+    return dataset
+
+
+def ask(client: Client, dataset: Dataset, *, status: int = 201, **body: Any) -> Any:
+    response = client.post("/v1/quotes", {"dataset_id": dataset.pk, **body}, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def end_pilot(quote: Any, lengths: list[int]) -> None:
+    """What the worker does to the batch."""
+    lines = [json.dumps({"custom_id": str(n), "completion_token_ids": [0] * n}) + "\n" for n in lengths]
+    key = f"pilot/{quote['id']}.jsonl"
+    with staged_writer() as writer:
+        writer.write("".join(lines).encode())
+        get_storage().put_file(key, writer.finish().path)
+    values = {"status": Batch.Status.COMPLETED, "tokens_key": key if lengths else ""}
+    Batch.objects.filter(pk=quote["pilot_batch_id"]).update(**values)
+
+
+def test_a_pilot_answers_rows_from_all_over_the_file(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    quote = ask(client, make_dataset(organization, model))
+
+    assert (quote["status"], quote["cost"]) == ("measuring", None)
+    batch = Batch.objects.select_related("input_file").get(pk=quote["pilot_batch_id"])
+    with get_storage().open(batch.input_file.storage_key) as source:
+        rows = [json.loads(line) for line in source.read().splitlines()]
+    assert 1 < len(rows) <= PILOT_ROWS
+    numbers = [int(row["custom_id"].removeprefix("row-")) for row in rows]
+    assert numbers[0] == 1
+    assert numbers[-1] > NUM_ROWS * 0.8
+    assert batch.metadata == {"quote": quote["id"]}
+
+
+def test_what_the_pilot_measured_is_the_price_of_all_rows(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    quote = ask(client, make_dataset(organization, model))
+    end_pilot(quote, [10, 20, 30])
+
+    ready = client.get(f"/v1/quotes/{quote['id']}").json()
+
+    assert (ready["status"], ready["output_tokens"]) == ("ready", 20 * NUM_ROWS)
+    assert ready["output_tokens_low"] == round((20 - 2 * 10 / 3**0.5) * NUM_ROWS)
+    assert ready["output_tokens_high"] == round((20 + 2 * 10 / 3**0.5) * NUM_ROWS)
+    assert ready["cost"] == {"value": (INPUT_TOKENS * 500 + 20 * NUM_ROWS * 2000) / 1e9, "currency": "usd"}
+    assert ready["cost_low"]["value"] < ready["cost"]["value"] < ready["cost_high"]["value"]
+
+
+def test_a_later_price_does_not_change_a_quote(client: Client, organization: Organization, model: BaseModel) -> None:
+    quote = ask(client, make_dataset(organization, model))
+    end_pilot(quote, [20])
+    price_set(model="", input_nanousd=9, output_nanousd=9)
+
+    assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065
+
+
+def test_a_pilot_without_an_answer_is_no_basis(client: Client, organization: Organization, model: BaseModel) -> None:
+    quote = ask(client, make_dataset(organization, model))
+    end_pilot(quote, [])
+
+    assert client.get(f"/v1/quotes/{quote['id']}").json()["status"] == "failed"
+
+
+def test_history_answers_at_once_if_there_is_enough(
+    client: Client, organization: Organization, other_organization: Organization, model: BaseModel
+) -> None:
+    dataset = make_dataset(organization, model)
+
+    def answer(owner: Organization, num_requests: int) -> None:
+        caller = Caller(organization_id=owner.pk)
+        tokens = Tokens(output=7 * num_requests)
+        usage_add(caller=caller, model=model.name, tokens=tokens, num_requests=num_requests, is_batch=True)
+
+    answer(other_organization, 1000)
+    answer(organization, MIN_REQUESTS - 1)
+    assert ask(client, dataset, basis="history", status=409)["error"]["code"] == "no_history"
+
+    answer(organization, 1)
+    quote = ask(client, dataset, basis="history")
+    assert (quote["status"], quote["pilot_batch_id"]) == ("ready", None)
+    assert (quote["output_tokens"], quote["output_tokens_low"]) == (7 * NUM_ROWS, None)
+    assert client.get("/v1/quotes").json()["data"] == [quote]
+
+
+@pytest.mark.parametrize("values", [{"num_tokens": None}, {"status": "invalid"}, {"num_rows": 0}, {"base_model": None}])
+def test_what_was_not_counted_cannot_be_quoted(
+    client: Client, organization: Organization, model: BaseModel, values: dict[str, Any]
+) -> None:
+    refused = ask(client, make_dataset(organization, model, **values), status=409)
+
+    assert refused["error"]["code"] == "dataset_not_quotable"
+    assert not Quote.objects.exists()
+    assert not Batch.objects.exists()
+    assert File.objects.count() == 1
+
+
+@pytest.mark.parametrize(("lengths", "expected"), [([5], (5, 5, 5)), ([4, 4, 4], (4, 4, 4)), ([0, 100], (50, 0, 150))])
+def test_bounds_are_two_standard_errors_wide_and_never_below_nothing(
+    lengths: list[int], expected: tuple[float, ...]
+) -> None:
+    assert spread(lengths) == pytest.approx(expected)

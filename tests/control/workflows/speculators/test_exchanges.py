@@ -1,0 +1,326 @@
+"""Speculators leave as files, come in as files and go, through the API."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from django.test import Client
+
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.data.files.models import File
+from control.models.catalog.models import BaseModel, Speculator
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_delete
+from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.models import AuditEvent
+from control.workflows.pipelines.models import Pipeline
+from engine.drafters.eagle3_module import Eagle3
+from tests.control.factories import client_of, make_base_model, make_file, make_job
+from tests.control.serving.deployments.support import make_deployment, make_speculator
+from tests.control.workflows.pipelines.helpers import make_pipeline
+from tests.tiny_model import make_tiny_model
+from tests.workers.exports.speculators import write_speculator
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4, dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def model(db: None, model_dir: Path) -> BaseModel:
+    made = make_base_model("m")
+    BaseModel.objects.filter(pk=made.pk).update(path=str(model_dir))
+    made.refresh_from_db()
+    return made
+
+
+@pytest.fixture
+def speculator(model: BaseModel, organization: Organization, tmp_path: Path, model_dir: Path) -> Speculator:
+    made = make_speculator(model, organization, kind="eagle3", storage_prefix=f"{organization.pk}/test/eagle3")
+    get_storage().put_folder(made.storage_prefix, write_speculator("eagle3", tmp_path / "own", model_dir))
+    return made
+
+
+def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) -> Any:
+    response = client.post(path, body, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def content(client: Client, file_id: str) -> bytes:
+    return b"".join(client.get(f"/v1/files/{file_id}/content"))
+
+
+def take_in(client: Client, organization: Organization, archive: bytes, *, status: int = 201, **body: Any) -> Any:
+    file = make_file(organization, archive, filename="s.zip", purpose=File.Purpose.USER_DATA)
+    given = {"file_id": file.pk, "format": "speculators", "model": "m", "name": "guest", **body}
+    return post(client, "/v1/speculators", given, status=status)
+
+
+def zipped(**files: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, data in files.items():
+            out.writestr(name, data)
+    return made.getvalue()
+
+
+def staged() -> list[Path]:
+    folder = get_config().staging_dir
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def test_a_speculator_goes_out_as_a_file_and_comes_back_as_another(
+    client: Client, organization: Organization, speculator: Speculator, tmp_path: Path
+) -> None:
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "specforge"})
+    assert (file["filename"], file["purpose"]) == ("heads-v1-specforge.zip", "fine-tune-results")
+
+    body = take_in(client, organization, content(client, file["id"]), format="specforge")
+
+    assert {name: body[name] for name in ("kind", "status", "name", "version", "model")} == {
+        "kind": "eagle3",
+        "status": "ready",
+        "name": "guest",
+        "version": 1,
+        "model": "m",
+    }
+    assert body["training"]["imported_from"] == "specforge"
+    made = Speculator.objects.get(pk=body["id"])
+    assert made.target_revision == speculator.base_model.revision
+    get_storage().get_folder(made.storage_prefix, tmp_path / "back")
+    before, after = Eagle3.load(tmp_path / "own"), Eagle3.load(tmp_path / "back")
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+    assert staged() == []
+
+
+def test_the_same_speculator_gives_the_same_bytes(client: Client, speculator: Speculator) -> None:
+    path = f"/v1/speculators/{speculator.pk}/export"
+
+    first, second = (post(client, path, {"format": "speculators"})["id"] for _ in range(2))
+
+    assert content(client, first) == content(client, second)
+
+
+def test_what_came_in_can_be_deployed(client: Client, organization: Organization, speculator: Speculator) -> None:
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
+    body = take_in(client, organization, content(client, file["id"]))
+
+    post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": body["id"]})
+
+
+def test_a_second_import_under_a_name_is_its_next_version(
+    client: Client, organization: Organization, speculator: Speculator
+) -> None:
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
+    archive = content(client, file["id"])
+
+    assert [take_in(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
+
+
+def test_a_format_that_has_no_place_for_the_kind_is_refused(client: Client, speculator: Speculator) -> None:
+    error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "lorax"}, status=400)["error"]
+
+    assert (error["code"], error["param"]) == ("speculator_not_exportable", "format")
+    assert not File.objects.exists()
+
+
+def test_one_that_is_trained_for_other_weights_does_not_leave(client: Client, speculator: Speculator) -> None:
+    Speculator.objects.filter(pk=speculator.pk).update(target_revision="1" * 64)
+
+    error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=409)["error"]
+
+    assert error["code"] == "speculator_mismatch"
+
+
+def test_one_in_training_does_not_leave(client: Client, speculator: Speculator) -> None:
+    Speculator.objects.filter(pk=speculator.pk).update(status=Speculator.Status.TRAINING)
+
+    error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=409)["error"]
+
+    assert error["code"] == "speculator_not_ready"
+
+
+def damaged(archive: bytes) -> bytes:
+    """What is packed in it is no packed data."""
+    begin = archive.index(b"config.json") + len("config.json")
+    return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
+    "a damaged one": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
+    "a name that is no text": (zipped(ä=b"").replace("ä".encode(), b"\xff\xff"), "no readable zip"),
+    "nothing in it": (zipped(), "holds 1 to 200 files"),
+    "a way out": (zipped(**{"../../config.json": b"{}"}), "the archive must hold"),
+    "an absolute path": (zipped(**{"/etc/config.json": b"{}"}), "the archive must hold"),
+    "folders in folders": (zipped(**{"a/b/config.json": b"{}"}), "the archive must hold"),
+    "two folders": (zipped(**{"a/config.json": b"{}", "b/model.safetensors": b""}), "the archive must hold"),
+    "a name twice as Windows reads it": (zipped(**{"a\\config.json": b"{}"}), "may not be part|can't be the name"),
+    "too many files": (zipped(**{f"{number}.md": b"" for number in range(201)}), "holds 1 to 200 files"),
+    "a pickle": (zipped(**{"config.json": b"{}", "model.bin": b"\x80"}), "model.bin may not be part"),
+    "no speculator": (zipped(**{"config.json": b"{}"}), "speculators_model_type must be"),
+}
+
+
+@pytest.mark.parametrize(("archive", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_an_archive_that_holds_no_speculator_is_refused_and_leaves_nothing(
+    archive: bytes, said: str, client: Client, organization: Organization, model: BaseModel
+) -> None:
+    error = take_in(client, organization, archive, status=400)["error"]
+
+    assert (error["code"], error["param"]) == ("speculator_invalid", "file_id")
+    assert any(part in error["message"] for part in said.split("|")), error["message"]
+    assert not Speculator.objects.exists()
+    assert staged() == []
+
+
+def test_an_archive_that_unfolds_into_too_much_is_refused(
+    client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("control.workflows.speculators.services.MAX_BYTES", 1 << 16)
+    bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 17)})
+    assert len(bomb) < 1 << 12
+
+    error = take_in(client, organization, bomb, status=400)["error"]
+
+    assert "at most 65,536 bytes" in error["message"]
+
+
+def test_a_small_archive_that_unfolds_into_much_is_refused(
+    client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each upload counts against a quota, what it unfolds into does not."""
+    monkeypatch.setattr("control.workflows.speculators.services._FREE_BYTES", 1 << 10)
+    bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
+
+    error = take_in(client, organization, bomb, status=400)["error"]
+
+    assert f"at most {(1 << 10) + 2 * len(bomb):,} bytes" in error["message"]
+
+
+def test_what_cannot_be_recorded_leaves_no_bytes(
+    client: Client, organization: Organization, speculator: Speculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("no database")
+
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
+    archive = content(client, file["id"])
+    before = sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors"))
+    monkeypatch.setattr("control.workflows.speculators.services.speculator_create", fail)
+
+    take_in(client, organization, archive, status=500)
+
+    assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
+
+
+# Deleting
+
+
+def _deploy(speculator: Speculator) -> None:
+    make_deployment(speculator.base_model, speculator.organization, speculator=speculator)
+
+
+def _train(speculator: Speculator) -> None:
+    Speculator.objects.filter(pk=speculator.pk).update(status=Speculator.Status.TRAINING)
+
+
+def _evaluate(speculator: Speculator) -> None:
+    make_job(speculator.organization, kind=Job.Kind.EVALUATION, params={"speculator_id": speculator.pk})
+
+
+def _go_on_from_it(speculator: Speculator) -> None:
+    make_job(speculator.organization, params={"initial_speculator_id": speculator.pk, "speculator_id": "spec_other"})
+
+
+def _gate(speculator: Speculator) -> None:
+    pipeline = make_pipeline(speculator.organization, base_model=speculator.base_model, name="p")
+    Pipeline.objects.filter(pk=pipeline.pk).update(speculator=speculator, status=Pipeline.Status.GATING)
+
+
+def _replace(speculator: Speculator) -> None:
+    owner, other = (
+        speculator.organization,
+        make_speculator(speculator.base_model, speculator.organization, name="other"),
+    )
+    deployment, canary = (make_deployment(speculator.base_model, owner, name) for name in ("a", "b"))
+    Rollout.objects.create(
+        organization=owner,
+        deployment=deployment,
+        canary=canary,
+        speculator=other,
+        previous=speculator,
+        share_percent=10,
+        min_requests=1,
+        max_acceptance_drop=0.1,
+        max_error_rate=0.1,
+        max_seconds=60,
+    )
+
+
+@pytest.mark.parametrize("use", [_replace, _deploy, _train, _evaluate, _go_on_from_it, _gate])
+def test_a_speculator_in_use_stays(use: Callable[[Speculator], None], client: Client, speculator: Speculator) -> None:
+    use(speculator)
+
+    response = client.delete(f"/v1/speculators/{speculator.pk}")
+
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "speculator_in_use")
+    assert get_storage().exists(f"{speculator.storage_prefix}/config.json")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_deleted_speculator_is_unknown_and_its_bytes_are_gone(client: Client, speculator: Speculator) -> None:
+    response = client.delete(f"/v1/speculators/{speculator.pk}")
+
+    assert response.json() == {"id": speculator.pk, "object": "speculator", "deleted": True}
+    assert client.get(f"/v1/speculators/{speculator.pk}").status_code == 404
+    assert client.delete(f"/v1/speculators/{speculator.pk}").status_code == 404
+    assert client.get("/v1/speculators").json()["data"] == []
+    error = post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": speculator.pk}, status=404)[
+        "error"
+    ]
+    assert error["code"] == "speculator_not_found"
+    assert not get_storage().exists(f"{speculator.storage_prefix}/config.json")
+
+
+def test_a_speculator_can_go_once_its_endpoint_is_gone(client: Client, speculator: Speculator) -> None:
+    _deploy(speculator)
+    deployment_delete(deployment=Deployment.objects.get())
+
+    assert client.delete(f"/v1/speculators/{speculator.pk}").status_code == 200
+
+
+def test_a_name_goes_on_counting_after_a_deletion(
+    client: Client, organization: Organization, speculator: Speculator
+) -> None:
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
+    client.delete(f"/v1/speculators/{speculator.pk}")
+
+    assert take_in(client, organization, content(client, file["id"]), name="heads")["version"] == 2
+
+
+def test_what_is_done_leaves_an_event_each(client: Client, organization: Organization, speculator: Speculator) -> None:
+    file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
+    take_in(client, organization, content(client, file["id"]))
+    client.delete(f"/v1/speculators/{speculator.pk}")
+
+    actions = AuditEvent.objects.filter(object_type="speculator").order_by("id").values_list("action", flat=True)
+    assert list(actions) == ["speculator.export", "speculator.import", "speculator.delete"]
+
+
+def test_others_neither_export_nor_delete_it(speculator: Speculator, other_organization: Organization) -> None:
+    other = client_of(other_organization)
+
+    post(other, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=404)
+    assert other.delete(f"/v1/speculators/{speculator.pk}").status_code == 404
+    assert json.loads((get_config().storage_dir / speculator.storage_prefix / "config.json").read_text())

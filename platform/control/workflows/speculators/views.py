@@ -3,7 +3,7 @@
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from control.data.files.serializers import file_body
+from control.data.files.schemas import FileObject
 from control.models.catalog.selectors import speculator_get
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.speculators.serializers import ExportInput
@@ -19,4 +19,4 @@ class SpeculatorExportView(OrganizationView):
         form.is_valid(raise_exception=True)
         speculator = speculator_get(self.organization, speculator_id)
         file = speculator_export(speculator=speculator, form=form.validated_data["format"])
-        return Response(file_body(file), status=201)
+        return Response(FileObject.of(file).model_dump(), status=201)

@@ -1,23 +1,24 @@
 """All routes: the API under /v1/, the operators' console under /admin/."""
 
+from pathlib import Path
+
 from django.contrib import admin
 from django.urls import include, path
 
 from control.core.api.views import health
 
-_API = (
-    "tenants.administration", "tenants.audit", "data.files", "data.uploads", "workflows.datasets", "workflows.batches",
-    "serving.model_list", "models.catalog", "queue.jobs", "workflows.pipelines", "workflows.fine_tuning",
-    "workflows.evaluations", "serving.captures", "serving.deployments", "tenants.events", "tenants.webhooks",
-    "billing.usage", "workflows.quotes", "billing.spending", "workflows.distillations", "models.adapters",
-    "serving.rollouts", "workflows.speculators", "serving.gateway", "operations.openapi",
-)  # fmt: skip
+# Every app with routes has a module `urls`; those of the console are mounted apart from the API.
+_API = sorted(
+    f"control.{path.parts[-3]}.{path.parts[-2]}.urls"
+    for path in Path(__file__).parent.glob("*/*/urls.py")
+    if path.parent.name != "console"
+)
 
 urlpatterns = [
     path("health", health),
     path("admin/", include("control.operations.console.urls")),
     path("admin/", admin.site.urls),
-    *(path("v1/", include(f"control.{app}.urls")) for app in _API),
+    *(path("v1/", include(urls)) for urls in _API),
 ]
 
 handler400 = "control.core.api.views.bad_request"

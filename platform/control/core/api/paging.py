@@ -8,6 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
+from control.core.api.schemas import ResponseModel
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -18,7 +19,7 @@ _Row = TypeVar("_Row", bound=Model)
 def paginate(
     queryset: QuerySet[_Row],
     request: Request,
-    serialize: Callable[[_Row], dict[str, Any]],
+    render: Callable[[_Row], ResponseModel | dict[str, Any]],
     *,
     max_limit: int = MAX_LIMIT,
     default_limit: int = DEFAULT_LIMIT,
@@ -38,7 +39,7 @@ def paginate(
     if after := request.query_params.get("after"):
         queryset = queryset.filter(_beyond(queryset, after, by, id_field, "gt" if ascending else "lt"))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
-    data = [serialize(row) for row in rows[:limit]]
+    data = [_body(render(row)) for row in rows[:limit]]
     return Response(
         {
             "object": "list",
@@ -57,6 +58,10 @@ def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: 
     if row is None:
         raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
     return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
+
+
+def _body(item: ResponseModel | dict[str, Any]) -> dict[str, Any]:
+    return item.model_dump() if isinstance(item, ResponseModel) else item
 
 
 def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:

@@ -109,7 +109,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "control.core.api.negotiation.AlwaysJson",
     "EXCEPTION_HANDLER": "control.core.api.errors.exception_handler",
-    "DEFAULT_SCHEMA_CLASS": "control.operations.openapi.schema.TableSchema",
+    "DEFAULT_SCHEMA_CLASS": "control.operations.openapi.schema.OperationSchema",
     "UNAUTHENTICATED_USER": None,
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -32,13 +32,14 @@ class UploadView(OrganizationView):
         self._uploads.discard()  # here, because rest_framework calls this after errors too
         return super().finalize_response(request, response, *args, **kwargs)
 
-    def staged(self, request: Request) -> StagedUpload:
-        """Raises: ApiError: 400, the form brought none."""
-        upload = request.FILES.get(self.file_field)
-        if not isinstance(upload, StagedUpload):
+    def request_body(self, request: Request) -> dict[str, Any]:
+        """The form's fields. Raises: ApiError: 400, the form brought no file."""
+        if not isinstance(request.FILES.get(self.file_field), StagedUpload):
             message = f"{self.file_field}: send the file as multipart/form-data."
             raise ApiError(400, message, "missing_required_parameter", self.file_field)
-        return upload
+        form = request.data
+        assert isinstance(form, QueryDict)  # it brought a file along
+        return {**form.dict(), "expires_after": nested(form, "expires_after")}
 
 
 def nested(form: Mapping[str, Any], name: str) -> dict[str, Any] | None:

@@ -1,44 +1,33 @@
-"""Routes of OpenAI's uploads. To look at one and at its parts is ours: an upload can be resumed."""
+"""Routes of OpenAI's uploads. Reading an upload and its parts is ours, so that a client can resume it."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from control.core.api.errors import ApiError
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
-from control.core.settings.config import get_config
-from control.data.files.serializers import expires_after
+from control.core.api.schemas import Page
 from control.data.files.upload_view import UploadView
+from control.data.uploads.requests import create_from
+from control.data.uploads.schemas import CompleteInput, PartForm, UploadInput, UploadObject, UploadPartObject
 from control.data.uploads.selectors import parts_list, upload_get
-from control.data.uploads.serializers import CompleteInput, UploadInput, part_body, upload_body
-from control.data.uploads.services import MAX_PART_BYTES, part_add, upload_cancel, upload_complete, upload_create
+from control.data.uploads.services import MAX_PART_BYTES, part_add, upload_cancel, upload_complete
 from control.tenants.authentication.views import OrganizationView
 
 
 class UploadsView(OrganizationView):
     scope = "files"
 
-    def post(self, request: Request) -> Response:
-        form = UploadInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        if values["bytes"] > (limit := get_config().max_upload_bytes):
-            raise ApiError(413, f"A file must be at most {limit:,} bytes.", "file_too_large", "bytes")
-        upload = upload_create(
-            organization=self.organization,
-            filename=values["filename"],
-            purpose=values["purpose"],
-            mime_type=values["mime_type"],
-            size_bytes=values["bytes"],
-            file_expires_after=expires_after(values["expires_after"]),
-        )
-        return Response(upload_body(upload))
+    @operation("uploads.create", request=UploadInput, response=UploadObject)
+    def post(self, request: Request, body: UploadInput) -> UploadObject:
+        return UploadObject.of(create_from(self.organization, body))
 
 
 class OneUploadView(OrganizationView):
     scope = "files"
 
-    def get(self, request: Request, upload_id: str) -> Response:
-        return Response(upload_body(upload_get(self.organization, upload_id)))
+    @operation("uploads.retrieve", response=UploadObject)
+    def get(self, request: Request, upload_id: str) -> UploadObject:
+        return UploadObject.of(upload_get(self.organization, upload_id))
 
 
 class UploadPartsView(UploadView):
@@ -48,27 +37,28 @@ class UploadPartsView(UploadView):
     def max_file_bytes(self) -> int:
         return MAX_PART_BYTES
 
+    @operation("uploads.parts.list", response=Page[UploadPartObject], query=PAGING)
     def get(self, request: Request, upload_id: str) -> Response:
-        return paginate(parts_list(upload_get(self.organization, upload_id)), request, part_body)
+        return paginate(parts_list(upload_get(self.organization, upload_id)), request, UploadPartObject.of)
 
-    def post(self, request: Request, upload_id: str) -> Response:
+    @operation("uploads.parts.create", request=PartForm, response=UploadPartObject)
+    def post(self, request: Request, upload_id: str, body: PartForm) -> UploadPartObject:
         upload = upload_get(self.organization, upload_id)
-        return Response(part_body(part_add(upload=upload, staged=self.staged(request).staged)))
+        return UploadPartObject.of(part_add(upload=upload, staged=body.data.staged))
 
 
 class UploadCompleteView(OrganizationView):
     scope = "files"
 
-    def post(self, request: Request, upload_id: str) -> Response:
+    @operation("uploads.complete", request=CompleteInput, response=UploadObject)
+    def post(self, request: Request, upload_id: str, body: CompleteInput) -> UploadObject:
         upload = upload_get(self.organization, upload_id)
-        form = CompleteInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        return Response(upload_body(upload_complete(upload=upload, part_ids=values["part_ids"], md5=values["md5"])))
+        return UploadObject.of(upload_complete(upload=upload, part_ids=body.part_ids, md5=body.md5))
 
 
 class UploadCancelView(OrganizationView):
     scope = "files"
 
-    def post(self, request: Request, upload_id: str) -> Response:
-        return Response(upload_body(upload_cancel(upload=upload_get(self.organization, upload_id))))
+    @operation("uploads.cancel", response=UploadObject)
+    def post(self, request: Request, upload_id: str) -> UploadObject:
+        return UploadObject.of(upload_cancel(upload=upload_get(self.organization, upload_id)))

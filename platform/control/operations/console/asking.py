@@ -17,17 +17,21 @@ from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from control.core.api.errors import ApiError, exception_handler
+from control.core.api.forms import Choices, ConsoleForm
+from control.core.api.requests import parse_request
 from control.operations.console.base import RowsAdmin
 from control.operations.console.rendering import page_of
-from control.operations.console.request_forms import Choices, Contract, RequestForm
+from control.operations.console.request_forms import Contract, RequestForm
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.scope import as_tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
+    """A `ConsoleForm` whose request is a serializer still, which `run` checks."""
+
     title: str
-    contract: Contract  # what the API takes
+    request: Contract
     run: Callable[[Any, dict[str, Any]], Model]  # of an organization, or of the row that is changed, and the body
     choices: Callable[[Organization], Mapping[str, Choices]]  # by the path of the field
     initial: Callable[[Any], Mapping[str, Any]] = lambda subject: {}
@@ -36,7 +40,7 @@ class Ask:
 class AskingAdmin(RowsAdmin):
     """Rows that are asked for here, as by the API: `add` needs the add permission."""
 
-    asks: ClassVar[Ask]
+    asks: ClassVar[ConsoleForm | Ask]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
@@ -53,7 +57,7 @@ class AskingAdmin(RowsAdmin):
         return _page(self, request, self.asks.title, _OrganizationForm(), method="get")
 
 
-def ask_action(name: str, ask: Ask, *, icon: str, when: Callable[[Any], bool]) -> Any:
+def ask_action(name: str, ask: ConsoleForm | Ask, *, icon: str, when: Callable[[Any], bool]) -> Any:
     """A button on a row's page that leads to a form about the row. `name`: of the admin's attribute."""
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -69,13 +73,19 @@ class _OrganizationForm(forms.Form):
     organization = forms.ModelChoiceField(Organization.objects.order_by("name"), widget=UnfoldAdminSelectWidget)
 
 
-def _ask(admin: RowsAdmin, request: HttpRequest, ask: Ask, subject: Any, organization: Organization) -> HttpResponse:
+def _ask(
+    admin: RowsAdmin, request: HttpRequest, ask: ConsoleForm | Ask, subject: Any, organization: Organization
+) -> HttpResponse:
     sent = (request.POST, request.FILES) if request.method == "POST" else (None, None)
-    form = RequestForm(ask.contract, *sent, choices=ask.choices(organization), initial=ask.initial(subject))
+    form = RequestForm(ask.request, *sent, choices=ask.choices(organization), initial=ask.initial(subject))
     if form.is_valid():
         try:
             with as_tenant(organization.pk):
-                made = ask.run(subject, form.body())
+                body = form.body()
+                if isinstance(ask, ConsoleForm):
+                    made = ask.run(subject, parse_request(ask.request, body))
+                else:
+                    made = ask.run(subject, body)
         except (ApiError, ValidationError) as error:
             said = exception_handler(error, {}).data["error"]
             form.refuse(said["message"], said["param"] or "")

@@ -6,13 +6,15 @@ pydantic model) and service then check. So the rules and the words are the API's
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, get_args
 
 from django import forms
+from django.core.files.uploadedfile import UploadedFile
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rest_framework import serializers
 from unfold.widgets import (
     UnfoldAdminFileFieldWidget,
@@ -23,9 +25,10 @@ from unfold.widgets import (
 )
 
 from control.core.api.errors import ApiError
+from control.core.api.forms import Choices, name_choices
 from control.core.api.json_body import StrictJsonParser
+from control.core.api.schemas import OneOf
 
-Choices = Sequence[tuple[str, str]]
 Contract = type[serializers.Serializer[dict[str, Any]]] | type[BaseModel]
 Kind = Literal["text", "value", "list", "object", "file"]  # value: a number or a boolean, as in JSON
 
@@ -144,25 +147,45 @@ def _field_of_serializer(name: str, field: Any) -> Field:
 
 
 def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field]:
-    """Those of nested models one by one; where other keys are taken, they are asked for as one object."""
+    """Those of nested models one by one, unless the model may be null: then, and for other keys, as one object."""
     for name, info in model.model_fields.items():
         path, types = f"{around}{name}", _types(info.annotation)
-        nested = types[0]
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            yield from _fields_of_model(nested, f"{path}.")
-            if nested.model_config.get("extra") == "allow":
+        if len(types) == 1 and _is_a(types[0], BaseModel):
+            yield from _fields_of_model(types[0], f"{path}.")
+            if types[0].model_config.get("extra") == "allow":
                 yield Field(path=path, kind="object", help="Other hyperparameters of the kind, as a JSON object.")
             continue
-        kind: Kind = "text" if str in types else "value"
-        if any(getattr(found, "__origin__", None) is list for found in types):
-            kind = "list"
         yield Field(
             path=path,
-            kind=kind,
+            kind=_kind(types),
             is_required=info.is_required(),
             default=_NOT_SET if info.is_required() else info.default,
-            choices=[("true", "yes"), ("false", "no")] if bool in types else None,
+            choices=_choices(info, types),
+            help=info.description or "",
         )
+
+
+def _kind(types: tuple[Any, ...]) -> Kind:
+    if any(_is_a(found, UploadedFile) for found in types):
+        return "file"
+    if str in types:
+        return "text"
+    if any(getattr(found, "__origin__", found) is list for found in types):
+        return "list"
+    if any(getattr(found, "__origin__", found) is dict or _is_a(found, BaseModel) for found in types):
+        return "object"
+    return "value"
+
+
+def _choices(info: FieldInfo, types: tuple[Any, ...]) -> Choices | None:
+    offered = next((entry for entry in info.metadata if isinstance(entry, OneOf)), None)
+    if offered is not None:
+        return name_choices(offered.values)
+    return [("true", "yes"), ("false", "no")] if bool in types else None
+
+
+def _is_a(found: Any, kind: type) -> bool:
+    return isinstance(found, type) and issubclass(found, kind)
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:

@@ -29,17 +29,16 @@ from control.operations.console.serving_asks import (
     EXPORT_SPECULATOR,
     IMPORT_SPECULATOR,
     REGISTER_MODEL,
-    ROLL_OUT,
     SET_CAPTURE,
 )
 from control.serving.deployments.figures import stretches
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.serving.rollouts.requests import ROLL_OUT
 from control.tenants.events.models import Event
-from control.workflows.evaluations.requests import EvaluationRequest
-from control.workflows.evaluations.serializers import evaluation_body
-from control.workflows.evaluations.services import evaluation_create
+from control.workflows.evaluations.requests import create_from as evaluation_create_from
+from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
 from control.workflows.speculators.plots import training_plots
 from control.workflows.speculators.services import speculator_delete
 
@@ -137,7 +136,7 @@ class SpeculatorAdmin(AskingAdmin):
     def evaluations(self, row: Speculator) -> SafeString:
         """Newest first, each with the job that ran it."""
         found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
-        lines = [(link(x), link(x.job), x.job.status, evaluation_body(x)["result"] or "–") for x in found]
+        lines = [(link(x), link(x.job), x.job.status, EvaluationObject.of(x).result or "–") for x in found]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 
     @admin.display(description="training curves")
@@ -159,8 +158,7 @@ class SpeculatorAdmin(AskingAdmin):
         "Evaluate", "Once more, on the prompts that were held out when it was made.", icon="speed", when=_is_ready
     )
     def evaluate(self, row: Speculator) -> str:
-        request = EvaluationRequest(speculator_id=row.pk)
-        made = evaluation_create(organization=row.organization, speculator=row, prompts=None, request=request)
+        made = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
         return format_html("{} is queued.", link(made))
 
     export = ask_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)

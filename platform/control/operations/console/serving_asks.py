@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db.models import Model
 
+from control.core.api.forms import Choices
 from control.data.files.selectors import file_get, files_list
 from control.models.adapters.models import Adapter
 from control.models.adapters.selectors import adapters_get, adapters_list
@@ -15,8 +16,7 @@ from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
 from control.models.catalog.serializers import BaseModelInput
 from control.operations.console.asking import Ask
-from control.operations.console.offers import checked, ids, models, prompts, ready
-from control.operations.console.request_forms import Choices
+from control.operations.console.offers import checked, ids, models, ready
 from control.serving.captures.models import Capture
 from control.serving.captures.serializers import CaptureInput
 from control.serving.captures.services import capture_set
@@ -24,14 +24,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.serving.deployments.services import deployment_create, deployment_update
-from control.serving.rollouts.decision import Terms
-from control.serving.rollouts.models import Rollout
-from control.serving.rollouts.serializers import RolloutInput
-from control.serving.rollouts.services import rollout_create
 from control.tenants.accounts.models import Organization
-from control.workflows.evaluations.models import Evaluation
-from control.workflows.evaluations.requests import EvaluationRequest, parse_evaluation_request
-from control.workflows.evaluations.services import evaluation_create
 from control.workflows.speculators.serializers import ExportInput, ImportInput
 from control.workflows.speculators.services import speculator_export, speculator_import
 
@@ -54,7 +47,7 @@ def _serving(organization: Organization) -> Mapping[str, Choices]:
 
 CREATE_DEPLOYMENT = Ask(
     title="Create a deployment",
-    contract=DeploymentInput,
+    request=DeploymentInput,
     run=_create_deployment,
     choices=lambda organization: {"model": models(organization), **_serving(organization)},
 )
@@ -73,7 +66,7 @@ def _change_deployment(row: Deployment, body: dict[str, Any]) -> Deployment:
 
 CHANGE_DEPLOYMENT = Ask(
     title="Change",
-    contract=DeploymentUpdateInput,
+    request=DeploymentUpdateInput,
     run=_change_deployment,
     choices=_serving,
     initial=lambda row: {
@@ -83,37 +76,13 @@ CHANGE_DEPLOYMENT = Ask(
 )
 
 
-def _roll_out(row: Deployment, body: dict[str, Any]) -> Rollout:
-    values = checked(RolloutInput, body)
-    terms = Terms(
-        min_requests=values["min_requests"],
-        max_acceptance_drop=values["max_acceptance_drop"],
-        max_error_rate=values["max_error_rate"],
-    )
-    return rollout_create(
-        deployment=deployment_get(row.organization, row.pk),
-        speculator=speculator_get(row.organization, values["speculator_id"]),
-        share_percent=values["share_percent"],
-        terms=terms,
-        max_seconds=values["max_seconds"],
-    )
-
-
-ROLL_OUT = Ask(
-    title="Roll out",
-    contract=RolloutInput,
-    run=_roll_out,
-    choices=lambda organization: {"speculator_id": ready(organization)},
-)
-
-
 def _register_model(organization: Organization, body: dict[str, Any]) -> BaseModel:
     values = checked(BaseModelInput, body)
     return base_model_submit(organization=organization, **values)
 
 
 REGISTER_MODEL = Ask(
-    title="Register a base model", contract=BaseModelInput, run=_register_model, choices=lambda organization: {}
+    title="Register a base model", request=BaseModelInput, run=_register_model, choices=lambda organization: {}
 )
 
 
@@ -130,7 +99,7 @@ def _import_speculator(organization: Organization, body: dict[str, Any]) -> Spec
 
 IMPORT_SPECULATOR = Ask(
     title="Import a speculator",
-    contract=ImportInput,
+    request=ImportInput,
     run=_import_speculator,
     choices=lambda organization: {"file_id": ids(files_list(organization)), "model": models(organization)},
 )
@@ -141,25 +110,7 @@ def _export_speculator(row: Speculator, body: dict[str, Any]) -> Model:
     return speculator_export(speculator=speculator_get(row.organization, row.pk), form=values["format"])
 
 
-EXPORT_SPECULATOR = Ask(title="Export", contract=ExportInput, run=_export_speculator, choices=lambda organization: {})
-
-
-def _create_evaluation(organization: Organization, body: dict[str, Any]) -> Evaluation:
-    asked = parse_evaluation_request(body)
-    prompts = None if asked.prompts_file is None else file_get(organization, asked.prompts_file, param="prompts_file")
-    speculator = speculator_get(organization, asked.speculator_id)
-    return evaluation_create(organization=organization, speculator=speculator, prompts=prompts, request=asked)
-
-
-CREATE_EVALUATION = Ask(
-    title="Evaluate a speculator",
-    contract=EvaluationRequest,
-    run=_create_evaluation,
-    choices=lambda organization: {
-        "speculator_id": ready(organization),
-        "prompts_file": prompts(organization),  # none but those of the purpose that the API demands
-    },
-)
+EXPORT_SPECULATOR = Ask(title="Export", request=ExportInput, run=_export_speculator, choices=lambda organization: {})
 
 
 def _create_adapter(organization: Organization, body: dict[str, Any]) -> Adapter:
@@ -175,7 +126,7 @@ def _create_adapter(organization: Organization, body: dict[str, Any]) -> Adapter
 
 CREATE_ADAPTER = Ask(
     title="Create an adapter",
-    contract=AdapterInput,
+    request=AdapterInput,
     run=_create_adapter,
     choices=lambda organization: {
         "model": models(organization),
@@ -190,4 +141,4 @@ def _set_capture(row: Deployment, body: dict[str, Any]) -> Capture:
     return capture_set(deployment=deployment_get(row.organization, row.pk), hours=values["hours"])
 
 
-SET_CAPTURE = Ask(title="Capture", contract=CaptureInput, run=_set_capture, choices=lambda organization: {})
+SET_CAPTURE = Ask(title="Capture", request=CaptureInput, run=_set_capture, choices=lambda organization: {})

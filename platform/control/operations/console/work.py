@@ -5,12 +5,13 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
 
 from control.data.files.models import File
+from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
 from control.operations.console.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
-from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE, UPLOAD_FILE
+from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from control.workflows.pipelines.models import Pipeline

@@ -1,18 +1,15 @@
 """What operators can ask for of files and work on them: the API's requests, and the services its views call."""
 
-import json
 from typing import Any
 
 from control.billing.spending.serializers import nanousd
 from control.billing.usage.serializers import dollars
-from control.data.files.models import File
+from control.data.files.requests import EXPIRY_CHOICES
 from control.data.files.selectors import file_get, files_list
 from control.data.files.serializers import expires_after
-from control.data.files.services import file_create
 from control.models.catalog.selectors import base_model_get
 from control.operations.console.asking import Ask
 from control.operations.console.offers import checked, ids, models, prompts, ready, same
-from control.operations.openapi.forms import FileForm
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.batches.serializers import BatchInput
@@ -35,29 +32,6 @@ from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.services import quote_cap_set, quote_create
 from workers.hyperparameters.kinds import KINDS
 
-EXPIRIES = [
-    (json.dumps({"anchor": "created_at", "seconds": days * 86400}), f"after {days} days") for days in (1, 7, 30)
-]
-
-
-def _upload_file(organization: Organization, body: dict[str, Any]) -> File:
-    values = checked(FileForm, body)
-    return file_create(
-        organization=organization,
-        filename=values["file"].name,
-        purpose=values["purpose"],
-        source=values["file"],
-        expires_after=expires_after(values.get("expires_after")),
-    )
-
-
-UPLOAD_FILE = Ask(
-    title="Upload a file",
-    contract=FileForm,
-    run=_upload_file,
-    choices=lambda organization: {"expires_after": EXPIRIES},
-)
-
 
 def _create_dataset(organization: Organization, body: dict[str, Any]) -> Dataset:
     values = checked(DatasetInput, body)
@@ -70,7 +44,7 @@ def _create_dataset(organization: Organization, body: dict[str, Any]) -> Dataset
 
 CREATE_DATASET = Ask(
     title="Validate a dataset",
-    contract=DatasetInput,
+    request=DatasetInput,
     run=_create_dataset,
     choices=lambda organization: {"file_id": ids(files_list(organization)), "model": models(organization)},
 )
@@ -92,13 +66,13 @@ def _create_batch(organization: Organization, body: dict[str, Any]) -> Batch:
 
 CREATE_BATCH = Ask(
     title="Create a batch",
-    contract=BatchInput,
+    request=BatchInput,
     run=_create_batch,
     choices=lambda organization: {
         "input_file_id": prompts(organization),
         "endpoint": same(ENDPOINTS),
         "model": models(organization),
-        "output_expires_after": EXPIRIES,
+        "output_expires_after": EXPIRY_CHOICES,
         "quote_id": ids(quotes_list(organization)),
     },
 )
@@ -117,7 +91,7 @@ def _create_distillation(organization: Organization, body: dict[str, Any]) -> Di
 
 CREATE_DISTILLATION = Ask(
     title="Create a distillation",
-    contract=DistillationInput,
+    request=DistillationInput,
     run=_create_distillation,
     choices=lambda organization: {
         "model": models(organization),
@@ -133,7 +107,7 @@ def _create_pipeline(organization: Organization, body: dict[str, Any]) -> Pipeli
 
 CREATE_PIPELINE = Ask(
     title="Create a pipeline",
-    contract=PipelineRequest,
+    request=PipelineRequest,
     run=_create_pipeline,
     choices=lambda organization: {
         "model": models(organization),
@@ -159,7 +133,7 @@ def _create_quote(organization: Organization, body: dict[str, Any]) -> Quote:
 
 CREATE_QUOTE = Ask(
     title="Quote a price",
-    contract=QuoteInput,
+    request=QuoteInput,
     run=_create_quote,
     choices=lambda organization: {"dataset_id": ids(datasets_list(organization))},
 )
@@ -172,7 +146,7 @@ def _change_cap(row: Quote, body: dict[str, Any]) -> Quote:
 
 CHANGE_CAP = Ask(
     title="Change the cap",
-    contract=QuoteUpdateInput,
+    request=QuoteUpdateInput,
     run=_change_cap,
     choices=lambda organization: {},
     initial=lambda row: {"cap": None if row.cap_nanousd is None else dollars(row.cap_nanousd)["value"]},

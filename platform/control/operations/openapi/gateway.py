@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic.json_schema import model_json_schema
 
-from control.operations.openapi.operations import EVENTS, OPERATIONS
+from control.core.api.operation import EVENTS
+from control.operations.openapi.operations import OPERATIONS
 from control.operations.openapi.own_shapes import Completion
 from control.operations.openapi.schema import FAILURES
 

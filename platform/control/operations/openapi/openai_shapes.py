@@ -7,38 +7,6 @@ from pydantic import Field
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 
 
-class FileObject(Shape):
-    id: str
-    object: Literal["file"]
-    bytes: int
-    created_at: Unix
-    expires_at: Unix | None
-    filename: str
-    purpose: str
-    status: str
-    status_details: str | None
-
-
-class UploadObject(Shape):
-    id: str
-    object: Literal["upload"]
-    bytes: int
-    created_at: Unix
-    expires_at: Unix
-    filename: str
-    purpose: str
-    status: Literal["pending", "completed", "cancelled", "expired"]
-    file: FileObject | None
-
-
-class UploadPartObject(Shape):
-    id: str
-    object: Literal["upload.part"]
-    created_at: Unix
-    upload_id: str
-    bytes: int = Field(description="Ours: what is there of an upload that is resumed.")
-
-
 class LineError(Shape):
     code: str
     line: int | None

@@ -4,23 +4,20 @@ The keys are the names of view classes, and methods. A route without an entry fa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput
-from control.data.uploads.serializers import CompleteInput, UploadInput
+from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
+from control.data.files.schemas import FileObject
 from control.models.adapters.serializers import AdapterInput
 from control.models.catalog.serializers import BaseModelInput
 from control.operations.openapi import openai_shapes as openai
 from control.operations.openapi import own_shapes as own
-from control.operations.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage, RolloutObject
+from control.operations.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage
 from control.operations.openapi.distillation_shapes import DistillationObject
-from control.operations.openapi.forms import FileForm, PartForm
 from control.operations.openapi.shapes import Deleted, Page
 from control.operations.openapi.spending_shapes import QuoteObject, SpendCapObject
 from control.serving.captures.serializers import CaptureInput
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
-from control.serving.rollouts.serializers import RolloutInput
 from control.tenants.administration.serializers import (
     ApiKeyInput,
     ApiKeyRotateInput,
@@ -32,22 +29,11 @@ from control.tenants.webhooks.serializers import EndpointInput, EndpointUpdateIn
 from control.workflows.batches.serializers import BatchInput
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
-from control.workflows.evaluations.requests import EvaluationRequest
 from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.pipelines.requests import PipelineRequest
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.speculators.serializers import ExportInput, ImportInput
 
-BINARY = "application/octet-stream"
-LINES = "application/x-ndjson"
-EVENTS = "text/event-stream"
-PNG, SVG = "image/png", "image/svg+xml"
-
-PAGING = {
-    "after": "The last id of the page before.",
-    "limit": "1 to 100.",
-    "order": "`desc`, the newest first, or `asc`.",
-}
 BUCKETS = {
     "start_time": "Unix seconds.",
     "end_time": "Unix seconds; now unless given.",
@@ -63,296 +49,244 @@ BUCKETS = {
 STRETCHES = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    id: str
-    answer: Any  # a shape, or the media type of what is not JSON
-    status: int = 200
-    body: Any = None  # None: it takes none
-    query: Mapping[str, str] | None = None
-    also: str | None = None  # a second media type of the answer
-
-
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("ApiKeysView", "GET"): Operation(id="api_keys.list", answer=Page[own.ApiKeyObject], query=PAGING),
+    ("ApiKeysView", "GET"): Operation(id="api_keys.list", response=Page[own.ApiKeyObject], query=PAGING),
     ("ApiKeysView", "POST"): Operation(
-        id="api_keys.create", answer=own.NewApiKeyObject, status=201, body=ApiKeyInput
+        id="api_keys.create", response=own.NewApiKeyObject, status=201, request=ApiKeyInput
     ),
-    ("ApiKeyView", "GET"): Operation(id="api_keys.retrieve", answer=own.ApiKeyObject),
-    ("ApiKeyView", "DELETE"): Operation(id="api_keys.delete", answer=Deleted),
+    ("ApiKeyView", "GET"): Operation(id="api_keys.retrieve", response=own.ApiKeyObject),
+    ("ApiKeyView", "DELETE"): Operation(id="api_keys.delete", response=Deleted),
     ("ApiKeyRotateView", "POST"): Operation(
-        id="api_keys.rotate", answer=own.NewApiKeyObject, status=201, body=ApiKeyRotateInput
+        id="api_keys.rotate", response=own.NewApiKeyObject, status=201, request=ApiKeyRotateInput
     ),
-    ("MembersView", "GET"): Operation(id="members.list", answer=Page[own.MemberObject], query=PAGING),
+    ("MembersView", "GET"): Operation(id="members.list", response=Page[own.MemberObject], query=PAGING),
     ("MembersView", "POST"): Operation(
-        id="members.create", answer=own.MemberObject, status=201, body=MemberInput
+        id="members.create", response=own.MemberObject, status=201, request=MemberInput
     ),
-    ("MemberView", "GET"): Operation(id="members.retrieve", answer=own.MemberObject),
+    ("MemberView", "GET"): Operation(id="members.retrieve", response=own.MemberObject),
     ("MemberView", "PATCH"): Operation(
-        id="members.update", answer=own.MemberObject, body=MemberUpdateInput
+        id="members.update", response=own.MemberObject, request=MemberUpdateInput
     ),
-    ("MemberView", "DELETE"): Operation(id="members.delete", answer=Deleted),
-    ("ProjectsView", "GET"): Operation(id="projects.list", answer=Page[own.ProjectObject], query=PAGING),
+    ("MemberView", "DELETE"): Operation(id="members.delete", response=Deleted),
+    ("ProjectsView", "GET"): Operation(
+        id="projects.list", response=Page[own.ProjectObject], query=PAGING
+    ),
     ("ProjectsView", "POST"): Operation(
-        id="projects.create", answer=own.ProjectObject, status=201, body=ProjectInput
+        id="projects.create", response=own.ProjectObject, status=201, request=ProjectInput
     ),
-    ("ProjectView", "GET"): Operation(id="projects.retrieve", answer=own.ProjectObject),
+    ("ProjectView", "GET"): Operation(id="projects.retrieve", response=own.ProjectObject),
     ("ProjectView", "PATCH"): Operation(
-        id="projects.update", answer=own.ProjectObject, body=ProjectInput
+        id="projects.update", response=own.ProjectObject, request=ProjectInput
     ),
-    ("ProjectArchiveView", "POST"): Operation(id="projects.archive", answer=own.ProjectObject),
+    ("ProjectArchiveView", "POST"): Operation(id="projects.archive", response=own.ProjectObject),
     ("AuditEventsView", "GET"): Operation(
-        id="audit_events.list", answer=Page[own.AuditEventObject], query=PAGING
+        id="audit_events.list", response=Page[own.AuditEventObject], query=PAGING
     ),
-    ("FilesView", "GET"): Operation(
-        id="files.list", answer=Page[openai.FileObject], query={**PAGING, "purpose": "These alone."}
+    ("DatasetsView", "GET"): Operation(
+        id="datasets.list", response=Page[own.DatasetObject], query=PAGING
     ),
-    ("FilesView", "POST"): Operation(id="files.create", answer=openai.FileObject, body=FileForm),
-    ("FileView", "GET"): Operation(id="files.retrieve", answer=openai.FileObject),
-    ("FileView", "DELETE"): Operation(id="files.delete", answer=Deleted),
-    ("FileContentView", "GET"): Operation(id="files.content", answer=BINARY),
-    ("UploadsView", "POST"): Operation(id="uploads.create", answer=openai.UploadObject, body=UploadInput),
-    ("OneUploadView", "GET"): Operation(id="uploads.retrieve", answer=openai.UploadObject),
-    ("UploadPartsView", "GET"): Operation(
-        id="uploads.parts.list", answer=Page[openai.UploadPartObject], query=PAGING
-    ),
-    ("UploadPartsView", "POST"): Operation(
-        id="uploads.parts.create", answer=openai.UploadPartObject, body=PartForm
-    ),
-    ("UploadCompleteView", "POST"): Operation(
-        id="uploads.complete", answer=openai.UploadObject, body=CompleteInput
-    ),
-    ("UploadCancelView", "POST"): Operation(id="uploads.cancel", answer=openai.UploadObject),
-    ("DatasetsView", "GET"): Operation(id="datasets.list", answer=Page[own.DatasetObject], query=PAGING),
     ("DatasetsView", "POST"): Operation(
-        id="datasets.create", answer=own.DatasetObject, status=201, body=DatasetInput
+        id="datasets.create", response=own.DatasetObject, status=201, request=DatasetInput
     ),
-    ("DatasetView", "GET"): Operation(id="datasets.retrieve", answer=own.DatasetObject),
-    ("DatasetView", "DELETE"): Operation(id="datasets.delete", answer=Deleted),
-    ("DatasetErrorsView", "GET"): Operation(id="datasets.errors", answer=own.DatasetErrorList),
+    ("DatasetView", "GET"): Operation(id="datasets.retrieve", response=own.DatasetObject),
+    ("DatasetView", "DELETE"): Operation(id="datasets.delete", response=Deleted),
+    ("DatasetErrorsView", "GET"): Operation(id="datasets.errors", response=own.DatasetErrorList),
     ("DatasetPreviewView", "GET"): Operation(
-        id="datasets.preview", answer=own.PreviewRows, query={"limit": "1 to 20 rows."}
+        id="datasets.preview", response=own.PreviewRows, query={"limit": "1 to 20 rows."}
     ),
-    ("BatchesView", "GET"): Operation(id="batches.list", answer=Page[openai.BatchObject], query=PAGING),
-    ("BatchesView", "POST"): Operation(id="batches.create", answer=openai.BatchObject, body=BatchInput),
-    ("BatchView", "GET"): Operation(id="batches.retrieve", answer=openai.BatchObject),
-    ("BatchCancelView", "POST"): Operation(id="batches.cancel", answer=openai.BatchObject),
+    ("BatchesView", "GET"): Operation(id="batches.list", response=Page[openai.BatchObject], query=PAGING),
+    ("BatchesView", "POST"): Operation(
+        id="batches.create", response=openai.BatchObject, request=BatchInput
+    ),
+    ("BatchView", "GET"): Operation(id="batches.retrieve", response=openai.BatchObject),
+    ("BatchCancelView", "POST"): Operation(id="batches.cancel", response=openai.BatchObject),
     ("BatchResultsView", "GET"): Operation(
         id="batches.results",
-        answer=LINES,
+        response=LINES,
         query={"after": "How many rows the caller has already.", "follow": "`true`: until the batch has ended."},
     ),
-    ("ModelsView", "GET"): Operation(id="models.list", answer=openai.ModelList),
-    ("ModelView", "GET"): Operation(id="models.retrieve", answer=openai.ModelObject),
+    ("ModelsView", "GET"): Operation(id="models.list", response=openai.ModelList),
+    ("ModelView", "GET"): Operation(id="models.retrieve", response=openai.ModelObject),
     ("BaseModelsView", "GET"): Operation(
-        id="base_models.list", answer=Page[own.BaseModelObject], query=PAGING
+        id="base_models.list", response=Page[own.BaseModelObject], query=PAGING
     ),
     ("BaseModelsView", "POST"): Operation(
-        id="base_models.create", answer=own.BaseModelObject, status=201, body=BaseModelInput
+        id="base_models.create", response=own.BaseModelObject, status=201, request=BaseModelInput
     ),
-    ("BaseModelView", "GET"): Operation(id="base_models.retrieve", answer=own.BaseModelObject),
-    ("BaseModelView", "DELETE"): Operation(id="base_models.delete", answer=Deleted),
+    ("BaseModelView", "GET"): Operation(id="base_models.retrieve", response=own.BaseModelObject),
+    ("BaseModelView", "DELETE"): Operation(id="base_models.delete", response=Deleted),
     ("SpeculatorsView", "GET"): Operation(
-        id="speculators.list", answer=Page[own.SpeculatorObject], query=PAGING
+        id="speculators.list", response=Page[own.SpeculatorObject], query=PAGING
     ),
     ("SpeculatorsView", "POST"): Operation(
-        id="speculators.import", answer=own.SpeculatorObject, status=201, body=ImportInput
+        id="speculators.import", response=own.SpeculatorObject, status=201, request=ImportInput
     ),
-    ("SpeculatorView", "GET"): Operation(id="speculators.retrieve", answer=own.SpeculatorObject),
-    ("SpeculatorView", "DELETE"): Operation(id="speculators.delete", answer=Deleted),
+    ("SpeculatorView", "GET"): Operation(id="speculators.retrieve", response=own.SpeculatorObject),
+    ("SpeculatorView", "DELETE"): Operation(id="speculators.delete", response=Deleted),
     ("SpeculatorExportView", "POST"): Operation(
-        id="speculators.export", answer=openai.FileObject, status=201, body=ExportInput
+        id="speculators.export", response=FileObject, status=201, request=ExportInput
     ),
     ("SpeculatorPlotView", "GET"): Operation(
         id="speculators.plot",
-        answer=PNG,
+        response=PNG,
         also=SVG,
         query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},
     ),
-    ("JobListView", "GET"): Operation(id="jobs.list", answer=Page[own.JobObject], query=PAGING),
-    ("JobView", "GET"): Operation(id="jobs.retrieve", answer=own.JobObject),
+    ("JobListView", "GET"): Operation(id="jobs.list", response=Page[own.JobObject], query=PAGING),
+    ("JobView", "GET"): Operation(id="jobs.retrieve", response=own.JobObject),
     ("JobEventsView", "GET"): Operation(
-        id="jobs.events", answer=Page[own.JobEventObject], query={"after": "The last event that was seen."}
+        id="jobs.events", response=Page[own.JobEventObject], query={"after": "The last event that was seen."}
     ),
-    ("JobCancelView", "POST"): Operation(id="jobs.cancel", answer=own.JobObject, status=202),
+    ("JobCancelView", "POST"): Operation(id="jobs.cancel", response=own.JobObject, status=202),
     ("FineTuningJobsView", "GET"): Operation(
-        id="fine_tuning.jobs.list", answer=Page[openai.FineTuningJobObject], query=PAGING
+        id="fine_tuning.jobs.list", response=Page[openai.FineTuningJobObject], query=PAGING
     ),
     ("FineTuningJobsView", "POST"): Operation(
-        id="fine_tuning.jobs.create", answer=openai.FineTuningJobObject, body=JobInput
+        id="fine_tuning.jobs.create", response=openai.FineTuningJobObject, request=JobInput
     ),
     ("FineTuningJobView", "GET"): Operation(
-        id="fine_tuning.jobs.retrieve", answer=openai.FineTuningJobObject
+        id="fine_tuning.jobs.retrieve", response=openai.FineTuningJobObject
     ),
     ("FineTuningCancelView", "POST"): Operation(
-        id="fine_tuning.jobs.cancel", answer=openai.FineTuningJobObject
+        id="fine_tuning.jobs.cancel", response=openai.FineTuningJobObject
     ),
     ("FineTuningPauseView", "POST"): Operation(
-        id="fine_tuning.jobs.pause", answer=openai.FineTuningJobObject
+        id="fine_tuning.jobs.pause", response=openai.FineTuningJobObject
     ),
     ("FineTuningResumeView", "POST"): Operation(
-        id="fine_tuning.jobs.resume", answer=openai.FineTuningJobObject
+        id="fine_tuning.jobs.resume", response=openai.FineTuningJobObject
     ),
     ("FineTuningEventsView", "GET"): Operation(
-        id="fine_tuning.jobs.events", answer=Page[openai.FineTuningEventObject], query=PAGING
+        id="fine_tuning.jobs.events", response=Page[openai.FineTuningEventObject], query=PAGING
     ),
     ("FineTuningCheckpointsView", "GET"): Operation(
-        id="fine_tuning.jobs.checkpoints", answer=Page[openai.FineTuningCheckpointObject], query=PAGING
+        id="fine_tuning.jobs.checkpoints", response=Page[openai.FineTuningCheckpointObject], query=PAGING
     ),
     ("PipelineListView", "GET"): Operation(
-        id="pipelines.list", answer=Page[own.PipelineObject], query=PAGING
+        id="pipelines.list", response=Page[own.PipelineObject], query=PAGING
     ),
     ("PipelineListView", "POST"): Operation(
-        id="pipelines.create", answer=own.PipelineObject, status=201, body=PipelineRequest
+        id="pipelines.create", response=own.PipelineObject, status=201, request=PipelineRequest
     ),
-    ("PipelineView", "GET"): Operation(id="pipelines.retrieve", answer=own.PipelineObject),
-    ("PipelineCancelView", "POST"): Operation(id="pipelines.cancel", answer=own.PipelineObject),
-    ("PipelineResumeView", "POST"): Operation(id="pipelines.resume", answer=own.PipelineObject),
-    ("CaptureView", "GET"): Operation(id="deployments.capture.retrieve", answer=own.CaptureObject),
+    ("PipelineView", "GET"): Operation(id="pipelines.retrieve", response=own.PipelineObject),
+    ("PipelineCancelView", "POST"): Operation(id="pipelines.cancel", response=own.PipelineObject),
+    ("PipelineResumeView", "POST"): Operation(id="pipelines.resume", response=own.PipelineObject),
+    ("CaptureView", "GET"): Operation(id="deployments.capture.retrieve", response=own.CaptureObject),
     ("CaptureView", "POST"): Operation(
-        id="deployments.capture.set", answer=own.CaptureObject, body=CaptureInput
+        id="deployments.capture.set", response=own.CaptureObject, request=CaptureInput
     ),
-    ("CaptureView", "DELETE"): Operation(id="deployments.capture.end", answer=Deleted),
+    ("CaptureView", "DELETE"): Operation(id="deployments.capture.end", response=Deleted),
     ("CaptureFileView", "POST"): Operation(
-        id="deployments.capture.file", answer=openai.FileObject, status=201
+        id="deployments.capture.file", response=FileObject, status=201
     ),
-    ("EvaluationsView", "GET"): Operation(
-        id="evaluations.list",
-        answer=Page[own.EvaluationObject],
-        query={**PAGING, "speculator_id": "Of this one alone."},
-    ),
-    ("EvaluationsView", "POST"): Operation(
-        id="evaluations.create", answer=own.EvaluationObject, status=201, body=EvaluationRequest
-    ),
-    ("EvaluationView", "GET"): Operation(id="evaluations.retrieve", answer=own.EvaluationObject),
-    ("EvaluationCancelView", "POST"): Operation(
-        id="evaluations.cancel", answer=own.EvaluationObject, status=202
-    ),
-    ("EvaluationCertificateView", "GET"): Operation(
-        id="evaluations.certificate", answer=own.CertificateObject
-    ),
-    ("EvaluationPlotView", "GET"): Operation(
-        id="evaluations.plot", answer=PNG, also=SVG, query={"format": "`png` or `svg`."}
-    ),
-    ("CertificateKeyView", "GET"): Operation(
-        id="certificates.public_key", answer=own.PublicKeyObject
-    ),
-    ("QuotesView", "GET"): Operation(id="quotes.list", answer=Page[QuoteObject], query=PAGING),
+    ("QuotesView", "GET"): Operation(id="quotes.list", response=Page[QuoteObject], query=PAGING),
     ("QuotesView", "POST"): Operation(
-        id="quotes.create", answer=QuoteObject, status=201, body=QuoteInput
+        id="quotes.create", response=QuoteObject, status=201, request=QuoteInput
     ),
-    ("QuoteView", "GET"): Operation(id="quotes.retrieve", answer=QuoteObject),
-    ("QuoteView", "PATCH"): Operation(id="quotes.update", answer=QuoteObject, body=QuoteUpdateInput),
-    ("AdaptersView", "GET"): Operation(id="adapters.list", answer=Page[AdapterObject], query=PAGING),
+    ("QuoteView", "GET"): Operation(id="quotes.retrieve", response=QuoteObject),
+    ("QuoteView", "PATCH"): Operation(id="quotes.update", response=QuoteObject, request=QuoteUpdateInput),
+    ("AdaptersView", "GET"): Operation(id="adapters.list", response=Page[AdapterObject], query=PAGING),
     ("AdaptersView", "POST"): Operation(
-        id="adapters.create", answer=AdapterObject, status=201, body=AdapterInput
+        id="adapters.create", response=AdapterObject, status=201, request=AdapterInput
     ),
-    ("AdapterView", "GET"): Operation(id="adapters.retrieve", answer=AdapterObject),
-    ("AdapterView", "DELETE"): Operation(id="adapters.delete", answer=Deleted),
-    ("RolloutsView", "GET"): Operation(
-        id="deployments.rollouts.list", answer=Page[RolloutObject], query=PAGING
-    ),
-    ("RolloutsView", "POST"): Operation(
-        id="deployments.rollouts.create", answer=RolloutObject, status=201, body=RolloutInput
-    ),
-    ("RolloutView", "GET"): Operation(id="deployments.rollouts.retrieve", answer=RolloutObject),
-    ("RolloutCancelView", "POST"): Operation(id="deployments.rollouts.cancel", answer=RolloutObject),
+    ("AdapterView", "GET"): Operation(id="adapters.retrieve", response=AdapterObject),
+    ("AdapterView", "DELETE"): Operation(id="adapters.delete", response=Deleted),
     ("DistillationsView", "GET"): Operation(
-        id="distillations.list", answer=Page[DistillationObject], query=PAGING
+        id="distillations.list", response=Page[DistillationObject], query=PAGING
     ),
     ("DistillationsView", "POST"): Operation(
-        id="distillations.create", answer=DistillationObject, status=201, body=DistillationInput
+        id="distillations.create", response=DistillationObject, status=201, request=DistillationInput
     ),
     ("DistillationView", "GET"): Operation(
-        id="distillations.retrieve", answer=DistillationObject
+        id="distillations.retrieve", response=DistillationObject
     ),
     ("DistillationCancelView", "POST"): Operation(
-        id="distillations.cancel", answer=DistillationObject
+        id="distillations.cancel", response=DistillationObject
     ),
     ("SpendCapsView", "GET"): Operation(
-        id="spend_caps.list", answer=Page[SpendCapObject], query=PAGING
+        id="spend_caps.list", response=Page[SpendCapObject], query=PAGING
     ),
     ("SpendCapsView", "POST"): Operation(
-        id="spend_caps.create", answer=SpendCapObject, status=201, body=SpendCapInput
+        id="spend_caps.create", response=SpendCapObject, status=201, request=SpendCapInput
     ),
-    ("SpendCapView", "GET"): Operation(id="spend_caps.retrieve", answer=SpendCapObject),
+    ("SpendCapView", "GET"): Operation(id="spend_caps.retrieve", response=SpendCapObject),
     ("SpendCapView", "PATCH"): Operation(
-        id="spend_caps.update", answer=SpendCapObject, body=SpendCapUpdateInput
+        id="spend_caps.update", response=SpendCapObject, request=SpendCapUpdateInput
     ),
-    ("SpendCapView", "DELETE"): Operation(id="spend_caps.delete", answer=Deleted),
+    ("SpendCapView", "DELETE"): Operation(id="spend_caps.delete", response=Deleted),
     ("DeploymentsView", "GET"): Operation(
-        id="deployments.list", answer=Page[own.DeploymentObject], query=PAGING
+        id="deployments.list", response=Page[own.DeploymentObject], query=PAGING
     ),
     ("DeploymentsView", "POST"): Operation(
-        id="deployments.create", answer=own.DeploymentObject, status=201, body=DeploymentInput
+        id="deployments.create", response=own.DeploymentObject, status=201, request=DeploymentInput
     ),
-    ("DeploymentView", "GET"): Operation(id="deployments.retrieve", answer=own.DeploymentObject),
+    ("DeploymentView", "GET"): Operation(id="deployments.retrieve", response=own.DeploymentObject),
     ("DeploymentView", "PATCH"): Operation(
-        id="deployments.update", answer=own.DeploymentObject, body=DeploymentUpdateInput
+        id="deployments.update", response=own.DeploymentObject, request=DeploymentUpdateInput
     ),
-    ("DeploymentView", "DELETE"): Operation(id="deployments.delete", answer=Deleted),
+    ("DeploymentView", "DELETE"): Operation(id="deployments.delete", response=Deleted),
     ("DeploymentEventsView", "GET"): Operation(
-        id="deployments.events", answer=Page[own.EventObject], query=PAGING
+        id="deployments.events", response=Page[own.EventObject], query=PAGING
     ),
     ("DeploymentMetricsView", "GET"): Operation(
         id="deployments.metrics",
-        answer=DeploymentMetricsPage,
+        response=DeploymentMetricsPage,
         query={name: text for name, text in BUCKETS.items() if name in STRETCHES},
     ),
     ("DeploymentStartView", "POST"): Operation(
-        id="deployments.start", answer=own.DeploymentObject, status=202
+        id="deployments.start", response=own.DeploymentObject, status=202
     ),
     ("DeploymentStopView", "POST"): Operation(
-        id="deployments.stop", answer=own.DeploymentObject, status=202
+        id="deployments.stop", response=own.DeploymentObject, status=202
     ),
     ("EventsView", "GET"): Operation(
         id="events.list",
-        answer=Page[own.EventObject],
+        response=Page[own.EventObject],
         also=EVENTS,
         query={**PAGING, "types": "Names or patterns, with commas.", "object_id": "Of this object alone."},
     ),
-    ("EventView", "GET"): Operation(id="events.retrieve", answer=own.EventObject),
+    ("EventView", "GET"): Operation(id="events.retrieve", response=own.EventObject),
     ("EndpointsView", "GET"): Operation(
-        id="webhook_endpoints.list", answer=Page[own.WebhookEndpointObject], query=PAGING
+        id="webhook_endpoints.list", response=Page[own.WebhookEndpointObject], query=PAGING
     ),
     ("EndpointsView", "POST"): Operation(
-        id="webhook_endpoints.create", answer=own.WebhookEndpointWithSecret, status=201, body=EndpointInput
+        id="webhook_endpoints.create", response=own.WebhookEndpointWithSecret, status=201, request=EndpointInput
     ),
     ("EndpointView", "GET"): Operation(
-        id="webhook_endpoints.retrieve", answer=own.WebhookEndpointObject
+        id="webhook_endpoints.retrieve", response=own.WebhookEndpointObject
     ),
     ("EndpointView", "PATCH"): Operation(
-        id="webhook_endpoints.update", answer=own.WebhookEndpointObject, body=EndpointUpdateInput
+        id="webhook_endpoints.update", response=own.WebhookEndpointObject, request=EndpointUpdateInput
     ),
-    ("EndpointView", "DELETE"): Operation(id="webhook_endpoints.delete", answer=Deleted),
+    ("EndpointView", "DELETE"): Operation(id="webhook_endpoints.delete", response=Deleted),
     ("EndpointRotateView", "POST"): Operation(
-        id="webhook_endpoints.rotate_secret", answer=own.WebhookEndpointWithSecret, body=RotateSecretInput
+        id="webhook_endpoints.rotate_secret", response=own.WebhookEndpointWithSecret, request=RotateSecretInput
     ),
     ("EndpointTestView", "POST"): Operation(
-        id="webhook_endpoints.test", answer=own.WebhookDeliveryObject, status=202
+        id="webhook_endpoints.test", response=own.WebhookDeliveryObject, status=202
     ),
     ("DeliveriesView", "GET"): Operation(
         id="webhook_endpoints.deliveries.list",
-        answer=Page[own.WebhookDeliveryObject],
+        response=Page[own.WebhookDeliveryObject],
         query={**PAGING, "status": "`pending`, `succeeded` or `failed` alone."},
     ),
     ("DeliveryView", "GET"): Operation(
-        id="webhook_endpoints.deliveries.retrieve", answer=own.WebhookDeliveryObject
+        id="webhook_endpoints.deliveries.retrieve", response=own.WebhookDeliveryObject
     ),
     ("DeliveryReplayView", "POST"): Operation(
-        id="webhook_endpoints.deliveries.replay", answer=own.WebhookDeliveryObject, status=202
+        id="webhook_endpoints.deliveries.replay", response=own.WebhookDeliveryObject, status=202
     ),
     ("UsageView", "GET"): Operation(
         id="usage.retrieve",
-        answer=own.UsageTotal,
+        response=own.UsageTotal,
         query={"start_time": "Unix seconds; the month's first unless given.", "end_time": "Unix seconds; or now."},
     ),
     ("CompletionsUsageView", "GET"): Operation(
-        id="organization.usage.completions", answer=openai.UsagePage, query=BUCKETS
+        id="organization.usage.completions", response=openai.UsagePage, query=BUCKETS
     ),
-    ("CostsView", "GET"): Operation(id="organization.costs", answer=openai.CostPage, query=BUCKETS),
+    ("CostsView", "GET"): Operation(id="organization.costs", response=openai.CostPage, query=BUCKETS),
     ("chat_completions", "POST"): Operation(
-        id="chat.completions.create", answer=own.Completion, also=EVENTS
+        id="chat.completions.create", response=own.Completion, also=EVENTS
     ),
-    ("completions", "POST"): Operation(id="completions.create", answer=own.Completion, also=EVENTS),
+    ("completions", "POST"): Operation(id="completions.create", response=own.Completion, also=EVENTS),
 }

@@ -7,12 +7,7 @@ from pydantic import Field
 from control.operations.openapi.deployment_shapes import ServedAdapter
 from control.operations.openapi.openai_shapes import Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
-
-
-class Progress(Shape):
-    done: int
-    total: int
-    unit: str
+from control.queue.jobs.schemas import Progress
 
 
 class Failure(Shape):
@@ -92,50 +87,6 @@ class CaptureObject(Shape):
     num_requests: int
     oldest_at: Unix | None
     created_at: Unix
-
-
-class EvaluationObject(Shape):
-    id: str
-    object: Literal["evaluation"]
-    status: Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
-    speculator_id: str
-    model: str
-    prompts_file: str | None
-    concurrencies: list[int]
-    max_tokens: int | None
-    repeats: int
-    price_per_gpu_hour: float | None = Field(description="USD.")
-    job_id: str
-    progress: Progress | None
-    metrics: Figures = Field(description="The latest; `eta_seconds` goes by the pace at the concurrency at hand.")
-    result: Literal["equal", "different"] | None = Field(description="As the certificate says.")
-    report: Figures | None = Field(description="Its `definitions` explain every figure.")
-    error: Figures | None
-    created_at: Unix
-    started_at: Unix | None
-    finished_at: Unix | None
-
-
-class CertificateSignature(Shape):
-    algorithm: Literal["ed25519"]
-    key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
-    value: str = Field(description="In base64, over all but `signature`, as RFC 8785 writes it.")
-
-
-class CertificateObject(Shape):
-    """A statement about one evaluation, signed."""
-
-    object: Literal["certificate"]
-    format: Literal["slipstream.equality/1"]
-    statement: Figures
-    signature: CertificateSignature
-
-
-class PublicKeyObject(Shape):
-    object: Literal["public_key"]
-    algorithm: Literal["ed25519"]
-    key_id: str
-    public_key: str = Field(description="PEM.")
 
 
 class DatasetErrors(Shape):

@@ -1,13 +1,15 @@
-"""drf-spectacular's view of a route, taken from the table of operations instead of from serializers on views."""
+"""drf-spectacular's view of a route, taken from the operation that is declared on the view's method."""
 
 import inspect
 from typing import Any
 
+from drf_spectacular.contrib.pydantic import PydanticExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 
-from control.operations.openapi.operations import OPERATIONS, Operation
+from control.core.api.operation import Operation, operation_of
+from control.operations.openapi.operations import OPERATIONS
 from control.operations.openapi.shapes import Error
 from control.tenants.authentication.views import OrganizationView
 
@@ -17,10 +19,29 @@ FAILURES = {
 }
 
 
-class TableSchema(AutoSchema):
+class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
+    """Names the body of a PATCH as drf-spectacular does for serializers, and requires none of its members."""
+
+    target_class = "control.core.api.schemas.RequestModel"
+    match_subclasses = True
+    priority = 1  # before the one for every model
+
+    def get_name(self, auto_schema: AutoSchema, direction: str) -> str:
+        name: str = super().get_name(auto_schema, direction)  # type: ignore[no-untyped-call]
+        return f"Patched{name}" if auto_schema.method == "PATCH" else name
+
+    def map_serializer(self, auto_schema: AutoSchema, direction: str) -> Any:
+        schema = super().map_serializer(auto_schema, direction)  # type: ignore[no-untyped-call]
+        if auto_schema.method == "PATCH":
+            schema.pop("required", None)
+        return schema
+
+
+class OperationSchema(AutoSchema):
     def _entry(self) -> Operation:
-        """Raises: KeyError: the table lacks the route."""
-        return OPERATIONS[type(self.view).__name__, self.method]
+        """Raises: KeyError: nothing was declared."""
+        view = type(self.view)
+        return operation_of(view, self.method) or OPERATIONS[view.__name__, self.method]
 
     def get_operation_id(self) -> str:
         return self._entry().id
@@ -38,7 +59,7 @@ class TableSchema(AutoSchema):
         return [{"key": []}]
 
     def get_request_serializer(self) -> Any:
-        return self._entry().body
+        return self._entry().request
 
     def get_override_parameters(self) -> list[Any]:
         query = [
@@ -56,10 +77,10 @@ class TableSchema(AutoSchema):
     def get_response_serializers(self) -> Any:
         entry = self._entry()
         answers: dict[Any, Any] = {status: OpenApiResponse(Error, text) for status, text in FAILURES.items()}
-        if isinstance(entry.answer, str):
-            answers[entry.status, entry.answer] = OpenApiTypes.BINARY
+        if isinstance(entry.response, str):
+            answers[entry.status, entry.response] = OpenApiTypes.BINARY
         else:
-            answers[entry.status, "application/json"] = entry.answer
+            answers[entry.status, "application/json"] = entry.response
         if entry.also is not None:
             answers[entry.status, entry.also] = OpenApiTypes.STR
         return answers

@@ -1,35 +1,15 @@
-"""What all answers share."""
+"""Shapes that all answers share; resources import them from `control.core.api.schemas`."""
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from pydantic import Field
 
-from pydantic import BaseModel, ConfigDict, Field
+from control.core.api.schemas import Deleted as Deleted
+from control.core.api.schemas import Error as Error
+from control.core.api.schemas import Figures as Figures
+from control.core.api.schemas import Page as Page
+from control.core.api.schemas import ResponseModel
+from control.core.api.schemas import Unix as Unix
 
-Unix = Annotated[int, Field(description="Unix seconds.")]
-Figures = dict[str, Any]
-
-_Item = TypeVar("_Item")
-
-
-class Shape(BaseModel):
-    """Answers hold these members and no others, all of them always there."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Page(Shape, Generic[_Item]):
-    """`after=<last_id>` asks for the next one."""
-
-    object: Literal["list"]
-    data: list[_Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-    @classmethod
-    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """The component's: brackets are not allowed there."""
-        name: str = params[0].__name__
-        return f"{name}Page"
+Shape = ResponseModel
 
 
 class Paused(Shape):
@@ -39,20 +19,3 @@ class Paused(Shape):
     code: str
     message: str
     cap_id: str | None = Field(description="Of a spend cap or a quote.")
-
-
-class Deleted(Shape):
-    id: str
-    object: str
-    deleted: Literal[True]
-
-
-class ErrorDetail(Shape):
-    message: str = Field(description="For people; it may change.")
-    type: str
-    param: str | None = Field(description="The field at fault.")
-    code: str | None = Field(description="Permanent, for programs.")
-
-
-class Error(Shape):
-    error: ErrorDetail

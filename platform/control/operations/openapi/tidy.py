@@ -4,13 +4,29 @@ from typing import Any
 
 
 def tidy(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Unknown members of a body are errors, so bodies are closed; titles and ids that say nothing are dropped."""
+    """Requests show null as one of two types and not as a default; titles and ids that say nothing are dropped."""
     for name, schema in result["components"]["schemas"].items():
-        if name.endswith("Input"):
-            schema["additionalProperties"] = False
-            schema.pop("description", None)  # that of the class which all of them share
         _drop(schema)
+        if name.endswith("Input"):  # those that are serializers still
+            schema["additionalProperties"] = False
+            schema.pop("description", None)
+        if name.endswith(("Input", "Form")):
+            schema["properties"] = {key: _without_null(value) for key, value in schema["properties"].items()}
+        for member in schema.get("properties", {}).values():
+            if "const" in member:
+                member.pop("default", None)
     return result
+
+
+def _without_null(member: dict[str, Any]) -> dict[str, Any]:
+    """{"anyOf": [{"type": X}, {"type": "null"}]} is {"type": [X, "null"]}."""
+    found = dict(member)
+    if found.get("default", ...) is None:
+        del found["default"]
+    if "anyOf" in found:
+        of_value, _ = found.pop("anyOf")
+        found |= {**of_value, "type": [of_value["type"], "null"]}
+    return found
 
 
 def _drop(node: Any, *, names_members: bool = False) -> None:

@@ -3,7 +3,7 @@
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from control.data.files.serializers import file_body
+from control.data.files.schemas import FileObject
 from control.serving.captures.selectors import capture_of
 from control.serving.captures.serializers import CaptureInput, capture_body
 from control.serving.captures.services import capture_end, capture_export, capture_set
@@ -40,4 +40,5 @@ class CaptureFileView(_OneDeployment):
     """A file of all different requests that are kept, for `prompts_file` of a pipeline or a distillation."""
 
     def post(self, request: Request, deployment_id: str) -> Response:
-        return Response(file_body(capture_export(capture=capture_of(self.deployment(deployment_id)))), status=201)
+        file = capture_export(capture=capture_of(self.deployment(deployment_id)))
+        return Response(FileObject.of(file).model_dump(), status=201)

@@ -41,6 +41,10 @@ class OrganizationView(APIView):
         if any("\0" in str(value) for value in (*kwargs.values(), *request.query_params.values())):
             raise Http404  # names nothing; PostgreSQL would refuse even to look for it
 
+    def request_body(self, request: Request) -> Any:
+        """What `operation` checks against its request model."""
+        return request.data
+
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         set_caller(None)
         return super().finalize_response(request, response, *args, **kwargs)

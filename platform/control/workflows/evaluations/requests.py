@@ -1,36 +1,39 @@
-"""What a customer may ask of an evaluation."""
-
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+"""Carries out requests for evaluations that come from the API or the console."""
 
 from control.core.api.errors import ApiError
-
-_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-
-
-class EvaluationRequest(BaseModel):
-    """Without `prompts_file`, on the prompts that the speculator's pipeline held out."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    speculator_id: str
-    prompts_file: str | None = None
-    concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [
-        1, 4, 16, 32,
-    ]  # fmt: skip
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    repeats: Annotated[int, Field(ge=1, le=10)] = 1
-    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; else the installation's
+from control.core.api.forms import ConsoleForm
+from control.data.files.choices import prompt_files
+from control.data.files.models import File
+from control.data.files.selectors import file_get
+from control.models.catalog.choices import ready_speculators
+from control.models.catalog.selectors import speculator_get
+from control.tenants.accounts.models import Organization
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.schemas import EvaluationRequest
+from control.workflows.evaluations.services import evaluation_create
 
 
-def parse_evaluation_request(body: Any) -> EvaluationRequest:
-    """Raises: ApiError: 400, naming the first field at fault."""
-    if not isinstance(body, dict):
-        raise ApiError(400, f"The body must be a JSON object, got {type(body).__name__}.", "invalid_value")
-    try:
-        return EvaluationRequest.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(str(part) for part in first["loc"])[:80]
-        raise ApiError(400, f"{param}: {first['msg']}", _CODES.get(first["type"], "invalid_value"), param) from None
+def create_from(organization: Organization, body: EvaluationRequest) -> Evaluation:
+    """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose; or as `evaluation_create`."""
+    speculator = speculator_get(organization, body.speculator_id)
+    prompts = None if body.prompts_file is None else _prompts(organization, body.prompts_file)
+    return evaluation_create(organization=organization, speculator=speculator, prompts=prompts, request=body)
+
+
+def _prompts(organization: Organization, file_id: str) -> File:
+    file = file_get(organization, file_id, param="prompts_file")
+    if file.purpose != File.Purpose.BATCH:
+        message = f"prompts_file must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", "prompts_file")
+    return file
+
+
+CREATE_EVALUATION = ConsoleForm(
+    title="Evaluate a speculator",
+    request=EvaluationRequest,
+    run=create_from,
+    choices=lambda organization: {
+        "speculator_id": ready_speculators(organization),
+        "prompts_file": prompt_files(organization),
+    },
+)

@@ -19,7 +19,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
-from control.workflows.evaluations.requests import EvaluationRequest
+from control.workflows.evaluations.schemas import EvaluationRequest
 from control.workflows.evaluations.selectors import making_seconds, pipeline_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 

@@ -6,8 +6,8 @@ from rest_framework.response import Response
 from control.core.api.errors import ApiError
 from control.core.api.paging import paginate
 from control.core.storage.backends import ObjectMissing
+from control.data.files.schemas import FileObject
 from control.data.files.selectors import file_get
-from control.data.files.serializers import file_body
 from control.data.files.streaming import StoredFileResponse
 from control.models.catalog.selectors import base_model_get, speculator_get, speculators_list
 from control.tenants.authentication.views import OrganizationView
@@ -73,4 +73,4 @@ class SpeculatorExportView(OrganizationView):
         form.is_valid(raise_exception=True)
         speculator = speculator_get(self.organization, speculator_id)
         file = speculator_export(speculator=speculator, form=form.validated_data["format"])
-        return Response(file_body(file), status=201)
+        return Response(FileObject.of(file).model_dump(), status=201)

@@ -120,7 +120,7 @@ def test_an_upload_that_breaks_leaves_no_bytes(client: Client, monkeypatch: pyte
         keys.append(file.storage_key)
         raise RuntimeError("after the file was stored")
 
-    monkeypatch.setattr("control.data.files.views.file_body", crash)
+    monkeypatch.setattr("control.data.files.views.FileObject.of", crash)
 
     assert upload(client, b"{}\n").status_code == 500
 

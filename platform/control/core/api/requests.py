@@ -1,0 +1,51 @@
+"""Checks the body of a request against its model. The error names the first field at fault."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from control.core.api.errors import ApiError
+from control.core.api.schemas import RequestModel
+
+_Request = TypeVar("_Request", bound=RequestModel)
+
+MAX_PARAM_LENGTH = 80  # the caller chose the names of unknown parameters
+_COMPLETE_MESSAGES = ("value_error", "empty")  # types of errors whose message needs no value behind it
+
+
+def parse_request(model: type[_Request], body: Any) -> _Request:
+    """Raises: ApiError: 400."""
+    if not isinstance(body, dict):
+        raise ApiError(400, f"The body must be a JSON object, got {type(body).__name__}.", "invalid_value")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _translate(error.errors(include_url=False), body) from None
+
+
+def _translate(errors: list[ErrorDetails], body: dict[str, Any]) -> ApiError:
+    """An unknown parameter is reported before all else: it is often the misspelt name of a missing one."""
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    param = _path(first["loc"], body)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"Unknown parameter: {param!r}.", "unknown_parameter", param)
+    if first["type"] == "missing":
+        return ApiError(400, f"{param}: This field is required.", "missing_required_parameter", param)
+    if first["input"] is None:
+        return ApiError(400, f"{param}: This field may not be null.", "missing_required_parameter", param)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] not in _COMPLETE_MESSAGES:
+        message += f", got {ascii(first['input'])[:60]}"
+    return ApiError(400, f"{param}: {message}", "invalid_value", param)
+
+
+def _path(location: tuple[int | str, ...], body: Any) -> str:
+    """`training.kind`. Pydantic's own parts, such as the branch of a union, follow a value and are left out."""
+    path = []
+    for part in location:
+        if not isinstance(body, dict | list):
+            break
+        path.append(str(part))
+        body = body.get(part) if isinstance(body, dict) else body[int(part)]
+    return ".".join(path)[:MAX_PARAM_LENGTH]

@@ -1,0 +1,84 @@
+"""Requests and responses of evaluations, and of their certificates."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
+from control.queue.jobs.models import Job
+from control.queue.jobs.schemas import Progress
+from control.workflows.evaluations.models import Evaluation
+
+
+class EvaluationRequest(RequestModel, strict=True):
+    """Without `prompts_file`, on the prompts that the speculator's pipeline held out."""
+
+    speculator_id: str
+    prompts_file: str | None = None
+    concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [
+        1, 4, 16, 32,
+    ]  # fmt: skip
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    repeats: Annotated[int, Field(ge=1, le=10)] = 1
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; else the installation's
+
+
+class EvaluationObject(ResponseModel):
+    id: str
+    object: Literal["evaluation"] = "evaluation"
+    status: Annotated[str, OneOf(Job.Status)]
+    speculator_id: str
+    model: str
+    prompts_file: str | None
+    concurrencies: list[int]
+    max_tokens: int | None
+    repeats: int
+    price_per_gpu_hour: float | None = Field(description="USD.")
+    job_id: str
+    progress: Progress | None
+    metrics: Figures = Field(description="The latest; `eta_seconds` is estimated from the pace at this concurrency.")
+    result: Literal["equal", "different"] | None = Field(description="As the certificate says.")
+    report: Figures | None = Field(description="Its `definitions` explain every figure.")
+    error: Figures | None
+    created_at: Unix
+    started_at: Unix | None
+    finished_at: Unix | None
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Self:
+        job, certificate = evaluation.job, evaluation.certificate
+        return cls.from_row(
+            job,
+            id=evaluation.pk,
+            speculator_id=evaluation.speculator_id,
+            model=evaluation.speculator.base_model.name,
+            prompts_file=evaluation.prompts_file_id,
+            **evaluation.settings,
+            job_id=job.pk,
+            progress=Progress.of(job),
+            result=None if certificate is None else certificate["statement"]["result"],
+            report=job.result if job.status == Job.Status.SUCCEEDED else None,
+            created_at=evaluation.created_at,
+        )
+
+
+class CertificateSignature(ResponseModel):
+    algorithm: Literal["ed25519"]
+    key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
+    value: str = Field(description="In base64, over all but `signature`, as RFC 8785 writes it.")
+
+
+class CertificateObject(ResponseModel):
+    """A statement about one evaluation, signed."""
+
+    object: Literal["certificate"]
+    format: Literal["slipstream.equality/1"]
+    statement: Figures
+    signature: CertificateSignature
+
+
+class PublicKeyObject(ResponseModel):
+    object: Literal["public_key"]
+    algorithm: Literal["ed25519"]
+    key_id: str
+    public_key: str = Field(description="PEM.")

@@ -15,7 +15,7 @@ def normal(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def multiply(a_ptr, b_ptr, out_ptr, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """out = a @ b, of squares."""
     places = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]

@@ -1,5 +1,6 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
+# make test-wide   the control plane on PostgreSQL, and the numerics of other processors; at most 35 minutes
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
 # make bench-cpu   our engine beside its peers, about an hour (docs/benchmarks.md)
@@ -18,18 +19,22 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check soak bench-cpu setup clean
+.PHONY: demo test test-wide check soak bench-cpu setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -9
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -10
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
 
 test: check
 	$(BIN)/python -m pytest
+
+test-wide: $(STAMP)
+	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control --ignore tests/control/test_fuzz.py
+	$(BIN)/python -m tests.processors
 
 check: $(STAMP)
 	$(BIN)/ruff check .

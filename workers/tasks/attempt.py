@@ -103,7 +103,7 @@ def _observed(claim: Claim, job: Job) -> Iterator[None]:
     came_from = origin_of(claim.job_id)
     ids = {"organization_id": claim.organization_id, "job_id": claim.job_id, "fence": claim.fence}
     request = {REQUEST_ID: came_from[REQUEST_ID]} if REQUEST_ID in came_from else {}
-    about = {
+    about: tracing.Attributes = {
         tracing.ORGANIZATION: claim.organization_id,
         tracing.JOB: claim.job_id,
         tracing.JOB_KIND: job.kind,

@@ -1,5 +1,7 @@
 """What every installation shares. `embedded` and `production` add what they differ in."""
 
+from pathlib import Path
+
 import structlog
 
 from control.core.settings.config import Config, database_settings
@@ -19,6 +21,16 @@ LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "control.core.settings.formats"
 LOGIN_REDIRECT_URL = "admin:index"  # only staff sign in
 
+# Every folder in a room that holds tables, commands or code to run at start-up is an app.
+_CONTROL = Path(__file__).resolve().parents[2]
+OWN_APPS = sorted(
+    {
+        f"control.{path.parts[-3]}.{path.parts[-2]}"
+        for name in ("models.py", "apps.py", "management")
+        for path in _CONTROL.glob(f"*/*/{name}")
+    }
+)
+
 INSTALLED_APPS = [
     "unfold",  # before django.contrib.admin: it replaces its templates
     "django.contrib.admin",
@@ -29,32 +41,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "drf_spectacular",
-    "control.tenants.accounts",
-    "control.tenants.row_security",
-    "control.tenants.quotas",
-    "control.tenants.audit",
-    "control.tenants.idempotency",
-    "control.tenants.events",
-    "control.tenants.webhooks",
-    "control.billing.usage",
-    "control.billing.spending",
-    "control.queue.jobs",
-    "control.data.files",
-    "control.data.uploads",
-    "control.models.catalog",
-    "control.models.adapters",
-    "control.serving.deployments",
-    "control.serving.rollouts",
-    "control.serving.captures",
-    "control.workflows.datasets",
-    "control.workflows.batches",
-    "control.workflows.quotes",
-    "control.workflows.distillations",
-    "control.workflows.pipelines",
-    "control.workflows.evaluations",
-    "control.workflows.fine_tuning",
-    "control.operations.console",
-    "control.operations.embedded",
+    *OWN_APPS,
 ]
 AUTH_USER_MODEL = "accounts.User"
 STAFF_TWO_FACTOR = False  # `two_factor` says otherwise

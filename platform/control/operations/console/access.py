@@ -12,6 +12,7 @@ from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from control.operations.console.base import CreatableAdmin, RowsAdmin, service_action
+from control.operations.console.sidebar import SidebarEntry
 from control.tenants.accounts.models import ApiKey, Member, Project, User
 from control.tenants.administration.limits import LimitValues, limits_set
 from control.tenants.administration.serializers import DEFAULT_GRACE
@@ -37,6 +38,8 @@ admin.site.unregister(Group)  # rights here are a user's own
 class LimitsAdmin(CreatableAdmin):
     """Empty: as everybody has it."""
 
+    sidebar = SidebarEntry("Tenants", 3, "Limits", "production_quantity_limits")
+
     list_display = ["organization", *LimitValues.__annotations__]
     fields = ["organization", *LimitValues.__annotations__]
 
@@ -53,6 +56,7 @@ class LimitsAdmin(CreatableAdmin):
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Tenants", 8, "Audit", "history")
     list_display = ["created_at", "action", "object_id", "organization", "actor"]
     list_filter = ["organization", "action"]
     search_fields = ["object_id", "actor_id", "request_id"]
@@ -65,6 +69,7 @@ class AuditEventAdmin(RowsAdmin):
 
 @admin.register(Member)
 class MemberAdmin(CreatableAdmin):
+    sidebar = SidebarEntry("Access", 1, "Members", "group")
     list_display = ["user", "organization", "role"]
     list_filter = ["organization", "role"]
     fields = ["organization", "user", "role"]
@@ -90,6 +95,7 @@ def _is_open(row: Project) -> bool:
 
 @admin.register(Project)
 class ProjectAdmin(CreatableAdmin):
+    sidebar = SidebarEntry("Tenants", 2, "Projects", "folder")
     list_display = ["name", "organization", "id", "created_at", "archived_at"]
     list_filter = ["organization"]
     search_fields = ["name", "id"]
@@ -119,6 +125,7 @@ def _is_valid(row: ApiKey) -> bool:
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(CreatableAdmin):
+    sidebar = SidebarEntry("Access", 2, "API keys", "key")
     list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
     list_filter = ["organization"]
     search_fields = ["name", "id"]
@@ -158,6 +165,8 @@ class ApiKeyAdmin(CreatableAdmin):
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # unfold has no types
     """Django's own forms: people are no business of a service of ours."""
+
+    sidebar = SidebarEntry("Access", 3, "Users", "person")
 
     form = UserChangeForm
     add_form = UserCreationForm

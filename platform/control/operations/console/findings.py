@@ -7,6 +7,7 @@ from django.utils.safestring import SafeString
 from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
+from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.work_asks import CREATE_DATASET
 from control.queue.jobs.models import Job
 from control.serving.captures.models import Capture, CapturedRequest
@@ -26,6 +27,7 @@ def _is_active(row: Evaluation) -> bool:
 
 @admin.register(Evaluation)
 class EvaluationAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Serving", 5, "Evaluations", "speed")
     asks = CREATE_EVALUATION
     list_display = ["id", "organization", "speculator", "state", "progress", "outputs", "created_at"]
     list_filter = ["job__status", "organization"]
@@ -82,6 +84,7 @@ class EvaluationAdmin(AskingAdmin):
 
 @admin.register(Dataset)
 class DatasetAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
     asks = CREATE_DATASET
     list_display = ["id", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
     list_filter = ["status", "organization"]
@@ -118,6 +121,7 @@ class DatasetAdmin(AskingAdmin):
 
 @admin.register(Capture)
 class CaptureAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Serving", 3, "Captures", "save")
     list_display = ["deployment", "organization", "hours", "kept", "created_at"]
     list_filter = ["organization"]
     search_fields = ["deployment__id", "deployment__name"]

@@ -15,6 +15,7 @@ from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import job_events
 from control.queue.jobs.services import job_cancel
@@ -35,6 +36,7 @@ def _is_active(row: Job) -> bool:
 
 @admin.register(Job)
 class JobAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Work", 4, "Jobs", "pending_actions")
     list_display = ["id", "organization", "kind", "state", "progress", "created_at"]
     list_filter = ["status", "kind", "organization"]
     search_fields = ["id"]

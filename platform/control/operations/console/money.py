@@ -16,6 +16,7 @@ from control.billing.usage.serializers import dollars
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.rendering import link, table
+from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.work_asks import CHANGE_CAP, CREATE_QUOTE
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
 from control.workflows.quotes.models import Quote
@@ -50,6 +51,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
 
 @admin.register(SpendCap)
 class SpendCapAdmin(CreatableAdmin):
+    sidebar = SidebarEntry("Tenants", 4, "Spend caps", "savings")
     form = SpendCapForm
     list_display = ["organization", "project", "a_month", "spent", "created_at"]
     list_filter = ["organization"]
@@ -95,6 +97,7 @@ class SpendCapAdmin(CreatableAdmin):
 
 @admin.register(Quote)
 class QuoteAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Tenants", 5, "Quotes", "request_quote")
     asks = CREATE_QUOTE
     list_display = ["id", "organization", "basis", "status", "cap", "spent", "created_at"]
     list_filter = ["status", "organization"]

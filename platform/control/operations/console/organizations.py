@@ -20,6 +20,7 @@ from control.data.files.models import File
 from control.operations.console.base import CreatableAdmin
 from control.operations.console.money import usd
 from control.operations.console.rendering import link, number, page_of, table
+from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project
 from control.tenants.administration.services import organization_create
@@ -34,6 +35,7 @@ LATEST = 20
 
 @admin.register(Organization)
 class OrganizationAdmin(CreatableAdmin):
+    sidebar = SidebarEntry("Tenants", 1, "Organizations", "domain")
     list_display = ["name", "id", "created_at"]
     search_fields = ["name", "id"]
     fields = ["name"]

@@ -31,6 +31,7 @@ from control.operations.console.serving_asks import (
     REGISTER_MODEL,
     SET_CAPTURE,
 )
+from control.operations.console.sidebar import SidebarEntry
 from control.serving.deployments.figures import stretches
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
@@ -55,6 +56,7 @@ def _is_an_organizations(row: BaseModel) -> bool:
 
 @admin.register(BaseModel)
 class BaseModelAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Serving", 7, "Base models", "neurology")
     asks = REGISTER_MODEL
     list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
     search_fields = ["name", "id"]
@@ -88,6 +90,7 @@ def _is_ready(row: Speculator) -> bool:
 
 @admin.register(Speculator)
 class SpeculatorAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Serving", 4, "Speculators", "bolt")
     asks = IMPORT_SPECULATOR
     list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
     list_filter = ["status", "kind", "organization"]
@@ -183,6 +186,7 @@ def _is_down(row: Deployment) -> bool:
 
 @admin.register(Deployment)
 class DeploymentAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Serving", 1, "Deployments", "rocket_launch")
     asks = CREATE_DEPLOYMENT
     list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]
     list_filter = ["state", "organization"]

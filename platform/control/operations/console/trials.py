@@ -9,6 +9,7 @@ from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.rendering import badge, error_text, link, number, progress_bar, table
 from control.operations.console.serving_asks import CREATE_ADAPTER
+from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.work_asks import CREATE_DISTILLATION
 from control.serving.deployments.models import Deployment
 from control.serving.rollouts.models import Rollout
@@ -26,6 +27,7 @@ def _is_active(row: Distillation) -> bool:
 
 @admin.register(Distillation)
 class DistillationAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 3, "Distillations", "water_drop")
     asks = CREATE_DISTILLATION
     list_display = ["id", "organization", "state", "created_at"]
     list_filter = ["organization"]
@@ -54,6 +56,7 @@ class DistillationAdmin(AskingAdmin):
 
 @admin.register(Adapter)
 class AdapterAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Serving", 6, "Adapters", "extension")
     asks = CREATE_ADAPTER
     list_display = ["name", "organization", "base_model", "rank", "created_at"]
     list_filter = ["organization"]
@@ -89,6 +92,7 @@ def _is_under_way(row: Rollout) -> bool:
 
 @admin.register(Rollout)
 class RolloutAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Serving", 2, "Rollouts", "science")
     list_display = ["id", "organization", "deployment", "speculator", "state", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id"]

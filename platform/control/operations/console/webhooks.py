@@ -7,6 +7,7 @@ from django.utils.safestring import SafeString
 
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.rendering import badge, link, table
+from control.operations.console.sidebar import SidebarEntry
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.selectors import deliveries_list
 from control.tenants.webhooks.services import delivery_replay, endpoint_test, endpoint_update
@@ -24,6 +25,7 @@ def _is_disabled(row: WebhookEndpoint) -> bool:
 
 @admin.register(WebhookEndpoint)
 class WebhookEndpointAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Tenants", 6, "Webhooks", "webhook")
     list_display = ["url", "organization", "patterns", "disabled", "failing_since", "created_at"]
     list_filter = ["disabled", "organization"]
     search_fields = ["url", "id"]
@@ -59,6 +61,7 @@ class WebhookEndpointAdmin(RowsAdmin):
 
 @admin.register(WebhookDelivery)
 class WebhookDeliveryAdmin(RowsAdmin):
+    sidebar = SidebarEntry("Tenants", 7, "Deliveries", "outbox")
     list_display = ["id", "organization", "endpoint", "kind", "state", "attempt", "next_attempt_at", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id", "object_id"]

@@ -11,6 +11,7 @@ from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
 from control.operations.console.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
@@ -41,6 +42,7 @@ def _is_kept(row: File) -> bool:
 
 @admin.register(File)
 class FileAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 6, "Files", "description")
     asks = UPLOAD_FILE
     list_display = ["filename", "id", "organization", "purpose", "size", "created_at", "deleted_at"]
     list_filter = ["purpose", "organization"]
@@ -63,6 +65,7 @@ class FileAdmin(AskingAdmin):
 
 @admin.register(Batch)
 class BatchAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 2, "Batches", "stacks")
     asks = CREATE_BATCH
     list_display = ["id", "organization", "base_model", "state", "progress", "failed", "created_at"]
     list_filter = ["status", "organization"]
@@ -132,6 +135,7 @@ class BatchAdmin(AskingAdmin):
 
 @admin.register(Pipeline)
 class PipelineAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 1, "Pipelines", "conversion_path")
     asks = CREATE_PIPELINE
     list_display = ["name", "organization", "base_model", "state", "created_at", "finished_at"]
     list_filter = ["status", "organization"]

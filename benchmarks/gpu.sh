@@ -43,7 +43,7 @@ done
 workers=()
 if "$python" -c 'import xdist' 2>/dev/null; then workers=(-n 8); fi
 part tests 95 "$python" -m pytest -p no:cacheprovider -m gpu "${workers[@]}" \
-    --junitxml="$logs/tests.xml" tests/kernels tests/engine/rounds tests/gpu
+    --junitxml="$logs/tests.xml" tests/kernels tests/engine/graph_decoding tests/gpu
 wait "${warmers[@]}"
 
 part kernels 100 "$python" -m benchmarks.kernels --device cuda --results "$folder" --minutes 1.3

@@ -7,9 +7,9 @@ tree    what it drafts, and beside every node of it a sibling that guesses somet
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
 from engine.drafters.base import Drafter, Pass
-from engine.kv_cache import KVCache
 from engine.sequence import Sequence
 
 

@@ -76,7 +76,7 @@ def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, l
 def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
     if "question" in row:
         return _question(row["question"], name, tokenizer, max_seq_len)
-    from engine.protocol import InvalidRequest, parse_chat, parse_completion  # not above: it needs xgrammar
+    from engine.openai.requests import InvalidRequest, parse_chat, parse_completion  # not above: it needs xgrammar
 
     parse = parse_completion if row.get("url") == "/v1/completions" else parse_chat
     try:

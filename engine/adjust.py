@@ -1,14 +1,14 @@
-"""What a request does to the logits before temperature: bias, penalties, and tokens left out.
+"""Adjusts logits before temperature is applied: bias, penalties and excluded tokens.
 
-In vLLM's order:
+The order is that of vLLM:
 
-    logits += bias                                            of the tokens named
-    logits /= repetition   where positive, *= where not       of tokens in prompt or answer
-    logits -= frequency * how often in the answer + presence  of tokens in the answer
-    logits = -inf          tokens that would end the answer before min_tokens; what the grammar excludes
+    logits += bias                            for tokens in logit_bias
+    logits /= repetition, or *= if negative   for tokens in the prompt or the answer
+    logits -= frequency * count + presence    for tokens in the answer, where count is their number
+    logits = -inf                             for stop tokens before min_tokens, and tokens that the grammar excludes
 
-"The answer" is what stands before the position whose token is chosen, accepted draft nodes included. The grammar has
-the last word: where it allows the end alone, min_tokens gives way.
+"The answer" is all generated text before the sampled position, including accepted draft nodes. The grammar overrides
+min_tokens: if it allows only the end of the answer, the answer ends.
 """
 
 import math
@@ -37,17 +37,17 @@ def needs_adjusting(sampling: SamplingParams) -> bool:
 
 
 def without_excluded(draft: Draft, sequence: Sequence) -> Draft:
-    """Without the nodes that the sequence's grammar excludes: they would be verified in vain."""
+    """Removes the nodes that the sequence's grammar excludes, since they cannot be accepted."""
     constraint = sequence.constraint
     if constraint is None or not draft:
         return draft
     constraint.follow(sequence.tokens[len(sequence.request.prompt_token_ids) :])
-    kept = constraint.fitting(draft.tokens, draft.parents)
+    kept = constraint.allowed_nodes(draft.tokens, draft.parents)
     return draft if len(kept) == len(draft) else draft.only(kept)
 
 
 class Adjuster:
-    """Walks along one path: `adjust` the logits of a position, choose its token, `accept` that, and so on."""
+    """Follows one path of tokens: the caller adjusts the logits of a position, samples its token, and accepts it."""
 
     def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
         sampling = sequence.request.sampling
@@ -63,7 +63,7 @@ class Adjuster:
             self._constraint.follow(answer)
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """logits [V] float32 -> [V] float32, another tensor."""
+        """logits [V] float32 -> [V] float32, a new tensor."""
         logits = logits.clone()
         self._add_bias(logits)
         self._penalize(logits)
@@ -104,7 +104,7 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
 
 
 def _mask(allowed: NDArray[np.bool_], logits: Tensor) -> Tensor:
-    """[V] bool: a model may have rows beyond its tokenizer's vocabulary, or fewer."""
+    """[V] bool; a model may have more or fewer rows than its tokenizer's vocabulary."""
     mask = np.zeros(len(logits), np.bool_)
     mask[: len(allowed)] = allowed[: len(logits)]
     return torch.from_numpy(mask).to(logits.device)

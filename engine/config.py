@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model, read from its `config.json`, and how to run it."""
+"""Configuration of a model, read from its `config.json`, and of the engine that runs it."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 
 from engine.errors import ModelNotLoadable
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v3")  # those with a decoder of our own
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v3")  # models with a decoder in engine/models
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _REQUIRED = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
@@ -25,9 +25,9 @@ _REQUIRED_OF_DEEPSEEK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """What each layer keeps of one position: keys [num_heads, key_width] and values [num_heads, value_width].
+    """Layout of one position in a layer's cache: keys [num_heads, key_width] and values [num_heads, value_width].
 
-    values_in_keys: a value is the first `value_width` numbers of its key, so it takes no memory of its own.
+    values_in_keys: a value is the first `value_width` elements of its key and is not stored separately.
     """
 
     num_heads: int
@@ -37,7 +37,7 @@ class CacheLayout:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a layer keeps of a position."""
+        """Number of elements that a layer stores per position."""
         return self.num_heads * (self.key_width + (0 if self.values_in_keys else self.value_width))
 
 
@@ -45,18 +45,18 @@ class CacheLayout:
 class LatentConfig:
     """Multi-head latent attention; names as in the paper (arXiv:2405.04434)."""
 
-    query_rank: int | None  # None: queries come from the hidden state in one product
+    query_rank: int | None  # None: one product computes queries from the hidden state
     rank: int
     nope_dim: int
     rope_dim: int
     value_dim: int
-    interleaved: bool  # pairs (0, 1), (2, 3) ... are rotated; else halves
+    interleaved: bool  # rotary pairs are (0, 1), (2, 3), ...; otherwise the two halves are paired
     softmax_scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Mixture of experts, chosen by a sigmoid's score with a correcting bias, best groups first."""
+    """Mixture of experts with group-limited routing by sigmoid scores and a correction bias."""
 
     num_experts: int
     num_shared: int
@@ -71,7 +71,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A causal decoder. `latent` and `experts` are DeepSeek's; a dense decoder has neither."""
+    """A causal decoder. DeepSeek models have `latent` and `experts`; dense models have neither."""
 
     model_type: str
     hidden_size: int
@@ -81,7 +81,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int  # no more than an attention window, within which all attention is full
+    max_position_embeddings: int  # at most the attention window, so that attention is always full
     norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool  # on query, key and value
@@ -95,7 +95,7 @@ class ModelConfig:
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """All layers' alike."""
+        """The same for all layers."""
         if self.latent is None:
             return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
         width = self.latent.rank + self.latent.rope_dim
@@ -103,12 +103,12 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, model_dir: Path) -> "ModelConfig":
-        """Raises: ModelNotLoadable: no readable config.json, or a model without a decoder of our own."""
+        """Raises: ModelNotLoadable: config.json is not readable, or engine/models has no decoder for the model."""
         return cls.from_values(read_config(model_dir), generation_eos(model_dir))
 
     @classmethod
     def from_values(cls, values: dict[str, Any], extra_eos: frozenset[int] = frozenset()) -> "ModelConfig":
-        """`values`: config.json as published; `extra_eos`: end tokens named elsewhere. Raises: ModelNotLoadable."""
+        """`values`: config.json as published; `extra_eos`: end tokens from other files. Raises: ModelNotLoadable."""
         model_type = values.get("model_type")
         if model_type not in MODEL_TYPES:
             raise ModelNotLoadable(f"model_type must be one of {', '.join(MODEL_TYPES)}, got {model_type!r}")
@@ -144,12 +144,15 @@ class ModelConfig:
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """The folder's config.json. Raises: ModelNotLoadable."""
+    """Reads the folder's config.json. Raises: ModelNotLoadable."""
     return _read_object(model_dir / "config.json")
 
 
 def generation_eos(model_dir: Path) -> frozenset[int]:
-    """Chat models often name their end-of-turn token in generation_config.json alone. Raises: ModelNotLoadable."""
+    """Reads eos_token_id of generation_config.json; chat models often name their end-of-turn token only there.
+
+    Raises: ModelNotLoadable.
+    """
     path = model_dir / "generation_config.json"
     return token_ids(_read_object(path).get("eos_token_id")) if path.exists() else frozenset()
 
@@ -180,7 +183,7 @@ def _check_sizes(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _window(values: Mapping[str, Any]) -> float:
-    """Positions within which every token attends to all before it."""
+    """Number of positions within which attention is full."""
     windowed = values["model_type"] == "mistral" or values.get("use_sliding_window")
     return (values.get("sliding_window") or math.inf) if windowed else math.inf
 
@@ -188,7 +191,7 @@ def _window(values: Mapping[str, Any]) -> float:
 def _latent(values: Mapping[str, Any]) -> LatentConfig:
     _check_sizes(values, _REQUIRED_OF_DEEPSEEK)
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    stretched = 1.0  # yarn's temperature, which DeepSeek applies to the scores
+    stretched = 1.0  # YaRN's attention temperature, which DeepSeek applies to the scores
     if rope.get("mscale_all_dim") and rope.get("factor", 1.0) > 1.0:
         stretched = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0
     nope_dim, rope_dim = values["qk_nope_head_dim"], values["qk_rope_head_dim"]
@@ -226,18 +229,18 @@ MAX_DRAFT_BUDGET = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     max_batch_size: int = 16
-    max_seq_len: int | None = None  # None: the model's own
-    kv_cache_bytes: int = 1 << 30  # reserved; touched as it fills
-    prefill_chunk: int = 256  # chunks end at multiples of this position, never where speculation would have it
-    draft_budget: int | None = None  # nodes drafted per sequence and step; None: what the measured costs suggest
+    max_seq_len: int | None = None  # None: the model's maximum
+    kv_cache_bytes: int = 1 << 30  # reserved at the start; physical memory is used as it fills
+    prefill_chunk: int = 256  # chunks end at multiples of this position, whatever is drafted
+    draft_budget: int | None = None  # nodes drafted per sequence and step; None: chosen by measured costs
     dtype: str = "auto"  # auto: as published
-    weights: str = "auto"  # auto: in dtype; int8: rounded, one scale an output (attention, MLP and output head)
+    weights: str = "auto"  # auto: in dtype; int8: one scale per output (attention, MLP and output head)
     device: str = "auto"
-    rounds: str = "auto"  # decoding in rounds (engine/rounds): auto, on CUDA alone; on, anywhere; off, nowhere
+    graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
 
     def __post_init__(self) -> None:
-        if self.rounds not in ("auto", "on", "off"):
-            raise ValueError(f"rounds must be auto, on or off, got {self.rounds!r}")
+        if self.graph_decoding not in ("auto", "on", "off"):
+            raise ValueError(f"graph_decoding must be auto, on or off, got {self.graph_decoding!r}")
         if self.weights not in ("auto", "int8"):
             raise ValueError(f"weights must be auto or int8, got {self.weights!r}")
         if self.max_batch_size < 1:
@@ -253,7 +256,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, published: torch.dtype) -> torch.dtype:
-    """Raises: ValueError: neither auto, float32 nor bfloat16."""
+    """Raises: ValueError: the name is neither auto, float32 nor bfloat16."""
     if dtype == "auto":
         return published
     if dtype not in _DTYPES:

@@ -1,24 +1,24 @@
-"""What a pass costs by its number of rows: measured at start-up, corrected by the passes of live traffic.
+"""The cost of a forward pass by its number of rows: measured at start-up and corrected by the passes of live traffic.
 
-The start-up table is taken on empty contexts. Longer contexts, sampling and whatever else the machine does make real
-passes slower than it says; each real pass is compared with the table, and the ratio remembered where its number of
-rows lies. Points no pass has visited lately follow the average ratio.
+The start-up measurement uses empty contexts. Real passes are slower because of longer contexts, sampling and other
+load. Each real pass is compared with the measurement, and the ratio is recorded at the points next to its number of
+rows. Points without recent passes use the average ratio.
 """
 
 import bisect
 from collections.abc import Callable, Sequence
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MEASURE_SECONDS = 2.0  # at most, beside two rounds that are always made
-_MAX_ROUNDS = 20
-_RATE = 0.05  # weight of a pass in an average
-_FADE = 0.995  # of what is known of a point, per pass elsewhere
-_OUTLIER = 1.5  # a pass that takes longer than this many times its due counts as that: the machine was busy
-_DOUBT = 5.0  # passes whose weight the average ratio has at every point
+_MEASURE_SECONDS = 2.0  # at most, unless the first two repetitions take longer
+_MAX_REPETITIONS = 20
+_RATE = 0.05  # weight of the latest pass in a moving average
+_FADE = 0.995  # factor on the weight of every point per pass
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the expectation: the machine was busy
+_DOUBT = 5.0  # weight of the average ratio at every point, in passes
 
 
 class CostModel:
-    """Seconds of a pass by its number of rows: points, straight lines between and after them."""
+    """Seconds of a pass by its number of rows: linear between the points and after the last."""
 
     def __init__(self, row_counts: Sequence[int], seconds: Sequence[float]) -> None:
         if len(row_counts) < 2 or len(row_counts) != len(seconds):
@@ -32,21 +32,21 @@ class CostModel:
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
-        """`run(rows)` makes one pass and returns its seconds.
+        """Takes the fastest of several passes for each count; `run(rows)` makes one pass and returns its seconds.
 
-        All counts are taken in rounds, so that a spell of noise meets them alike, and the best of each counts.
+        Each repetition measures all counts in turn, so that noise affects them alike.
         """
-        run(row_counts[-1])  # pages in
-        rounds = [[run(rows) for rows in row_counts] for _ in range(2)]
-        while sum(map(sum, rounds)) + sum(rounds[-1]) < _MEASURE_SECONDS and len(rounds) < _MAX_ROUNDS:
-            rounds.append([run(rows) for rows in row_counts])
-        return cls(row_counts, [min(times) for times in zip(*rounds, strict=True)])
+        run(row_counts[-1])  # warms up
+        runs = [[run(rows) for rows in row_counts] for _ in range(2)]
+        while sum(map(sum, runs)) + sum(runs[-1]) < _MEASURE_SECONDS and len(runs) < _MAX_REPETITIONS:
+            runs.append([run(rows) for rows in row_counts])
+        return cls(row_counts, [min(times) for times in zip(*runs, strict=True)])
 
     def seconds(self, rows: int) -> float:
         return self._interpolated(self._current, rows)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A real pass took that long."""
+        """Corrects the model by the time of a real pass."""
         ratio = min(seconds, _OUTLIER * self.seconds(rows)) / self._interpolated(self._measured, rows)
         self._ratio += _RATE * (ratio - self._ratio)
         self._weights = [weight * _FADE for weight in self._weights]
@@ -64,7 +64,7 @@ class CostModel:
         return min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], tuple[int, float]]:
-        """The points around, and how near each is: shares in 0..1."""
+        """The two nearest points and their interpolation weights in 0..1."""
         right = self._right(rows)
         x0, x1 = self._rows[right - 1], self._rows[right]
         share = min(1.0, max(0.0, (rows - x0) / (x1 - x0)))
@@ -77,7 +77,7 @@ class CostModel:
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:
-    """More rows never cost less; where they seem to, it is noise."""
+    """Makes times non-decreasing: a larger pass that was measured as faster is noise."""
     rising: list[float] = []
     for value in seconds:
         rising.append(max(value, rising[-1]) if rising else value)

@@ -1,17 +1,17 @@
-"""A draft: a tree of guessed tokens under the last committed one. A chain is a tree without branches."""
+"""A draft: a tree of proposed tokens below the last committed token. A chain is a tree without branches."""
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_DEPTH = 64  # of a node; kernels/cuda/attention.py takes no longer path
+MAX_DEPTH = 64  # the longest path that kernels/cuda/attention.py supports
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """N nodes, parents before children.
 
-    tokens: [N]. Guessed token of each node.
+    tokens: [N]. Proposed token of each node.
     parents: [N]. Index of the parent node, -1 for children of the last committed token.
     survival: [N]. Estimated probability that the node is accepted; never above its parent's.
     """
@@ -34,14 +34,14 @@ class Draft:
         return len(self.tokens)
 
     def depths(self) -> list[int]:
-        """[N], 1 for children of the last committed token."""
+        """[N]. Depths; 1 for children of the last committed token."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
     def path(self, node: int) -> list[int]:
-        """Nodes from below the root down to `node`."""
+        """Nodes on the path from the root's child down to `node`."""
         path = []
         while node >= 0:
             path.append(node)
@@ -49,7 +49,7 @@ class Draft:
         return path[::-1]
 
     def only(self, nodes: Sequence[int]) -> "Draft":
-        """The draft cut down to these nodes (ascending, closed under parents)."""
+        """The draft cut to these nodes, which must be ascending and include their parents."""
         index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
         return Draft(
             tuple(self.tokens[node] for node in nodes),
@@ -58,10 +58,10 @@ class Draft:
         )
 
     def likeliest(self, count: int) -> "Draft":
-        """The draft cut down to its `count` likeliest nodes; of equal ones the earlier."""
+        """The draft cut to its `count` likeliest nodes; among equals the earlier ones."""
         if len(self) <= count:
             return self
-        # No node is likelier than its parent, and parents come first: the choice is closed.
+        # Parents are at least as likely as their children and come first, so every kept node keeps its parent.
         return self.only(sorted(sorted(range(len(self)), key=lambda node: -self.survival[node])[:count]))
 
 
@@ -73,13 +73,13 @@ def chain(tokens: Sequence[int], survival: Sequence[float]) -> Draft:
 
 
 def grow_tree(tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]], budget: int) -> Draft:
-    """The `budget` likeliest nodes of the tree whose depth d offers the same candidates under every node.
+    """Returns the `budget` likeliest nodes of the tree that has the same candidates of depth d below every node.
 
     Args:
         tokens: [depth][k]. Candidates of each depth, best first.
-        probabilities: [depth][k]. Theirs, descending; a node's survival is the product along its path.
+        probabilities: [depth][k]. Their probabilities, descending; a node's survival is the product along its path.
 
-    Best first: after a node come its first child and its next sibling, so the heap holds all that can be next.
+    The search is best first: a node is followed by its first child and its next sibling, which are pushed on the heap.
     Source: JetSpec, arXiv:2606.18394; OPT-Tree before it.
     """
     kept_tokens: list[int] = []

@@ -1,7 +1,8 @@
-"""A drafter at work: asked for as much as pays, cut to what is possible, and kept from doing harm.
+"""Runs a drafter within its budget, checks its drafts, and isolates its failures.
 
-Whatever a drafter raises costs speed and nothing else. While it rests because drafting does not pay, what it would have
-observed is put by, up to some rows, and handed over in one piece when it is asked again: so it costs nothing meanwhile.
+An exception in a drafter costs speed and nothing else. While drafting is paused because it does not pay, the passes
+that the drafter would observe are deferred, up to a number of rows. It observes them at once when drafting resumes, so
+a paused drafter costs no time.
 """
 
 import logging
@@ -19,7 +20,7 @@ from engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-_MOST_PUT_BY = 1024  # rows
+_MAX_DEFERRED_ROWS = 1024
 
 
 class Drafting:
@@ -28,23 +29,23 @@ class Drafting:
         self.budget = budget
         self._max_nodes = max_nodes if drafter.max_depth > 0 else 0
         self._vocab_size = vocab_size
-        self._resting = False
-        self._put_by: deque[Pass] = deque()
-        self._num_put_by = 0  # rows
-        self._observe_seconds = 0.0  # that the last pass took to observe: a draft's price too
+        self._paused = False
+        self._deferred: deque[Pass] = deque()
+        self._num_deferred_rows = 0
+        self._observe_seconds = 0.0  # for the last pass; part of the cost of a draft
 
     def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
-        """One draft each, of no more nodes together than `room`; `other_rows` are in the pass anyway."""
+        """Returns a draft per sequence, with at most `room` nodes in total; `other_rows`: prefill rows of the pass."""
         nothing = [EMPTY_DRAFT] * len(decoding)
         if self._max_nodes == 0 or not decoding:
             return nothing
         nodes = min(self.budget.nodes_to_ask(len(decoding)), room // len(decoding))
-        self._resting = nodes == 0
-        if self._resting:
+        self._paused = nodes == 0
+        if self._paused:
             return nothing
         started = proposing = time.perf_counter()
         try:
-            self._hand_over()
+            self._observe_deferred()
             proposing = time.perf_counter()
             drafts = self.drafter.propose(decoding, nodes)
             limited = [self._limited(s, d, nodes) for s, d in zip(decoding, drafts, strict=True)]
@@ -57,15 +58,15 @@ class Drafting:
     def observe(self, done: Pass) -> None:
         if self._max_nodes == 0 or not done.kept:
             return
-        self._put_by.append(done)
-        self._num_put_by += done.hidden.shape[0]
-        if self._resting:
-            while self._num_put_by > _MOST_PUT_BY:
-                self._num_put_by -= self._put_by.popleft().hidden.shape[0]
+        self._deferred.append(done)
+        self._num_deferred_rows += done.hidden.shape[0]
+        if self._paused:
+            while self._num_deferred_rows > _MAX_DEFERRED_ROWS:
+                self._num_deferred_rows -= self._deferred.popleft().hidden.shape[0]
             return
         started = time.perf_counter()
         try:
-            self._hand_over()
+            self._observe_deferred()
         except Exception:
             logger.exception("drafter %s failed to observe a pass", self.drafter.name)
         self._observe_seconds = time.perf_counter() - started
@@ -76,15 +77,15 @@ class Drafting:
         except Exception:
             logger.exception("drafter %s failed to forget a request", self.drafter.name)
 
-    def _hand_over(self) -> None:
-        passes = list(self._put_by)
-        self._put_by.clear()
-        self._num_put_by = 0
+    def _observe_deferred(self) -> None:
+        passes = list(self._deferred)
+        self._deferred.clear()
+        self._num_deferred_rows = 0
         if merged := _merged(passes):
             self.drafter.observe(merged)
 
     def _limited(self, sequence: Sequence, draft: Draft, most: int) -> Draft:
-        """Without nodes that could not be kept any more, and none of unknown tokens or beyond `most`."""
+        """Removes nodes beyond the request's token limit, of unknown tokens, or beyond `most` nodes."""
         deepest = sequence.num_remaining - 1
         kept: list[int] = []
         for node, depth in enumerate(draft.depths()):
@@ -96,14 +97,14 @@ class Drafting:
 
 
 def _merged(passes: Many[Pass]) -> Pass | None:
-    """All in one, without sequences that have left; where positions follow each other, their rows do."""
+    """Merges passes into one, without sequences that have ended; joins rows of consecutive positions."""
     if not passes:
         return None
     kept: dict[Sequence, list[Kept]] = {}
     first_row = 0
     for done in passes:
         for part in done.kept:
-            if part.sequence.table_row < 0:  # it ended or gave way since
+            if part.sequence.table_row < 0:  # the sequence ended or was preempted since
                 continue
             rows = tuple(first_row + row for row in part.rows)
             pieces = kept.setdefault(part.sequence, [])

@@ -1,11 +1,11 @@
 """Errors of the engine.
 
 EngineError
-├── ModelNotLoadable      the folder holds no model this engine serves
+├── ModelNotLoadable      the folder holds no model that this engine supports
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
-├── RequestTooLong        the request can never fit
-├── GrammarTooSlow        holding an answer to its grammar takes too long
+├── RequestTooLong        prompt and answer exceed the context or the cache
+├── GrammarTooSlow        matching the grammar takes too long
 └── DrafterError          the drafter can't serve this batch; the engine then decodes plainly
 """
 

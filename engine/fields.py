@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object that somebody else wrote, with errors that name the field and both sides."""
+"""Typed access to the fields of a client's JSON object, with errors that name the field, the rule and the value."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class InvalidRequest(ValueError):
-    """A request that its sender must change. `param` and `code` are OpenAI's; codes are permanent."""
+    """A request that the client must change. `param` and `code` are those of OpenAI's errors; codes are permanent."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400
@@ -19,7 +19,7 @@ class InvalidRequest(ValueError):
 
 
 class Fields:
-    """One JSON object. A field that is null counts as absent. `path` is how errors name the object, "" at the top."""
+    """One JSON object. A null field counts as absent. `path` names the object in errors; it is "" at the top level."""
 
     def __init__(self, values: Any, *, path: str = "") -> None:
         if not isinstance(values, Mapping):
@@ -80,7 +80,7 @@ class Fields:
         bounds = f"a number in {lower}, {at_most:g}]"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._invalid(name, f"must be {bounds}, got {kind_of(value)}")
-        if not (above < value and at_least <= value <= at_most):  # so written, NaN fails too
+        if not (above < value and at_least <= value <= at_most):  # NaN fails this test as well
             raise self._invalid(name, f"must be {bounds}, got {value}")
         return float(value)
 
@@ -90,7 +90,7 @@ class Fields:
 
 
 def kind_of(value: Any) -> str:
-    """The value as JSON names its type; long or nested values are not repeated to whoever reads a log."""
+    """The JSON type of a value, or a short scalar itself; long and nested values are not repeated in messages."""
     if value is None:
         return "null"
     if isinstance(value, bool | int | float):
@@ -101,7 +101,7 @@ def kind_of(value: Any) -> str:
 
 
 def known_only(fields: Fields, *, known: Collection[str]) -> None:
-    """Raises: InvalidRequest: a field of another name."""
+    """Raises: InvalidRequest: the object has an unknown field."""
     for name in fields:
         if name not in known:
             param = f"{fields.path}.{name[:80]}" if fields.path else name[:80]
@@ -109,7 +109,7 @@ def known_only(fields: Fields, *, known: Collection[str]) -> None:
 
 
 def encodable(text: str, *, param: str) -> str:
-    """The text, which has to be Unicode: JSON can spell half a character, which no encoding has."""
+    """Checks that a text can be encoded: JSON can escape half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

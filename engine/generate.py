@@ -1,4 +1,4 @@
-"""Answers to a list of requests, for batch work, evaluation and benchmarks."""
+"""Generates answers to a list of requests, for batches, evaluation and benchmarks."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,9 +9,9 @@ from engine.request import Completion, FinishReason, Request, SpeculationStats, 
 def generate(
     engine: Engine, requests: Sequence[Request], *, on_output: Callable[[StepOutput], None] | None = None
 ) -> list[Completion]:
-    """Runs the engine until all are answered; completions in the order of `requests`.
+    """Runs the engine until all requests are answered. Returns completions in the order of `requests`.
 
-    Raises: RequestTooLong, ValueError: from the first request that can't be added; none was started then.
+    Raises: RequestTooLong, ValueError: a request can't be added; no request was started then.
     """
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprob]] = {}

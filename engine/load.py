@@ -1,4 +1,4 @@
-"""From folders to an engine."""
+"""Loads models, drafters and engines from folders."""
 
 from pathlib import Path
 
@@ -16,23 +16,23 @@ from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.loop import Engine
-from engine.model import Decoder
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import load_deepseek_weights
+from engine.models.dense import Decoder
+from engine.models.rotary import rotary_tables
 from engine.models.transformers_adapter import load_transformers_model
-from engine.rotary import rotary_tables
+from engine.models.weights import load_weights
 from engine.tokenizer import Tokenizer
-from engine.weights import load_weights
 
-# or several of them: "eagle3+suffix"
+# several of them are joined by a plus: "eagle3+suffix"
 DRAFTERS = ("none", "ngram", "suffix", "medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
-    Raises: ModelNotLoadable: the folder holds no model this engine serves, or not with such weights.
+    Raises: ModelNotLoadable: the folder holds no model that this engine supports, or not with such weights.
     """
     if read_config(model_dir).get("model_type") not in MODEL_TYPES:
         _refuse_int8(weights)
@@ -56,9 +56,9 @@ def _refuse_int8(weights: str) -> None:
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
-    """`model_dir`: the model's own folder; with it, a draft model's tokens are compared with the model's.
+    """`model_dir`: the model's folder; if given, a draft model's vocabulary is compared with the model's.
 
-    Raises: SpeculatorNotLoadable: unknown drafter, or no speculator of that kind for this model, or too deep a one.
+    Raises: SpeculatorNotLoadable: the drafter is unknown, or the folder holds no such speculator for this model.
     """
     drafter = _load_drafter(name, model, speculator_dir, model_dir)
     if drafter.max_depth > MAX_DEPTH:
@@ -118,7 +118,7 @@ def load_engine(
 
 
 def apply_adapter(engine: Engine, drafter: str, speculator_dir: Path | None) -> None:
-    """Makes a turbo_lora's adapter that of all requests which name none; with other drafters nothing changes.
+    """Makes the adapter of a turbo_lora speculator the default of requests; does nothing for other drafters.
 
     Raises: SpeculatorNotLoadable.
     """

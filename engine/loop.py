@@ -1,11 +1,11 @@
 """The engine: schedule, draft, score, verify, commit.
 
-One step makes one pass. Its rows are chunks of prompts being read, the last token of every sequence that decodes, and
-the nodes drafted under it. The pass scores them all; verification keeps what sampling confirms; kept nodes' slots move
-into the sequence's table. What a drafter proposes decides how fast this goes and nothing else.
+One step makes one forward pass. Its rows are chunks of prompts, the last token of every decoding sequence, and the
+draft nodes below that token. Verification keeps the nodes that sampling confirms, and the cache slots of kept nodes
+move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
 
-On a GPU sequences decode in rounds (engine/rounds), which the device goes through by itself: there a step reads chunks
-of prompts, launches the next round, and returns what the one before brought.
+On a GPU, sequences decode in captured graphs (engine/graph_decoding). A step then prefills chunks of prompts, launches
+the next graph step, and returns the tokens of the previous one.
 """
 
 import time
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.adapters import Adapters
 from engine.budget import DraftBudget
+from engine.cache.sizing import make_cache
 from engine.config import EngineConfig
 from engine.cost import CostModel
 from engine.counters import Counters
@@ -25,15 +25,15 @@ from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import RequestTooLong
-from engine.kv_cache import KVCache
-from engine.lora_stacks import stacks_for
-from engine.model import Decoder
+from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
+from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
+from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
+from engine.lora.adapters import Adapters
+from engine.lora.stacks import stacks_for
 from engine.models.base import Model
+from engine.models.dense import Decoder
+from engine.pass_timing import measure_passes
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
-from engine.rounds.assembly import SPARE_POSITIONS, RoundParts, serves_rounds
-from engine.rounds.rounds import Rounds, fits_rounds, node_counts
-from engine.rounds.runner import Runner
-from engine.rounds.timing import RoundTimes, time_round, verify_seconds
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -45,7 +45,7 @@ _PREFILL_ROWS_PER_STEP = 512
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A sequence's rows of a pass: a chunk of its text (`draft` is None), or its last token and the nodes under it."""
+    """A sequence's rows in a pass: a chunk of its prompt (`draft` is None), or its last token and the draft nodes."""
 
     sequence: Sequence
     rows: tuple[int, ...]
@@ -61,12 +61,19 @@ class Engine:
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
-        self.uses_rounds = serves_rounds(model, config)
+        self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
-        adaptive_most = self._node_counts[-1] if self.uses_rounds else _MAX_DRAFT_NODES
+        adaptive_most = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES
         self._max_nodes = adaptive_most if config.draft_budget is None else config.draft_budget
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
-        self.cache = self._make_cache(context, drafter.slot_bytes)
+        self.cache = make_cache(
+            model,
+            config,
+            max_seq_len=context,
+            max_draft_nodes=self._max_nodes,
+            drafter_slot_bytes=drafter.slot_bytes,
+            graph_decoding=self.uses_graph_decoding,
+        )
         self.max_seq_len = min(context, self.cache.num_slots)
         self.scheduler = Scheduler(
             self.cache.num_slots,
@@ -76,10 +83,10 @@ class Engine:
         )
         self.phase_seconds = dict.fromkeys(("prefill", "draft", "verify", "sample", "host"), 0.0)
         self._counters = Counters()
-        self._ready: list[StepOutput] = []  # that the next step returns
+        self._ready: list[StepOutput] = []  # outputs for the next step to return
         self._cost: CostModel | None = None
-        self._round_parts = RoundParts(model, self.cache, self._stacks) if self.uses_rounds else None
-        self._rounds: Rounds | None = None
+        self._graph_setup = GraphDecodingSetup(model, self.cache, self._stacks) if self.uses_graph_decoding else None
+        self._graph_decoder: GraphDecoder | None = None
         self.swap_drafter(drafter)
 
     @property
@@ -96,7 +103,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        in_flight = self._rounds is not None and self._rounds.has_work
+        in_flight = self._graph_decoder is not None and self._graph_decoder.has_work
         return bool(self.scheduler.running or self.scheduler.waiting or self._ready or in_flight)
 
     @property
@@ -108,7 +115,11 @@ class Engine:
         return counters
 
     def add(self, request: Request) -> None:
-        """Raises: RequestTooLong: can never fit; ValueError: no prompt, foreign token or adapter, id in use."""
+        """
+        Raises:
+            RequestTooLong: prompt and answer never fit in the context or the cache.
+            ValueError: the prompt is empty, a token or adapter is unknown, or the request id is in use.
+        """
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
@@ -127,28 +138,31 @@ class Engine:
         self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
 
     def cancel(self, request_id: str) -> None:
-        """The next step's outputs hold the request's end; an unknown or finished id changes nothing."""
+        """Ends the request; the next step returns its last output. Unknown and finished ids are ignored."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             self._end(sequence)
             self._ready.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, sequence.stats))
 
     def swap_drafter(self, drafter: Drafter) -> None:
-        """From the next step on this one drafts; answers under way go on and stay the same."""
-        if self._rounds is not None:
-            self._ready += self._rounds.leave()
+        """Replaces the drafter from the next step on. Answers in progress continue unchanged."""
+        if self._graph_decoder is not None:
+            self._ready += self._graph_decoder.drain()
         drafter.prepare(self.cache)
-        runner, on_device = self._round_parts.runner(drafter) if self._round_parts is not None else (None, None)
+        runner, on_device = self._graph_setup.runner(drafter) if self._graph_setup is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
         if adaptive and self._cost is None:
-            self._cost = self._measure(runner)
+            if runner is None or self._graph_setup is None:
+                self._cost = measure_passes(self.model, self.cache, self.scheduler.pool)
+            else:
+                self._cost = measure_graph_steps(runner, self._graph_setup.batch_slots, self._node_counts)
         budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
         vocab_size = self.model.config.vocab_size
         self._drafting = Drafting(drafter, budget, max_nodes=self._max_nodes, vocab_size=vocab_size)
-        if runner is not None and self._round_parts is not None:
-            self._rounds = Rounds(
+        if runner is not None and self._graph_setup is not None:
+            self._graph_decoder = GraphDecoder(
                 runner,
-                self._round_parts.lanes,
+                self._graph_setup.batch_slots,
                 self.cache,
                 self.scheduler,
                 self._drafting,
@@ -159,47 +173,41 @@ class Engine:
                 phase_seconds=self.phase_seconds,
             )
 
-    @torch.inference_mode()
-    def time_round(self, num_sequences: int, num_nodes: int, *, context: int, repeats: int = 20) -> RoundTimes:
-        """What a round costs of so many sequences, of `context` tokens each, with so many nodes each.
+    def time_graph_step(self, num_sequences: int, num_nodes: int, *, context: int, repeats: int = 20) -> GraphStepTimes:
+        """Times graph steps of sequences that have `context` tokens and `num_nodes` draft nodes each.
 
-        Raises: ValueError: there are no rounds, or requests; or more than the engine takes.
+        Raises: ValueError: the engine does not use graph decoding, has requests, or has no room for the sequences.
         """
-        if self._rounds is None or self.has_work:
-            raise ValueError("rounds are measured on an engine that decodes in rounds and has no request")
-        if not (1 <= num_sequences <= self.config.max_batch_size and 1 <= context <= self.max_seq_len):
-            most = f"1..{self.config.max_batch_size} sequences of 1..{self.max_seq_len} tokens"
-            raise ValueError(f"there may be {most}, got {num_sequences} of {context}")
-        if num_sequences * (context + 1 + num_nodes) > self.cache.num_slots:
-            needed = num_sequences * (context + 1 + num_nodes)
-            raise ValueError(f"the cache has {self.cache.num_slots} slots, such a round needs {needed}")
-        self.scheduler.pool.forget_idle()  # their slots are written to
-        return time_round(
-            self._rounds.runner,
-            self._rounds.lanes,
+        if self._graph_decoder is None or self.has_work:
+            raise ValueError("graph steps are timed on an engine that uses graph decoding and has no request")
+        self.scheduler.pool.forget_idle()  # the measurement overwrites the slots of cached prefixes
+        return time_graph_step(
+            self._graph_decoder.runner,
+            self._graph_decoder.batch_slots,
             num_sequences=num_sequences,
             num_nodes=num_nodes,
             context=context,
+            max_context=self.max_seq_len,
             repeats=repeats,
         )
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Raises: what the model or a kernel raises; whoever runs then has to be cancelled before the next step."""
+        """Raises what the model or a kernel raises; every running request must be cancelled before the next step."""
         outputs, self._ready = self._ready, []
-        if self._rounds is None:
+        if self._graph_decoder is None:
             return outputs + self._step(self.scheduler.schedule)
-        if not self._all_fit_rounds():
-            return outputs + self._rounds.leave() + self._step(self.scheduler.schedule)
-        outputs += self._step(self.scheduler.schedule_prefills)  # may admit one that does not fit
-        return outputs + (self._rounds.step() if self._all_fit_rounds() else self._rounds.leave())
+        if not self._all_fit_graph_decoding():
+            return outputs + self._graph_decoder.drain() + self._step(self.scheduler.schedule)
+        outputs += self._step(self.scheduler.schedule_prefills)  # may admit a request that needs the host
+        return outputs + (self._graph_decoder.step() if self._all_fit_graph_decoding() else self._graph_decoder.drain())
 
-    def _all_fit_rounds(self) -> bool:
+    def _all_fit_graph_decoding(self) -> bool:
         adapters = self._stacks is not None
-        return all(fits_rounds(sequence, adapters=adapters) for sequence in self.scheduler.running.values())
+        return all(fits_graph_decoding(sequence, adapters=adapters) for sequence in self.scheduler.running.values())
 
     def _step(self, schedule: Callable[[], Plan]) -> list[StepOutput]:
-        """Schedules a pass and makes it; the host decides everything, and waits for it."""
+        """Runs one forward pass synchronously: the host schedules it, waits for it and verifies the drafts."""
         started = time.perf_counter()
         plan = schedule()
         for sequence in plan.preempted:
@@ -235,13 +243,13 @@ class Engine:
         return parts
 
     def _commit(self, parts: list[_Part], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
-        """`logits`: of the rows that choose a token, in the order of `parts`."""
+        """`logits` are those of the rows that sample a token, in the order of `parts`."""
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
         first = 0
         for part in parts:
             sequence, rows, position = part.sequence, part.rows, part.sequence.num_computed
-            if part.draft is None and position + len(rows) < len(sequence.tokens):  # more of its text is to come
+            if part.draft is None and position + len(rows) < len(sequence.tokens):  # more chunks follow
                 self.scheduler.advance(sequence, position + len(rows))
                 kept.append(Kept(sequence, position, rows))
                 continue
@@ -260,7 +268,7 @@ class Engine:
         return outputs, tuple(kept)
 
     def _choose(self, sequence: Sequence, draft: Draft, logits: Tensor) -> tuple[StepOutput, tuple[int, ...]]:
-        """Verifies and commits, up to the answer's end. Returns what was added and the nodes kept."""
+        """Verifies a draft and commits tokens up to the end of the answer. Returns the output and the kept nodes."""
         sampling = sequence.request.sampling
         verdict = verify(logits, draft, sequence, self.eos_token_ids)
         output, path = self._add(sequence, verdict.tokens, verdict.path)
@@ -272,7 +280,7 @@ class Engine:
     def _finish(
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
     ) -> tuple[StepOutput, tuple[int, ...]]:
-        """As `_choose`, of what a round brought."""
+        """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
         output, path = self._add(sequence, tokens, path)
         self._record(sequence, draft, path)
         if output.finish_reason:
@@ -308,43 +316,6 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self._drafting.forget(sequence.request.request_id)
-
-    def _make_cache(self, max_seq_len: int, drafter_slot_bytes: int) -> KVCache:
-        # In rounds a sequence holds slots of two of them, the last token's included.
-        drafted = 2 * (1 + self._max_nodes) if self.uses_rounds else self._max_nodes
-        config, most = self.model.config, self.config.max_batch_size * (max_seq_len + drafted)
-        slot_bytes = KVCache.slot_bytes(config, self.model.dtype) + drafter_slot_bytes
-        return KVCache(
-            config,
-            num_slots=max(1, min(most, self.config.kv_cache_bytes // slot_bytes)),
-            max_sequences=self.config.max_batch_size + self.uses_rounds,
-            max_seq_len=max_seq_len + SPARE_POSITIONS * self.uses_rounds,
-            dtype=self.model.dtype,
-            device=self.model.device,
-            num_spare_slots=int(self.uses_rounds),
-        )
-
-    @torch.inference_mode()
-    def _time_pass(self, num_rows: int) -> float:
-        """Seconds of a pass over rows of empty sequences and of their logits; the slots must be nobody's."""
-        builder = RowBuilder(self.cache)
-        slots = self.scheduler.pool.allocate(min(num_rows, self.scheduler.pool.num_available))
-        for slot in slots:
-            builder.add_row(token=0, position=0, slot=slot, table_row=0, prefix_len=0, path=(slot,))
-        rows, _ = builder.build()
-        started = time.perf_counter()
-        self.model.logits(self.model.forward(rows, self.cache).final)
-        self.scheduler.pool.free(slots)
-        return time.perf_counter() - started
-
-    @torch.inference_mode()
-    def _measure(self, runner: Runner | None) -> CostModel:
-        """What a pass costs, in rounds the one of a `runner`."""
-        if runner is None or self._round_parts is None:
-            return CostModel.measure(self._time_pass)
-        lanes = self._round_parts.lanes
-        row_counts = [1 + count for count in self._node_counts]
-        return CostModel.measure(lambda rows: verify_seconds(runner, lanes, rows - 1), row_counts)
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

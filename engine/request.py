@@ -1,9 +1,9 @@
-"""What goes into the engine and what comes out: token ids only; text is the business of the layer above."""
+"""Requests to the engine and its outputs, in token ids only; the layers above handle text."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.grammar import Grammar
+from engine.grammars.grammar import Grammar
 
 MAX_LOGIT_BIAS = 1024
 
@@ -16,22 +16,23 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one answer is chosen. With equal parameters and equal `seed` the answer is the same, however drafted.
+    """Sampling parameters of one answer. With equal parameters and seed the answer is equal, whatever is drafted.
 
-    Applied in this order, which is vLLM's but for min_p, which there precedes top_k: logit_bias; repetition, frequency
-    and presence penalty; min_tokens and grammar, which leave tokens out; temperature; top_k; top_p; min_p.
+    They are applied in this order: logit_bias; repetition, frequency and presence penalty; min_tokens and grammar,
+    which exclude tokens; temperature; top_k; top_p; min_p. vLLM uses the same order, except that min_p precedes top_k
+    there.
     """
 
     max_tokens: int
-    min_tokens: int = 0  # before so many, no token that would end the answer
+    min_tokens: int = 0  # tokens that end the answer are excluded until then
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
-    presence_penalty: float = 0.0  # taken from the logits of tokens in the answer so far
-    frequency_penalty: float = 0.0  # likewise, times how often they stand there
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit); no id twice
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer so far
+    frequency_penalty: float = 0.0  # likewise, multiplied by the number of occurrences
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); no id twice
     grammar: Grammar | None = None
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # beside the model's own end-of-sequence ids
@@ -78,26 +79,26 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    adapter: str | None = None  # a LoRA adapter the engine has loaded
+    adapter: str | None = None  # name of a loaded LoRA adapter
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token_id: int
-    logprob: float  # of the model's own distribution (temperature 1, no filter), natural logarithm
+    logprob: float  # natural logarithm, of the model's distribution at temperature 1 without filters
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """One request's figures. Acceptance length counts the token the target adds itself: 1 + accepted / steps."""
+    """Speculation statistics of one request. Acceptance length counts the target's own token: 1 + accepted / steps."""
 
-    num_spec_steps: int = 0  # verify passes, those without a draft included
+    num_spec_steps: int = 0  # verifications, including those without a draft
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    num_spec_tokens: int = 0  # longest path a draft may have
-    num_cached_tokens: int = 0  # of the prompt, taken from a prefix computed before
-    acceptance_histogram: list[int] = field(default_factory=list)  # [i]: passes that accepted i draft tokens
+    num_spec_tokens: int = 0  # maximum depth of a draft
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    acceptance_histogram: list[int] = field(default_factory=list)  # [i]: verifications that accepted i draft tokens
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -118,7 +119,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step added to one request; `speculation` comes with the last one."""
+    """The output of one step for one request; `speculation` is set in the last one."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -129,7 +130,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer, from `engine.generate.generate`. An ending stop token is part of `token_ids`."""
+    """A whole answer, from `engine.generate.generate`. `token_ids` includes the stop token that ended it."""
 
     request_id: str
     token_ids: tuple[int, ...]

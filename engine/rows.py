@@ -1,14 +1,14 @@
-"""Puts the rows of one pass together: lists on the host, tensors once at the end."""
+"""Builds the rows of one pass: lists on the host, converted to tensors once at the end."""
 
 from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from engine.adapters import lora_runs
+from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
-from engine.kv_cache import KVCache
-from engine.lora_stacks import LoraStacks
+from engine.lora.adapters import lora_runs
+from engine.lora.stacks import LoraStacks
 from engine.models.base import Rows
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
@@ -18,7 +18,7 @@ from kernels.memory import to_device
 
 class RowBuilder:
     def __init__(self, cache: KVCache, stacks: LoraStacks | None = None) -> None:
-        """`stacks`: of adapters, on CUDA."""
+        """`stacks`: LoRA adapters on CUDA."""
         self._cache = cache
         self._stacks = stacks
         self._tokens: list[int] = []
@@ -28,7 +28,7 @@ class RowBuilder:
         self._prefix_lens: list[int] = []
         self._roots: list[Hashable] = []
         self._paths: list[tuple[int, ...]] = []
-        self._wanted: list[int] = []  # rows whose logits choose a token
+        self._wanted: list[int] = []  # rows that sample a token
         self._tabled: tuple[list[int], list[int], list[int]] = ([], [], [])  # table row, position, slot
 
     @property
@@ -46,7 +46,6 @@ class RowBuilder:
         path: tuple[int, ...],
         root: Hashable = None,
     ) -> None:
-        """`root`: of the row's sequence."""
         self._tokens.append(token)
         self._positions.append(position)
         self._slots.append(slot)
@@ -56,7 +55,7 @@ class RowBuilder:
         self._roots.append(root)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Pending tokens up to position `end`; a text's last row chooses a token. Returns the rows."""
+        """Adds the pending tokens up to position `end`; the last row of the text samples a token. Returns the rows."""
         first = self.num_rows
         self._write_table(sequence)
         for position in range(sequence.num_computed, end):
@@ -66,7 +65,7 @@ class RowBuilder:
         return tuple(range(first, self.num_rows))
 
     def add_draft(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
-        """The last committed token and, in `sequence.draft_slots`, the nodes under it; all choose a token."""
+        """Adds the last committed token and the draft nodes in `sequence.draft_slots`; each row samples a token."""
         position, first, slots = sequence.num_computed, self.num_rows, sequence.draft_slots
         self._write_table(sequence)
         self._add_committed(sequence, position)
@@ -87,7 +86,7 @@ class RowBuilder:
         return rows
 
     def build(self) -> tuple[Rows, Tensor]:
-        """The rows, and the indexes [R] int64 of those that choose a token. The step's only copies to the device."""
+        """Returns the rows and the indices [R] int64 of those that sample. Only here a step copies to the device."""
         device = self._cache.slot_tables.device
         self._cache.write_tables(*self._tabled)
         path_lengths = [len(path) for path in self._paths]

@@ -1,24 +1,25 @@
-"""Who takes part in the next pass, and which slots they get.
+"""Chooses the sequences of the next pass and allocates their cache slots.
 
     add ─▶ waiting ─▶ running: prompt read in chunks ─▶ decoding ─▶ remove
-              ▲──────────── preempted, the latest comer first ────┘
+              ▲────────── preempted, the latest first ────┘
 
-A sequence is admitted when the slots for its whole text so far are there; while it decodes it takes one slot a token.
-When none is left, the latest comer gives way: its slots are freed and it is read again later. Nothing here knows of
-tensors.
+A sequence is admitted when there are slots for its whole text so far. While it decodes, it takes one slot per token.
+When
+no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled again later. The
+scheduler does not handle tensors.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.cache.slots import BLOCK, SlotPool
 from engine.sequence import Sequence
-from engine.slots import BLOCK, SlotPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """prefills: sequences and the position up to which their text is read. decoding: those with one pending token."""
+    """prefills: sequences, each with the position to prefill up to. decoding: sequences with one pending token."""
 
     prefills: tuple[tuple[Sequence, int], ...]
     decoding: tuple[Sequence, ...]
@@ -29,14 +30,14 @@ class Scheduler:
     def __init__(self, num_slots: int, *, max_batch_size: int, prefill_chunk: int, prefill_rows: int) -> None:
         """
         Args:
-            prefill_chunk: chunks of a prompt end at multiples of it.
-            prefill_rows: a pass takes no further chunk once it has that many rows of prompts.
+            prefill_chunk: chunks of a prompt end at multiples of this position.
+            prefill_rows: a pass with this many prefill rows takes no further chunk.
         """
         self.pool = SlotPool(num_slots)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[str, Sequence] = {}
         self.num_preemptions = 0
-        self.prefix_queries = 0  # tokens looked up, as vLLM counts them
+        self.prefix_queries = 0  # tokens looked up in the prefix cache, as vLLM counts them
         self.prefix_hits = 0
         self._prefill_chunk = prefill_chunk
         self._prefill_rows = prefill_rows
@@ -51,14 +52,14 @@ class Scheduler:
         return next((sequence for sequence in self.waiting if sequence.request.request_id == request_id), None)
 
     def remove(self, sequence: Sequence) -> None:
-        """It finished or was cancelled."""
+        """Removes a sequence that finished or was cancelled."""
         if self.running.pop(sequence.request.request_id, None) is None:
             self.waiting.remove(sequence)
         else:
             self._release(sequence)
 
     def schedule(self) -> Plan:
-        """Gives every decoding sequence its next slot, admits who fits, and picks the chunks to read."""
+        """Gives every decoding sequence its next slot, admits requests that fit, and chooses the chunks to prefill."""
         preempted: list[Sequence] = []
         decoding = []
         for sequence in list(self.running.values()):
@@ -72,20 +73,20 @@ class Scheduler:
         return Plan(prefills=tuple(self._chunks()), decoding=tuple(decoding), preempted=tuple(preempted))
 
     def schedule_prefills(self) -> Plan:
-        """Admits who fits and picks the chunks to read; who decodes does so in rounds (engine/rounds)."""
+        """Admits requests that fit and chooses the chunks to prefill; engine/graph_decoding decodes the others."""
         self._admit()
         return Plan(prefills=tuple(self._chunks()), decoding=(), preempted=())
 
-    def take(self, count: int) -> list[int]:
-        """Slots of a round's part."""
+    def allocate_slots(self, count: int) -> list[int]:
+        """Slots for a sequence in a graph step."""
         return self.pool.allocate(count)
 
-    def give_back(self, slots: Iterable[int]) -> None:
-        """Of a round that came too late for its sequence."""
+    def free_slots(self, slots: Iterable[int]) -> None:
+        """Frees the slots of a graph step whose sequence ended before it was read."""
         self.pool.free(list(slots))
 
     def preempt_latest(self) -> Sequence:
-        """The latest comer gives way."""
+        """Preempts the latest admitted sequence and returns it."""
         victim = next(reversed(self.running.values()))
         self._preempt(victim)
         return victim
@@ -94,7 +95,7 @@ class Scheduler:
         sequence.draft_slots = self.pool.allocate(count)
 
     def commit(self, sequence: Sequence, tokens: Iterable[int], kept_nodes: Iterable[int]) -> None:
-        """Appends what a pass chose; kept nodes keep their slots, the other nodes' are freed."""
+        """Appends sampled tokens. The slots of kept nodes join the sequence; those of other nodes are freed."""
         kept = [sequence.draft_slots[node] for node in kept_nodes]
         self.pool.free([slot for slot in sequence.draft_slots if slot not in kept])
         sequence.draft_slots = []
@@ -103,7 +104,7 @@ class Scheduler:
         self.advance(sequence, len(sequence.tokens) - 1)
 
     def advance(self, sequence: Sequence, num_computed: int) -> None:
-        """Positions up to `num_computed` are in the cache: their full blocks can be shared from now on."""
+        """Records that the cache has the positions up to `num_computed`; their full blocks can be shared now."""
         sequence.num_computed = num_computed
         while (end := BLOCK * (len(sequence.blocks) + 1)) <= num_computed:
             start = end - BLOCK
@@ -111,12 +112,12 @@ class Scheduler:
             own = tuple(sequence.slots[start:end])
             block = self.pool.register(before, tuple(sequence.tokens[start:end]), own)
             sequence.blocks.append(block)
-            if block.slots != own:  # another sequence computed the same: equal bits, one copy
+            if block.slots != own:  # another sequence has computed the same block, with equal bits
                 sequence.slots[start:end] = block.slots
                 sequence.num_tabled = min(sequence.num_tabled, start)
 
     def _make_room(self, sequence: Sequence) -> list[Sequence]:
-        """Preempts the latest comers, the sequence itself last, until it can have a slot."""
+        """Preempts the latest sequences until a slot is free; `sequence` itself may be the last of them."""
         preempted = []
         while self.pool.num_available < 1:
             victim = self.preempt_latest()
@@ -145,7 +146,7 @@ class Scheduler:
             blocks = self.pool.match(sequence.root, sequence.tokens)
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
-            # One more for each that decodes: who is admitted only to be preempted at once gains nothing.
+            # One more slot per running sequence, so that the admitted one is not preempted at once.
             if self.pool.num_available_beside(blocks) < needed + len(self.running):
                 return
             self.waiting.popleft()

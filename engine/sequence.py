@@ -1,32 +1,33 @@
-"""A request under way."""
+"""The state of a request in the engine."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from engine.grammar import Constraint
+from engine.cache.slots import Block
+from engine.grammars.grammar import Constraint
 from engine.request import Request, SpeculationStats
-from engine.slots import Block
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """tokens[:num_computed] have their keys and values in the cache; the rest are pending.
+    """The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending.
 
-    While the prompt is read, pending tokens are prompt tokens. Afterwards exactly one is pending: the last one chosen.
-    A sequence that had to give way starts from `num_computed` 0 again, its answer so far read like a prompt.
+    During prefill, the pending tokens are those of the prompt. Afterwards exactly one token is pending, the last
+    sampled one. A preempted sequence starts again at `num_computed` 0 and prefills its answer so far together with its
+    prompt.
     """
 
     request: Request
     tokens: list[int]
-    root: Hashable  # what keys and values depend on beside the tokens
+    root: Hashable  # the adapter, or None: keys and values depend on it and on the tokens
     stats: SpeculationStats
-    constraint: Constraint | None = None  # where the answer stands in the request's grammar
+    constraint: Constraint | None = None  # state of the answer in the request's grammar
     num_computed: int = 0
-    table_row: int = -1  # of the cache's slot tables; -1 while it waits
-    num_tabled: int = 0  # positions whose slots stand in the table
-    slots: list[int] = field(default_factory=list)  # of the first positions
-    blocks: list[Block] = field(default_factory=list)  # their full blocks, in order
-    draft_slots: list[int] = field(default_factory=list)  # of the nodes under way, per node
+    table_row: int = -1  # row of the cache's slot tables; -1 while the request waits
+    num_tabled: int = 0  # positions whose slots are written to the table
+    slots: list[int] = field(default_factory=list)  # cache slots of the first positions
+    blocks: list[Block] = field(default_factory=list)  # full blocks of these positions, in order
+    draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
 
     @property
     def num_generated(self) -> int:

@@ -1,14 +1,14 @@
-"""From token ids to text, piece by piece, and the end of an answer at a stop string.
+"""Incremental decoding of token ids to text, and stop strings.
 
-The promise: the pieces, put together, are the decoding of all ids at once, cut before the stop string that is complete
-first (of those complete at the same character, the longest), however the ids were split over the calls. So the text
-does not depend on how many tokens a step of the engine brought.
+The concatenated pieces equal the decoding of all ids at once, cut before the stop string that is completed first (the
+longest of those completed at the same character). This holds however the ids are split over the calls, so the text does
+not depend on the number of tokens per engine step.
 
-    ids ─ decode a short window ─ settled text ─ hold back what may begin a stop string ─ shown text
+    ids ─ decode a short window ─ settled text ─ hold back a possible beginning of a stop string ─ shown text
 
-A window starts one piece early, since some tokenizers drop the space before their first token. Text is settled when
-no later token can change it: not while it ends in part of a character, which decodes as U+FFFD, nor, in tokenizers
-that fall back to bytes, within a run of byte tokens, whose text is decided by the whole run.
+A window starts one piece early, because some tokenizers drop the space before their first token. Text is settled when
+no later token can change it. It is not settled while it ends in an incomplete character, which decodes as U+FFFD, or,
+in tokenizers with byte fallback, within a run of byte tokens, because the whole run decides their text.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """What text needs of `engine.tokenizer.Tokenizer`."""
+    """The part of `engine.tokenizer.Tokenizer` that this module needs."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -28,23 +28,23 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """One answer's text. `push` each step's ids, then `finish` once; after `stopped` both do nothing."""
+    """The text of one answer. `push` takes the ids of each step, `finish` ends it; once `stopped`, both do nothing."""
 
     def __init__(self, tokenizer: Detokenizer, *, stop: Sequence[str] = (), per_token: bool = False) -> None:
-        """`per_token` fills `token_starts`; with stop strings it is filled always."""
+        """`per_token` fills `token_starts`, which is always filled if there are stop strings."""
         self._window = _Window(tokenizer)
         self._cutter = _StopCutter(stop)
         self._one_by_one = per_token or bool(stop)
-        self.text = ""  # all that was given out
-        self.num_tokens = 0  # ids taken, up to the one that completed a stop string
-        self.token_starts: list[int] = []  # characters settled before each token taken
+        self.text = ""  # all text returned so far
+        self.num_tokens = 0  # ids processed, up to the one that completed a stop string
+        self.token_starts: list[int] = []  # number of settled characters before each token
 
     @property
     def stopped(self) -> bool:
         return self._cutter.matched is not None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that these ids settle, "" while it is held back."""
+        """Returns the text that these ids settle; "" while it is held back."""
         if not self._one_by_one:
             self.num_tokens += len(token_ids)
             return self._show(self._cutter.feed(self._window.push(token_ids)))
@@ -58,7 +58,7 @@ class TextStream:
         return self._show("".join(pieces))
 
     def finish(self) -> str:
-        """No more ids will come. Returns what was held back, an incomplete character as U+FFFD."""
+        """Ends the answer. Returns the text that was held back, with an incomplete character as U+FFFD."""
         if self.stopped:
             return ""
         last = self._cutter.feed(self._window.finish())
@@ -70,12 +70,12 @@ class TextStream:
 
 
 class _Window:
-    """Incremental decoding. `ids[start:]` is decoded anew at each push; `shown` of its characters were given out."""
+    """Decodes the ids of the window again at each push, and returns the characters that are new."""
 
     def __init__(self, tokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # from the window's start
-        self._num_settled_ids = 0  # of them, those before the last piece
+        self._ids: list[int] = []  # those of the window
+        self._num_settled_ids = 0  # those before the last piece
         self._shown = 0
         self.num_characters = 0
 
@@ -86,7 +86,7 @@ class _Window:
         if self._ends_in_byte_run():
             return ""
         text = self._tokenizer.decode(self._ids)
-        # What is missing of one character decodes as one U+FFFD; those before it are bytes that never made a character.
+        # An incomplete character decodes as one U+FFFD; any before it are bytes that never form a character.
         num_settled = len(text) - 1 if text.endswith(_REPLACEMENT) else len(text)
         piece = text[self._shown : num_settled]
         self._shown = max(self._shown, num_settled)
@@ -102,11 +102,11 @@ class _Window:
         return piece
 
     def _ends_in_byte_run(self) -> bool:
-        spoken = next((i for i in reversed(self._ids) if not self._tokenizer.is_special(i)), None)
-        return spoken is not None and self._tokenizer.is_byte(spoken)
+        last = next((i for i in reversed(self._ids) if not self._tokenizer.is_special(i)), None)
+        return last is not None and self._tokenizer.is_byte(last)
 
     def _advance(self) -> None:
-        """Drops all but the last piece, unless that is special tokens alone: they are no context."""
+        """Drops all but the last piece, unless that has only special tokens, which give no context."""
         last = self._ids[self._num_settled_ids :]
         if self._num_settled_ids and not all(self._tokenizer.is_special(i) for i in last):
             self._ids = last
@@ -115,7 +115,7 @@ class _Window:
 
 
 class _StopCutter:
-    """Lets text through up to the first stop string, holding back an end that may become one."""
+    """Passes text on up to the first stop string, and holds back an end that may become one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         if "" in stop:
@@ -143,6 +143,6 @@ class _StopCutter:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)

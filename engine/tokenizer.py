@@ -1,7 +1,7 @@
-"""The model's tokenizer and chat template, over `transformers`. Knows nothing of requests, stop strings or time.
+"""The model's tokenizer and chat template, based on `transformers`.
 
-Text of an answer is `decode(ids)`: special tokens left out, nothing tidied up. So it is a function of the ids alone,
-and `engine.text.TextStream` can give out the very same text piece by piece.
+The text of an answer is `decode(ids)`, without special tokens and without clean-up of spaces. It depends on the ids
+alone, so `engine.text.TextStream` can return the same text piece by piece.
 """
 
 import inspect
@@ -17,10 +17,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.deadline import TooSlow, deadline
 
-TEMPLATE_SECONDS = 10.0  # common ones take a millisecond
+TEMPLATE_SECONDS = 10.0  # common templates take a millisecond
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# How a template may stumble over what it is given: text added to what is none, a missing key, itself without end.
-_STUMBLES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+# Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class ChatTemplateError(ValueError):
@@ -28,10 +28,10 @@ class ChatTemplateError(ValueError):
 
 
 class Tokenizer:
-    """Safe to use from several threads: nothing changes after construction."""
+    """Immutable after construction, so several threads may use it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        """`eos_token_ids`: ids that the model's own configuration ends an answer with, beside the tokenizer's."""
+        """`eos_token_ids`: end tokens of the model's configuration, added to the tokenizer's."""
         self._tokenizer = tokenizer
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
@@ -40,11 +40,11 @@ class Tokenizer:
         self._added = frozenset(tokenizer.added_tokens_decoder)
         own = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
         self.eos_token_ids: frozenset[int] = eos_token_ids | own
-        self.vocab_size: int = len(tokenizer)  # ids are below it; a model may have rows beyond
+        self.vocab_size: int = len(tokenizer)  # ids are below it; a model may have more rows
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
-        """Reads local files alone and runs no code of theirs.
+        """Reads only local files and runs no code from the folder.
 
         Raises: OSError, ValueError: the folder holds no tokenizer that `transformers` can load.
         """
@@ -53,11 +53,11 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str:
-        """The chat template that tools are shown by; "" where there is none."""
+        """The chat template used for requests with tools; "" if there is none."""
         return self._tokenizer.get_chat_template(tools=[]) if self._tokenizer.chat_template else ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """With what the tokenizer itself puts around a text (a begin-of-sequence token, for some models)."""
+        """`add_special_tokens` adds those of the tokenizer, such as a begin-of-sequence token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -72,9 +72,10 @@ class Tokenizer:
         """Renders the model's own template in the sandbox of `transformers`.
 
         Args:
-            template_variables: what the template may read beside the messages, such as Qwen3's `enable_thinking`.
+            template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
 
-        Raises: ChatTemplateError: no template, one that refuses the messages or takes too long, or a reserved variable.
+        Raises: ChatTemplateError: there is no template, it refuses the messages or takes too long, or a variable is
+        reserved.
         """
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
@@ -94,19 +95,19 @@ class Tokenizer:
         except TooSlow as error:
             message = f"the model's chat template takes more than {TEMPLATE_SECONDS:g} s for these messages"
             raise ChatTemplateError(message) from error
-        except _STUMBLES as error:
+        except _TEMPLATE_ERRORS as error:
             message = f"the model's chat template refuses these messages: {error or type(error).__name__}"
             raise ChatTemplateError(message) from error
-        return cast(list[int], ids)  # so with tokenize and without return_dict
+        return cast(list[int], ids)  # with tokenize=True and return_dict=False
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-        return cast(str, text)  # as for any one sequence
+        return cast(str, text)  # a string for a single sequence
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for, special tokens by name. Part of a character for some tokens, so bytes."""
+        """The bytes of one token, which may be part of a character; for special tokens, the bytes of their name."""
         token = self._token(token_id)
         if token_id in self._added:
             return token.encode()
@@ -118,7 +119,7 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
     def vocabulary(self) -> list[bytes]:
-        """What each token adds to an answer's text: nothing for special tokens, which `decode` leaves out."""
+        """The bytes that each token adds to an answer; none for special tokens, which `decode` leaves out."""
         return [b"" if self.is_special(i) else self.token_bytes(i) for i in range(self.vocab_size)]
 
     def is_special(self, token_id: int) -> bool:
@@ -126,11 +127,11 @@ class Tokenizer:
         return token_id in self._special
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether the token is one raw byte, whose text depends on the byte tokens beside it."""
+        """Whether the token is one raw byte, whose text depends on adjacent byte tokens."""
         return self._byte_fallback and _BYTE_TOKEN.fullmatch(self._token(token_id)) is not None
 
     def _token(self, token_id: int) -> str:
-        """As written in the vocabulary; "" for an id beyond it."""
+        """The token's string in the vocabulary; "" for an id beyond it."""
         token = cast(str | None, self._tokenizer.convert_ids_to_tokens(token_id))
         return token or ""
 
@@ -146,7 +147,7 @@ def _configured_eos(model_dir: Path) -> frozenset[int]:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte, inverted. Source: `bytes_to_unicode` of OpenAI's gpt-2 encoder."""
+    """Maps GPT-2's printable characters back to bytes. Source: `bytes_to_unicode` of OpenAI's gpt-2 encoder."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

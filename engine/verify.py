@@ -1,7 +1,7 @@
-"""Which draft nodes are kept: those on the walk down along children that equal the token chosen at their parent.
+"""Verification: keeps the draft nodes on the path whose tokens equal the tokens sampled at their parents.
 
-The chosen token depends on logits, seed, position and what stands before it (kernels/sampling.py, engine/adjust.py), so
-what is kept, followed by the first token that no child guessed, is what plain decoding would have produced.
+The sampled token depends only on logits, seed, position and preceding tokens (kernels/sampling.py, engine/adjust.py).
+So the kept tokens, followed by the first sampled token that no child proposes, are those of plain decoding.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from kernels.sampling import greedy_tokens, sample_token
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """path: kept nodes, top down. tokens: theirs and the one the target adds, so one longer."""
+    """path: kept nodes, top down. tokens: their tokens and the one that the target adds, so one more."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
 def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
-    """Only rows on the way down are looked at; greedy ones without adjustments, all at once.
+    """Samples tokens along the path. Greedy rows without adjustments are computed all at once.
 
     Args:
-        logits: [1 + N, V] float32, unchanged. Of the last committed token, then of each node.
-        eos_token_ids: those that end an answer, unless the request ignores them.
+        logits: [1 + N, V] float32, not modified. Row 0 is for the last committed token, row 1 + i for node i.
+        eos_token_ids: tokens that end an answer, unless the request ignores them.
     """
     children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     sampling = sequence.request.sampling

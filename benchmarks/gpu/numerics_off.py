@@ -54,6 +54,6 @@ def numerics_off(length: int) -> Iterator[Counter[str]]:
     with (
         mock.patch("kernels.cuda.decoder.linear_parts", parts),
         mock.patch("kernels.cuda.decoder.attention", attention),
-        mock.patch("engine.rounds.choosing.sample_rows", choice),
+        mock.patch("engine.graph_decoding.sampling.sample_rows", choice),
     ):
         yield called

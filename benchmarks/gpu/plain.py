@@ -18,9 +18,9 @@ from benchmarks.peers.compiled_loop import CompiledLoop
 from benchmarks.peers.static_transformers import StaticTransformers, model_over
 from benchmarks.samples import Spread
 from engine.generate import generate
-from engine.model import Decoder
+from engine.models.dense import Decoder
+from engine.models.rotary import tables_of
 from engine.request import Request, SamplingParams
-from engine.rotary import tables_of
 
 Answer = Callable[[int], Any]  # so many tokens for each prompt
 _ROUNDS = 3

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from engine.config import ModelConfig
-from engine.model import Decoder
-from engine.rotary import tables_of
-from engine.weights import build_weights
+from engine.models.dense import Decoder
+from engine.models.rotary import tables_of
+from engine.models.weights import build_weights
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",

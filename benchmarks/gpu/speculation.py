@@ -16,12 +16,12 @@ from engine.config import EngineConfig
 from engine.generate import generate
 from engine.load import load_drafter
 from engine.loop import Engine
-from engine.model import Decoder
+from engine.models.dense import Decoder
 from engine.request import Completion, Request, SamplingParams
 
 _ROUNDS = 3
 _BUDGET = 16
-_CONTEXT = 256  # at which a round is timed; prompts and answers are about that long
+_CONTEXT = 256  # at which a graph step is timed; prompts and answers have about this length
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
@@ -38,12 +38,14 @@ def measured(
     *,
     batch: int,
     max_tokens: int,
-    rounds: str = "auto",
+    graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
     """A row for each drafter; arms take turns. Raises: WorkloadError, SpeculatorNotLoadable."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
-    config = EngineConfig(max_batch_size=batch, max_seq_len=longest, draft_budget=_BUDGET, rounds=rounds)
+    config = EngineConfig(
+        max_batch_size=batch, max_seq_len=longest, draft_budget=_BUDGET, graph_decoding=graph_decoding
+    )
     engines = {
         name: Engine(model, load_drafter(name, model, folder, model_dir=model_dir), config)
         for name, folder in arms_of(speculators)
@@ -79,7 +81,7 @@ def _row(
 ) -> dict[str, Any]:
     length, rates = acceptance(answers)
     plain_speed = Spread.of(plain_speeds)
-    assert speed is not None  # there are rounds
+    assert speed is not None  # the engine uses graph decoding
     assert plain_speed is not None
     row = {
         "drafter": name,
@@ -90,12 +92,12 @@ def _row(
         "equal": sum(ours.token_ids == theirs.token_ids for ours, theirs in zip(answers, plain, strict=True)),
         "answers": len(answers),
     }
-    if name != "none" and engine.uses_rounds and engine.config.max_batch_size == 1:
+    if name != "none" and engine.uses_graph_decoding and engine.config.max_batch_size == 1:
         num_passes = sum(answer.speculation.num_spec_steps for answer in answers)
         row["speedup_foreseen"] = foreseen(
             length,
-            plain=engine.time_round(1, 0, context=_CONTEXT).verify_seconds,
-            verify=engine.time_round(1, _BUDGET, context=_CONTEXT).verify_seconds,
+            plain=engine.time_graph_step(1, 0, context=_CONTEXT).verify_seconds,
+            verify=engine.time_graph_step(1, _BUDGET, context=_CONTEXT).verify_seconds,
             draft=draft_seconds / max(1, num_passes),
         )
     return row

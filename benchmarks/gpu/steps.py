@@ -1,6 +1,6 @@
 """What a decoding step takes, by the nodes it verifies and by the context: T_plain, T_verify(n), T_draft, T_host.
 
-Times are those of the very graphs that serve (`Engine.time_round`), over sequences whose keys and values lie where
+Times are those of the very graphs that serve (`Engine.time_graph_step`), over sequences whose keys and values lie where
 they would. A plain step's floor is the weights and the context's keys and values over the bandwidth of a copy.
 """
 
@@ -19,12 +19,12 @@ from engine.drafters.base import Drafter
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from engine.drafters.none import NoDrafter
+from engine.graph_decoding.timing import GraphStepTimes
 from engine.loop import Engine
-from engine.model import Decoder
-from engine.rounds.timing import RoundTimes
+from engine.models.dense import Decoder
 
 _TURNS = 3  # by turns; the median counts
-_REPEATS = 20  # rounds in a turn
+_REPEATS = 20  # graph steps per turn
 _LONGEST_PATH = 64
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
@@ -47,14 +47,18 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """A sequence's most tokens: every round may keep a whole path."""
+        """Maximum tokens of a sequence: every graph step may accept a whole path."""
         return max(self.contexts) + (_REPEATS + 2) * (1 + min(max(self.nodes), _LONGEST_PATH))
 
 
 def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
-    """With room for that many sequences of that length; in rounds, on a CPU too."""
+    """An engine with room for that many sequences of that length, with graph decoding also on a CPU."""
     config = EngineConfig(
-        max_batch_size=batch_size, max_seq_len=max_seq_len, kv_cache_bytes=1 << 60, draft_budget=_BUDGET, rounds="on"
+        max_batch_size=batch_size,
+        max_seq_len=max_seq_len,
+        kv_cache_bytes=1 << 60,
+        draft_budget=_BUDGET,
+        graph_decoding="on",
     )
     return Engine(model, drafter or NoDrafter(), config)
 
@@ -62,10 +66,10 @@ def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafte
 def step_table(engine: Engine, plan: Plan) -> list[Step]:
     """All sizes by turns."""
     sizes = [(context, nodes) for context in plan.contexts for nodes in plan.nodes]
-    taken: dict[tuple[int, int], list[RoundTimes]] = {size: [] for size in sizes}
+    taken: dict[tuple[int, int], list[GraphStepTimes]] = {size: [] for size in sizes}
     for _ in range(1 + _TURNS):  # the first compiles and captures
         for size in sizes:
-            taken[size].append(_round(engine, *size))
+            taken[size].append(_time_step(engine, *size))
     return [
         Step(
             context=context,
@@ -77,8 +81,8 @@ def step_table(engine: Engine, plan: Plan) -> list[Step]:
     ]
 
 
-def _round(engine: Engine, context: int, nodes: int) -> RoundTimes:
-    return engine.time_round(1, nodes, context=context, repeats=_REPEATS)
+def _time_step(engine: Engine, context: int, nodes: int) -> GraphStepTimes:
+    return engine.time_graph_step(1, nodes, context=context, repeats=_REPEATS)
 
 
 def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> list[dict[str, Any]]:
@@ -101,7 +105,7 @@ def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
     heads = MedusaHeads(config, torch.arange(vocab_size))
     drafter = MedusaDrafter(heads, model)
     engine = make_engine(model, Plan((context,), (_DRAFTED_NODES,)).longest, drafter=drafter)
-    times = [_round(engine, context, _DRAFTED_NODES) for _ in range(_TURNS + 1)][1:]
+    times = [_time_step(engine, context, _DRAFTED_NODES) for _ in range(_TURNS + 1)][1:]
     return {"medusa": statistics.median(one.draft_seconds for one in times)}
 
 
@@ -114,14 +118,14 @@ def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[di
     engines = {"exact": make_engine(model, length), "off": make_engine(model, length)}
     with numerics_off(context) as called:
         for count in nodes:
-            _round(engines["off"], context, count)  # captured here, replayed below
+            _time_step(engines["off"], context, count)  # captured here, replayed below
     if model.device.type == "cuda" and not {"products", "attention", "head"} <= called.keys():
         raise RuntimeError(f"only {sorted(called)} were replaced")
     seconds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in engines for count in nodes}
     for turn in range(_TURNS + 1):
         for name in sorted(engines, reverse=turn % 2 == 0):
             for count in nodes:
-                seconds[name, count].append(_round(engines[name], context, count).verify_seconds)
+                seconds[name, count].append(_time_step(engines[name], context, count).verify_seconds)
     rows = []
     for count in nodes:
         exact, off = (statistics.median(seconds[name, count][1:]) for name in ("exact", "off"))

@@ -25,7 +25,7 @@ from benchmarks.gpu.shapes import SHAPES, make_model, published
 from benchmarks.workload import WorkloadError, add_engine, arguments, read_prompts
 from engine.errors import EngineError
 from engine.load import load_model
-from engine.model import Decoder
+from engine.models.dense import Decoder
 from engine.tokenizer import Tokenizer
 
 Section = tuple[str, Callable[[], Any]]
@@ -140,7 +140,7 @@ def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal:
                 args.speculator,
                 batch=batch,
                 max_tokens=args.max_tokens,
-                rounds="on" if rehearsal else "auto",
+                graph_decoding="on" if rehearsal else "auto",
             ),
         )
         for batch in (1, 8)

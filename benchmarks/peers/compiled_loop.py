@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import ModelConfig
-from engine.weights import DecoderWeights
+from engine.models.weights import DecoderWeights
 from kernels.decoder import LayerWeights
 from kernels.linear import LinearWeight
 

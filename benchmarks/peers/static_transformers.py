@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor
 
 from engine.config import ModelConfig
-from engine.weights import DecoderWeights
+from engine.models.weights import DecoderWeights
 
 
 def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:

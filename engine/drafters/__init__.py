@@ -1,1 +1,1 @@
-"""Drafters propose tokens; the engine alone decides what is kept."""
+"""Drafters propose tokens; the engine decides which of them are accepted."""

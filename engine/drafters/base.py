@@ -1,9 +1,9 @@
-"""What a drafter is to the engine.
+"""The interface between a drafter and the engine.
 
-A drafter guesses; it can't change an answer. It may be wrong, raise or return nothing: that costs speed only. Its
-numerics are its own business.
+A drafter proposes tokens and can't change an answer. If it is wrong, raises or returns nothing, that costs only speed.
+Its own arithmetic need not be reproducible.
 
-    prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(what was kept)
+    prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(kept rows)
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
-from engine.kv_cache import KVCache
 from engine.sequence import Sequence
 
 
@@ -22,9 +22,9 @@ from engine.sequence import Sequence
 class Kept:
     """Positions of one sequence that a pass computed and the engine kept.
 
-    sequence: its tokens already hold what the pass chose, so the token after each kept position is known.
-    position: of the first.
-    rows: their rows of the pass, in position order.
+    sequence: its tokens already include those sampled in the pass, so the token after each kept position is known.
+    position: the first kept position.
+    rows: the rows of the kept positions in the pass, in order.
     """
 
     sequence: Sequence
@@ -34,11 +34,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What the target computed.
+    """Hidden states that the target computed in one pass.
 
     hidden: [M, H] after the final norm, in the model's dtype.
-    taps: [M, T, H], the residual streams that enter the drafter's `tap_layers`; None where it wants none.
-    kept: per sequence that goes on.
+    taps: [M, T, H], the residual streams at the inputs of the drafter's `tap_layers`; None if it has none.
+    kept: one entry per sequence that has not ended.
     """
 
     hidden: Tensor
@@ -47,39 +47,39 @@ class Pass:
 
 
 class Drafter(Protocol):
-    """Subclasses override what they need; what they leave does nothing."""
+    """Subclasses override the methods they need; the defaults do nothing."""
 
     name: str
-    max_depth: int  # longest path a draft may have; 0 never drafts
-    tap_layers: tuple[int, ...] = ()  # i: what enters layer i of the target; its number of layers: what leaves the last
+    max_depth: int  # maximum depth of a draft; 0: it never drafts
+    tap_layers: tuple[int, ...] = ()  # i: the input of layer i of the target; its number of layers: the last output
     slot_bytes: int = 0  # memory of its own keys and values per slot of the cache
 
     def prepare(self, cache: KVCache) -> None:
-        """Called once, before all else. A drafter with keys and values lays them out by the cache's slots."""
+        """Called once, before other methods. A drafter with keys and values allocates them by the cache's slots."""
         return
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        """A draft of at most `budget` nodes for each sequence; every sequence is decoding.
+        """Returns a draft of at most `budget` nodes for each sequence; every sequence is decoding.
 
-        Raises: DrafterError: the batch can't be served; the engine decodes plainly.
+        Raises: DrafterError: the drafter can't serve this batch; the engine then decodes plainly.
         """
         raise NotImplementedError
 
     def observe(self, done: Pass) -> None:
-        """Called after every pass. Positions may be missing: a prefix from the cache, a time before this drafter."""
+        """Called after every pass. Positions of cached prefixes and those before a swap of the drafter are missing."""
         return
 
     def forget(self, request_id: str) -> None:
-        """The request ended or was preempted; in the latter case it comes back with its prompt made longer."""
+        """Called when a request ended or was preempted; then it is prefilled again with its answer so far."""
         return
 
     def forget_past(self) -> None:
-        """Drops what was kept of requests that ended."""
+        """Drops data of requests that ended."""
         return
 
 
 def slices(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
-    """For drafters that share a pass, whose `tap_layers` stand one after the other in it: what each asked for."""
+    """Splits a pass for drafters whose `tap_layers` are concatenated: yields each drafter with its own taps."""
     first = 0
     for drafter in drafters:
         end = first + len(drafter.tap_layers)

@@ -1,11 +1,11 @@
-"""Drafts with a block drafter: one pass guesses every depth, a best-first tree grows among the guesses.
+"""The block drafter: one pass proposes candidates for every depth, and a tree is grown from them, best first.
 
-    observe  contexts of the kept positions -> keys and values of every layer, in the target's own slots
-    propose  [anchor, mask, ..., mask] of every sequence as rows of one pass; a row's keys are the contexts before the
-             anchor (the sequence's slots), then its own block (scratch slots beyond the cache)
+    observe  projects the contexts of kept positions to keys and values of every layer, in the target's cache slots
+    propose  runs [anchor, mask, ..., mask] of every sequence as rows of one pass; a row attends to the contexts before
+             the anchor (the sequence's slots), and to its own block (scratch slots after the cache's)
 
-Contexts do not attend to each other, so a prefix that two sequences share is projected once, and there is nothing to
-remember of a request. A position that was never observed reads as zeros or as what stood there before: a worse guess.
+Contexts do not attend to each other, so a prefix shared by sequences is projected once, and the drafter keeps no state
+per request. A position that was never observed has zeros or old values, which only makes the proposals worse.
 """
 
 from collections.abc import Sequence as Many
@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
 from engine.drafters.base import Drafter, Pass
 from engine.drafters.block_heads import Anchor, BlockHeads
 from engine.drafters.block_layers import BlockLayers
 from engine.drafters.block_model import BlockModel
 from engine.errors import SpeculatorNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.sequence import Sequence
 
@@ -29,7 +29,7 @@ class BlockDrafter(Drafter):
     name = "block"
 
     def __init__(self, block: BlockModel, model: Model) -> None:
-        """Raises: SpeculatorNotLoadable: the drafter belongs to a model of another size."""
+        """Raises: SpeculatorNotLoadable: the drafter does not fit the model's sizes."""
         config, target = block.config, model.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise SpeculatorNotLoadable(
@@ -61,7 +61,7 @@ class BlockDrafter(Drafter):
     def observe(self, done: Pass) -> None:
         if done.taps is None:
             return
-        # a sequence that gave way and came back has fewer slots than when it was observed
+        # a preempted sequence may have fewer slots than when it was observed
         kept = [k for k in done.kept if k.position + len(k.rows) <= len(k.sequence.slots)]
         rows = [row for k in kept for row in k.rows]
         positions = [k.position + offset for k in kept for offset in range(len(k.rows))]
@@ -77,7 +77,7 @@ class BlockDrafter(Drafter):
         return self.heads.drafts(hidden[:, first : first + depths], anchors, budget)
 
     def _embeddings(self, anchors: Many[Anchor]) -> Tensor:
-        """[S, B, H] float32."""
+        """Returns the inputs [S, B, H] float32."""
         tokens = torch.full((len(anchors), self.config.block_size), self.config.mask_token_id)
         tokens[:, 0] = torch.tensor([anchor.token for anchor in anchors])
         return self.embedding[tokens.to(self._device)].float()

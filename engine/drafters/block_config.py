@@ -1,10 +1,10 @@
-"""What a block drafter's config.json says, in any of its dialects, and how it is written.
+"""Reads a block drafter's config.json in any of its formats, and writes it in that of speculators.
 
-    speculators  `speculators_model_type` dflash or dspark; taps are numbered by the layer they enter
-    SpecForge    `dflash_config`; DFlash, DSpark and JetSpec (`causal_head`); taps by the layer they leave, one less
-    DeepSpec     `target_layer_ids` beside the sizes; DSpark; taps as SpecForge's
+    speculators  `speculators_model_type` dflash or dspark; a tap's number is the layer that reads it
+    SpecForge    `dflash_config`; DFlash, DSpark and JetSpec (`causal_head`); the layer that writes it, so one less
+    DeepSpec     `target_layer_ids` next to the sizes; DSpark; taps as in SpecForge
 
-transformers fills in what a file leaves to its defaults. It is written as speculators does.
+transformers supplies the defaults of missing values.
 
 Source: speculators, SpecForge, DeepSpec and JetSpec; attention of a layer as vLLM reads it.
 """
@@ -19,7 +19,7 @@ from engine.errors import SpeculatorNotLoadable
 
 MarkovType = Literal["vanilla", "gated"]
 _SLIDING = "sliding_attention"
-_OWN_KEYS = {  # of SpecForge and DeepSpec, beside those of transformers
+_OWN_KEYS = {  # keys of SpecForge and DeepSpec that transformers does not know
     *("architectures", "auto_map", "dflash_config", "block_size", "mask_token_id", "num_target_layers"),
     *("target_layer_ids", "num_anchors", "markov_rank", "markov_head_type"),
     *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
@@ -28,9 +28,10 @@ _OWN_KEYS = {  # of SpecForge and DeepSpec, beside those of transformers
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What the block's rows of one layer attend to.
+    """The attention of a block's rows in one layer.
 
-    window: positions before the anchor, None for all. causal: within the block up to the row itself, else all of it.
+    window: number of visible positions before the anchor, None for all.
+    causal: whether a row sees only the rows of its block up to itself.
     """
 
     window: int | None = None
@@ -39,7 +40,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """transformer: the layers' configuration as published; transformers knows its model type."""
+    """transformer: the configuration of the layers as published, with a model type of transformers."""
 
     transformer: dict[str, Any]
     hidden_size: int
@@ -55,13 +56,13 @@ class BlockConfig:
     block_size: int
     mask_token_id: int
     draft_vocab_size: int
-    sample_from_anchor: bool = False  # row i guesses the token after its own position, the anchor's row too
+    sample_from_anchor: bool = False  # row i predicts the token after its position, starting with the anchor's row
     markov_rank: int = 0  # 0: no Markov head
     markov_type: MarkovType = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = False
     dtype: torch.dtype = torch.bfloat16  # of the weights as stored
-    verifier: dict[str, Any] = field(default_factory=dict)  # as speculators: name_or_path, architectures
+    verifier: dict[str, Any] = field(default_factory=dict)  # as in speculators: name_or_path, architectures
 
     def __post_init__(self) -> None:
         if self.max_depth < 1 or not self.attention or not self.tap_layers:
@@ -85,7 +86,7 @@ class BlockConfig:
 
     @property
     def first_row(self) -> int:
-        """The first row that guesses: row `first_row + d` guesses the token d + 1 after the anchor."""
+        """The first row that predicts: row `first_row + d` predicts the token d + 1 after the anchor."""
         return 0 if self.sample_from_anchor else 1
 
     @classmethod
@@ -99,7 +100,7 @@ class BlockConfig:
             raise SpeculatorNotLoadable(f"config.json describes no block drafter: {error!r}") from error
 
     def to_values(self) -> dict[str, Any]:
-        """config.json of speculators: dspark where it has one of DSpark's heads, else dflash."""
+        """Returns config.json of speculators: dspark if there is one of DSpark's heads, else dflash."""
         dspark = bool(self.markov_rank or self.confidence)
         name = "dspark" if dspark else "dflash"
         windowed = [attention for attention in self.attention if attention.window is not None]
@@ -182,7 +183,7 @@ def _from_specforge(values: dict[str, Any]) -> BlockConfig:
         block_size=both["block_size"],
         mask_token_id=both["mask_token_id"],
         draft_vocab_size=sizes["vocab_size"],
-        sample_from_anchor=projector == "dspark",  # its training says so; its own example of decoding does not
+        sample_from_anchor=projector == "dspark",  # as in its training code, although its decoding example differs
         markov_rank=both.get("markov_rank") or 0,
         markov_type=both.get("markov_head_type", "vanilla"),
         confidence=confidence,
@@ -191,7 +192,7 @@ def _from_specforge(values: dict[str, Any]) -> BlockConfig:
 
 
 def _attention_of(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What SpecForge's section says of attention, in transformers' terms. `is_causal` is vLLM's."""
+    """Converts the attention settings of SpecForge to those of transformers. `is_causal` comes from vLLM."""
     said: dict[str, Any] = {}
     causal = own.get("causal", own.get("causal_head"))
     if causal is not None:
@@ -205,7 +206,7 @@ def _attention_of(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
 
 
 def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str, Any]:
-    """The part of BlockConfig's arguments that all dialects share."""
+    """The arguments of BlockConfig that all formats share."""
     config = transformers_config(transformer)
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act must be silu, got {config.hidden_act!r}")
@@ -225,7 +226,7 @@ def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str
 
 
 def _attention(config: PretrainedConfig, said: bool | None, *, non_causal_windows: bool) -> tuple[LayerAttention, ...]:
-    """A sliding layer is causal within the block unless the file says otherwise; a full one is not."""
+    """Sliding-window layers are causal within the block by default; full layers are not."""
     layers = []
     for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:
         sliding = kind == _SLIDING

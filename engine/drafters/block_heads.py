@@ -1,12 +1,12 @@
-"""From a block's hidden states to a tree: what each row guesses, given its parent where there is a Markov head.
+"""Builds trees from the hidden states of blocks, with optional Markov and confidence heads.
 
-With a Markov head the guesses under a node depend on the node's token. All pairs of a candidate and a candidate of the
-depth before are scored at once, among the best of each depth alone: what lies beyond them gets no correction.
+With a Markov head, the candidates below a node depend on the node's token. All pairs of candidates of two adjacent
+depths are scored at once, but only among the best candidates of each depth; other tokens get no correction.
 
-    score(child | parent) = logit(child) + latent(parent) W2[child]      survival: its share of exp over the vocabulary
+    score(child | parent) = logit(child) + latent(parent) W2[child]      survival: its softmax over the vocabulary
 
-A confidence c, where there is such a head, is how likely the first guess is right; the others share what remains, as
-far as it does not exceed c.
+A confidence head predicts the probability c that the best candidate is right. The other candidates share the rest of
+the probability, but none gets more than c.
 """
 
 from copy import deepcopy
@@ -24,13 +24,13 @@ from engine.request import SamplingParams
 from kernels.linear import LinearWeight, linear, pack
 from kernels.top_k import top_k
 
-CANDIDATES = 8  # under a node
-PAIRED = 24  # candidates of a depth that a Markov head sees
+CANDIDATES = 8  # children of a node
+PAIRED = 24  # candidates of a depth that a Markov head scores
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What a block begins with: the last known token."""
+    """The last known token, with which a block begins."""
 
     token: int
     position: int
@@ -38,7 +38,7 @@ class Anchor:
 
 
 class BlockHeads:
-    """lm_head, Markov head and confidence head over the rows that guess."""
+    """lm_head, Markov head and confidence head over the predicting rows."""
 
     def __init__(self, block: BlockModel, model: Model) -> None:
         self.config = block.config
@@ -53,7 +53,7 @@ class BlockHeads:
                 head.to(model.device, model.dtype)
 
     def drafts(self, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
-        """hidden: [S, depths, H] in the model's dtype, the rows that guess."""
+        """hidden: [S, depths, H] in the model's dtype, the predicting rows."""
         S, depths, H = hidden.shape
         rows = hidden.reshape(S * depths, H)
         logits = self._model.logits(rows) if self.own_head is None else linear(rows, self.own_head)  # [S * depths, Vd]
@@ -106,7 +106,7 @@ class BlockHeads:
         return latent @ self.markov.markov_w2.weight[columns].float().transpose(-1, -2)
 
     def chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
-        """Confidence under each parent, [S, depths, P] float32: hidden states are read once, not once a parent."""
+        """Confidence below each parent, [S, depths, P] float32; hidden states are multiplied once for all parents."""
         weight, bias = head.proj.weight[0].float(), head.proj.bias.float()
         logits = (hidden.float() @ weight[: hidden.shape[-1]] + bias).unsqueeze(-1).expand(parents.shape)
         if self.markov is not None and self.config.confidence_with_markov:
@@ -115,15 +115,15 @@ class BlockHeads:
 
 
 def confident(survival: Tensor, confidence: Tensor) -> Tensor:
-    """survival [R, k], descending; confidence [R, 1] that the first is right -> [R, k], descending."""
+    """survival [R, k], descending; confidence [R, 1] in the first candidate -> [R, k], descending."""
     others = survival[:, 1:] / (1.0 - survival[:, :1]).clamp(min=1e-6)
     return torch.cat([confidence, torch.minimum(confidence, 1.0 - confidence) * others.clamp(max=1.0)], dim=-1)
 
 
 def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
-    """What part of the vocabulary's mass the paired candidates hold under each parent, [R, P].
+    """Returns the share of the vocabulary's probability that the paired candidates have below each parent, [R, P].
 
-    total [R]: log of the mass of all uncorrected logits. values [R, P]: those of the paired. scores [R, P, P].
+    total [R]: logsumexp of all uncorrected logits. values [R, P]: logits of the paired candidates. scores [R, P, P].
     """
     paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)
     others = total + torch.log(-torch.expm1(paired))  # [R]
@@ -131,7 +131,7 @@ def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
 
 
 def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
-    """None where it would be the target's whole lm_head once more."""
+    """Returns None if the head would be equal to the target's whole lm_head."""
     vocab = block.draft_vocab.to(model.device)
     rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
     own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)

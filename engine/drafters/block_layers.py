@@ -1,4 +1,4 @@
-"""A block drafter's layers as they are served: packed for the kernels, with keys and values in the target's slots."""
+"""A block drafter's layers for serving: packed for the kernels, with keys and values by the target's cache slots."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -7,9 +7,9 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from engine.cache.kv_cache import KVCache
 from engine.drafters.block_config import LayerAttention
 from engine.drafters.block_model import BlockAttention, BlockLayer, BlockModel
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
@@ -33,13 +33,13 @@ class BlockLayers:
         self._groups = self._group(layers, self._norm(block.norm))
 
     def prepare(self, cache: KVCache) -> None:
-        """Keys and values for every slot of the cache, and beyond them for a block of every sequence."""
+        """Allocates keys and values for every slot of the cache, and scratch slots for a block of every sequence."""
         config = self.config
         self._slot_tables = cache.slot_tables
         self.scratch = cache.num_slots
         slots = cache.num_slots + cache.slot_tables.shape[0] * config.block_size
         shape = (slots, config.num_kv_heads, config.head_dim)
-        # zeros: a position may be read that was never written
+        # zeros, because unwritten positions may be read
         self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
         self._values = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
 
@@ -52,10 +52,10 @@ class BlockLayers:
         keys_values = linear(context, self._context).view(M, config.num_layers, -1).transpose(0, 1).contiguous()
         for layer, norms in enumerate(self._head_norms):
             places = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
-            rope_write(keys_values[layer], *places, norms)  # [M, 2 Hkv D]: no queries
+            rope_write(keys_values[layer], *places, norms)  # [M, 2 Hkv D], without queries
 
     def blocks(self, embeddings: Tensor, sequences: Many[Sequence]) -> Tensor:
-        """One pass over a block of each of S sequences, at its last token.
+        """Runs one pass over a block of each of S sequences, anchored at its last token.
 
         embeddings: [S, B, H] float32; overwritten.
 
@@ -65,7 +65,7 @@ class BlockLayers:
         return self.run(embeddings, anchors, lambda attention: self._rows(attention, sequences))
 
     def run(self, embeddings: Tensor, anchors: Tensor, rows_of: Callable[[LayerAttention], AttentionRows]) -> Tensor:
-        """As `blocks`; anchors [S] int64, positions of the last tokens, and what each layer's rows attend to."""
+        """As `blocks`; anchors [S] int64: positions of the last tokens; `rows_of` gives the attention of a layer."""
         S, B, H = embeddings.shape
         positions = (anchors.unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
         slots = torch.arange(self.scratch, self.scratch + S * B, device=self._device)
@@ -80,9 +80,10 @@ class BlockLayers:
         return hidden.view(S, B, H)
 
     def _rows(self, attention: LayerAttention, sequences: Many[Sequence]) -> AttentionRows:
-        """A row's keys: contexts by the slot table, those it does not hold yet or that a window begins with, its block.
+        """A row attends to contexts in the slot table, contexts given by slot, and its block.
 
-        The slots of what the last pass accepted come into the table with the next pass only.
+        Contexts are given by slot if they are not in the table yet, or if the window begins with them. Slots accepted
+        in the last pass are written to the table only before the next pass.
         """
         B = self.config.block_size
         prefix_lens: list[int] = []
@@ -111,7 +112,7 @@ class BlockLayers:
         )
 
     def _group(self, layers: Many[BlockLayer], final_norm: Tensor) -> list[tuple[LayerAttention, DecoderLayers]]:
-        """Layers in a row that attend alike run in one call."""
+        """Groups consecutive layers with equal attention, which run in one call."""
         config = self.config
         shape = DecoderShape(
             hidden_size=config.hidden_size,
@@ -146,7 +147,7 @@ class BlockLayers:
         return norm.weight.detach().float().to(self._device).contiguous()
 
     def _pack(self, *linears: nn.Linear) -> LinearWeight:
-        """One product for all, side by side."""
+        """Packs several linear layers as one product."""
         weight = torch.cat([part.weight.detach() for part in linears]).to(self._device, self._dtype)
         biases = [part.bias.detach().to(self._device) for part in linears if part.bias is not None]
         return pack(weight, torch.cat(biases) if biases else None)

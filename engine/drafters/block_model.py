@@ -1,12 +1,12 @@
-"""The block drafter's network, shared by trainer and server: one pass guesses a whole block of tokens.
+"""The block drafter's network, used for training and serving: one pass predicts a whole block of tokens.
 
     context_t = norm(fc(taps of position t))                  one per past position; keys and values of every layer
     block     = [e(anchor token), e(mask), ..., e(mask)]      at the anchor's position and those after it
-    layer by layer   block attends to contexts before the anchor and to itself, as Qwen3 does otherwise
-    logits_i  = lm_head norm(block_i)                         row i guesses the token at its own position (DFlash)
+    layer by layer   block attends to contexts before the anchor and to itself; otherwise as in Qwen3
+    logits_i  = lm_head norm(block_i)                         row i predicts the token at its own position (DFlash)
                                                               or the one after it (DSpark)
     Markov    logits_i += W2 latent(W1[token before])         latent: W1's row itself, or gated by block_i
-    confidence_i = sigmoid(w [block_i, W1[token before]] + b) how much of the target's probability the guess covers
+    confidence_i = sigmoid(w [block_i, W1[token before]] + b) how much of the target's probability the prediction covers
 
 The anchor is the last known token; the target has not computed its position yet, so it has no context.
 
@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from engine.drafters.block_config import BlockConfig, LayerAttention, transformers_config
 from engine.drafters.modules import GatedMlp, Norm
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
-from engine.rotary import tables_of
+from engine.models.rotary import tables_of
 from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
-_IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the target's, or derived
+_IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # copies of the target's weights, or derived tensors
 
 
 class FrozenRows(nn.Module):
-    """Rows of the target's embedding or lm_head that come with the drafter and are never trained. [N, H]."""
+    """Frozen rows [N, H] of the target's embedding or lm_head that are stored with the drafter."""
 
     weight: Tensor
 
@@ -94,7 +94,7 @@ class BlockLayer(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """Low-rank correction of the logits by the token before: W2 latent."""
+    """Low-rank correction of the logits by the previous token: W2 latent."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class ConfidenceHead(nn.Module):
 
 
 class BlockPlaces:
-    """Where contexts and blocks stand, for all layers of one pass.
+    """Positions and visibility of contexts and blocks in one pass.
 
-    context_positions [S], anchors [A]: int64 positions. visible [A, S]: contexts of the anchor's own text before it.
+    context_positions [S], anchors [A]: int64 positions. visible [A, S]: contexts of the same text before the anchor.
     """
 
     def __init__(self, model: "BlockModel", context_positions: Tensor, anchors: Tensor, visible: Tensor) -> None:
@@ -137,14 +137,14 @@ class BlockPlaces:
         self.block_angles = model.angles(anchors.unsqueeze(1) + offsets)
 
     def hidden(self, attention: LayerAttention) -> tuple[Tensor, Tensor]:
-        """What rows do not see: [A, S] of the contexts, [B, B] of their own block."""
+        """Masks of hidden positions: [A, S] for contexts, [B, B] within the block."""
         seen = self._visible if attention.window is None else self._visible & (self._before <= attention.window)
         every = torch.ones(self._size, self._size, dtype=torch.bool, device=seen.device)
         return ~seen, every.triu(1) if attention.causal else ~every
 
 
 class BlockModel(nn.Module):
-    """draft_vocab: [Vd] int64, the target's id of each guess, ascending."""
+    """draft_vocab: [Vd] int64, the target's id of each draft token, ascending."""
 
     draft_vocab: Tensor
 
@@ -156,7 +156,7 @@ class BlockModel(nn.Module):
         lm_head: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> None:
-        """`lm_head` [Vd, H], `embedding` [V, H]: the drafter's own copies; None where it reads the target's."""
+        """`lm_head` [Vd, H], `embedding` [V, H]: the drafter's own copies; None if it uses the target's."""
         super().__init__()
         self.config = config
         vocab = torch.arange(config.draft_vocab_size) if draft_vocab is None else draft_vocab
@@ -175,7 +175,7 @@ class BlockModel(nn.Module):
         self._tables = self.rotary_tables(1)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., D / 2] of positions."""
+        """Returns cosines and sines [..., D / 2] of positions."""
         longest = int(positions.max()) + 1
         if longest > self._tables[0].shape[0]:
             self._tables = self.rotary_tables(2 * longest)
@@ -183,20 +183,20 @@ class BlockModel(nn.Module):
         return cosines, sines
 
     def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
-        """As engine.rotary. Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length."""
+        """As engine.models.rotary. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
         return tables_of(transformers_config(self.config.transformer), self.config.head_dim, max_positions)
 
     def forward(
         self, taps: Tensor, context_positions: Tensor, embeddings: Tensor, anchors: Tensor, visible: Tensor
     ) -> Tensor:
-        """Blocks at many anchors in one pass, all attending to the same contexts: how the network is trained.
+        """Runs blocks at many anchors in one pass over the same contexts, as in training.
 
         Args:
-            taps: [S, T, H]. The target's residual streams at S positions, of one text or several.
+            taps: [S, T, H]. The target's residual streams at S positions of one or several texts.
             context_positions: [S] int64.
-            embeddings: [A, B, H]. Of the anchor token and the masks after it.
+            embeddings: [A, B, H] of the anchor token and the masks after it.
             anchors: [A] int64. Position of each block's anchor.
-            visible: [A, S] bool. Contexts of the anchor's own text, before the anchor.
+            visible: [A, S] bool. Contexts of the anchor's text before the anchor.
 
         Returns: [A, B, H] after the final norm.
         """
@@ -209,7 +209,7 @@ class BlockModel(nn.Module):
         return out
 
     def logits(self, hidden: Tensor, lm_head: Tensor, previous: Tensor) -> Tensor:
-        """hidden [..., H], lm_head [Vd, H], previous [...] int64: the token before each guess -> [..., Vd]."""
+        """hidden [..., H], lm_head [Vd, H], previous [...] int64: the token before each prediction -> [..., Vd]."""
         base = hidden @ lm_head.T
         if self.markov_head is None:
             return base
@@ -226,7 +226,7 @@ class BlockModel(nn.Module):
         return out
 
     def save(self, folder: Path) -> None:
-        """Writes config.json and weights, as speculators does, into an existing folder."""
+        """Writes config.json and weights in the format of speculators into an existing folder."""
         config = self.config
         tensors = {name: value.detach().to(config.dtype).contiguous() for name, value in self.state_dict().items()}
         if config.draft_vocab_size < config.vocab_size:
@@ -238,7 +238,7 @@ class BlockModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "BlockModel":
-        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged, of other shapes or of another drafter."""
+        """Loads in float32. Raises: SpeculatorNotLoadable: files are missing, damaged, or of another drafter."""
         try:
             config = BlockConfig.from_values(json.loads((folder / "config.json").read_text()))
             tensors = {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in _read(path)}
@@ -255,13 +255,13 @@ class BlockModel(nn.Module):
 
 
 def _read(path: Path) -> list[tuple[str, Tensor]]:
-    """Early files nest their heads under `logit_head`."""
+    """Old files store the heads under `logit_head`."""
     tensors = load_file(path)
     return [(n.removeprefix("logit_head."), tensor) for n, tensor in tensors.items() if not n.startswith(_IGNORED)]
 
 
 def _draft_vocab(d2t: Tensor | None, t2d: Tensor | None) -> Tensor | None:
-    """d2t holds what to add to a place of the draft vocabulary to get the target's id; t2d marks the same tokens."""
+    """d2t: offsets from draft token ids to the target's; t2d: mask of the draft vocabulary in the target's."""
     if d2t is None:
         return None
     vocab = torch.arange(d2t.shape[0]) + d2t

@@ -1,4 +1,4 @@
-"""Grows a tree whose guesses under a node depend on the node's token."""
+"""Grows a tree whose candidates below a node depend on the node's token."""
 
 import heapq
 
@@ -9,11 +9,11 @@ from engine.draft import Draft
 
 
 class PairTable:
-    """What follows each candidate of each depth.
+    """The candidates below each candidate of the previous depth.
 
-    tokens: [depths][P]. Candidates of each depth, the parents of the next.
-    children, chances: [depths, P, k]. Under parent p of the depth before (depth 0: the anchor, whatever p), best first,
-        children among `tokens` of that depth.
+    tokens: [depths][P]. Candidates of each depth, which are the parents of the next depth.
+    children, chances: [depths, P, k]. Indices in `tokens` of that depth, and probabilities, below parent p of the
+        previous depth, best first. At depth 0 the parent is the anchor for every p.
     """
 
     def __init__(self, tokens: list[list[int]], children: NDArray[np.int64], chances: NDArray[np.float32]) -> None:
@@ -22,17 +22,17 @@ class PairTable:
         self.num_depths = len(tokens)
 
     def under(self, depth: int, token: int) -> tuple[list[int], list[float]]:
-        """Guesses at `depth` and their chances, `token` being the one before; any at depth 0."""
+        """Candidates at `depth` and their probabilities; `token`: the parent's, which is ignored at depth 0."""
         place = self._places[depth - 1][token] if depth else 0
         return self._children[depth, place].tolist(), self._chances[depth, place].tolist()
 
 
 def grow_conditional_tree(table: PairTable, budget: int) -> Draft:
-    """The `budget` likeliest nodes, as engine.draft.grow_tree."""
+    """Returns the `budget` likeliest nodes, like engine.draft.grow_tree."""
     tokens: list[int] = []
     parents: list[int] = []
     survival: list[float] = []
-    guesses: dict[int, tuple[list[int], list[float]]] = {}  # under each node
+    guesses: dict[int, tuple[list[int], list[float]]] = {}  # candidates below each node
     heap: list[tuple[float, int, int, int]] = []  # (-survival, depth, rank, parent)
 
     def offer(depth: int, rank: int, parent: int) -> None:

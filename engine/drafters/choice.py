@@ -1,13 +1,14 @@
-"""How a drafter turns logits into candidates: which tokens the target may pick next, and how likely each is.
+"""Turns a drafter's logits into candidates: the tokens that the target may sample next, with probabilities.
 
-The target picks argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
-ranks its best tokens with the very same noise: where its logits are right, so is its first candidate, at any
-temperature. Only the best `count` tokens get noise; one beyond them is seldom picked, and that costs one guess.
+The target samples argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
+ranks its best tokens with the same noise: if its logits are right, its first candidate is right at any temperature.
+    Only the best `count` tokens get noise. The target rarely samples another token, and that only costs one rejected
+    draft.
 
     survival_i = P(best `count`) * softmax_i(logits + T gumbel)        T = 0: the drafter's own probability
 
-That is: the target's logits are the drafter's with an error of one logit. How far this is off shows while serving, and
-the budget corrects it.
+This assumes that the drafter's logits have an error of about one logit. The budget corrects the estimate by the
+observed acceptance.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -25,10 +26,10 @@ from kernels.top_k import top_k
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of M rows, best first.
+    """Candidates of M rows, best first.
 
     tokens: [M, k] int64, ids of the target's vocabulary.
-    survival: [M, k] float32. Probability that the target picks this token; 0 for what its filters exclude.
+    survival: [M, k] float32. Probability that the target samples this token; 0 if its filters exclude the token.
     """
 
     tokens: Tensor
@@ -43,13 +44,13 @@ def choose(
     count: int,
     vocab: Tensor | None = None,
 ) -> Candidates:
-    """The `count` likeliest next tokens of each row, fewer if the vocabulary is smaller.
+    """Returns the `count` likeliest next tokens of each row, or all of a smaller vocabulary.
 
     Args:
         logits: [M, Vd] float32.
-        sampling: [M]. How the target chooses each row's token.
-        positions: [M]. Where that token will stand in its sequence.
-        vocab: [Vd] or [M, Vd] int64. The target's id of each column; None where the columns are its vocabulary.
+        sampling: [M]. The target's sampling parameters of each row.
+        positions: [M]. Position of the next token in its sequence.
+        vocab: [Vd] or [M, Vd] int64. The target's id of each column; None if the columns are the target's ids.
     """
     values, index, masses = top_k(logits, min(count, logits.shape[-1]))  # [M, k], [M, k], [M]
     tokens = index if vocab is None else vocab.expand(len(logits), -1).gather(-1, index)
@@ -63,7 +64,7 @@ def choose(
 
 
 def _noisy(values: Tensor, tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]) -> Tensor:
-    """[M, k]: logits + T gumbel, -inf for what the request's filters exclude."""
+    """Returns logits + T gumbel [M, k], with -inf for tokens that the request's filters exclude."""
     device = values.device
     greedy = [params.temperature == 0.0 for params in sampling]
     temperature, top_p, min_p = torch.tensor(

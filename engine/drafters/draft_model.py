@@ -1,12 +1,12 @@
-"""A small model of the same vocabulary drafts for a large one, token after token.
+"""Drafts with a small model of the same vocabulary, one token after the other.
 
-Its keys and values lie in the target's slots, so a prefix that sequences share is computed once here too. Which text a
-slot's keys stand for is known by a hash over the text up to it; what is missing, for whatever reason, is computed from
-the tokens alone. A step begins with all missing positions and the last token in one pass; then one pass per depth goes
-on with each sequence's best candidate, in scratch slots behind the target's. The other candidates of each depth become
-leaves. Paths that will hardly survive are not continued.
+Its keys and values are indexed by the target's cache slots, so shared prefixes are computed once. A hash of the text up
+to a slot identifies the text of the slot's keys; missing positions are computed from the tokens. A step first runs all
+missing positions and the last token in one pass. Then one pass per depth continues with each sequence's best candidate,
+in scratch slots after the target's. The other candidates of each depth become leaves. Unlikely paths are not continued.
 
-At T > 0 candidates are ranked with the target's own noise (choice.py): a draft equal to the target is always right.
+At T > 0, candidates are ranked with the target's sampling noise (choice.py), so a draft model with the target's logits
+is always right.
 
 Source: Leviathan et al. 2023, arXiv:2211.17192; Gumbel coupling, arXiv:2408.07978.
 """
@@ -18,29 +18,29 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
+from engine.cache.slots import BLOCK
 from engine.draft import Draft
 from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
 from engine.errors import SpeculatorNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.rows import RowBuilder
 from engine.sequence import Sequence
-from engine.slots import BLOCK
 from engine.tokenizer import Tokenizer
 
 _MAX_DEPTH = 6
 _CANDIDATES = 16  # ranked per position
-_BRANCHES = 3  # of them proposed per depth
-_LEAST_SURVIVAL = 0.1  # a pass of a draft model a tenth of the target's size costs about as much
-_PASS_ROWS = 256  # at most, while a text is caught up with
-_MAX_PADDING = 128  # rows by which the embeddings of one tokenizer differ among a family's sizes, as llama.cpp allows
-_EMPTY = -1  # no text's hash: those are taken modulo a power of two
+_BRANCHES = 3  # candidates proposed per depth
+_LEAST_SURVIVAL = 0.1  # about the cost of a pass of a draft model with a tenth of the target's size
+_PASS_ROWS = 256  # maximum rows of a pass that computes missing positions
+_MAX_PADDING = 128  # allowed difference of vocabulary sizes within a model family, as in llama.cpp
+_EMPTY = -1  # not a valid hash, since hashes are not negative
 
 
 @dataclass(slots=True)
 class _Text:
-    """hashes: [i] of tokens[: i + 1]. num_held: first positions whose keys are there to stay."""
+    """hashes: [i] is that of tokens[: i + 1]. num_held: number of first positions whose keys are final."""
 
     hashes: "array[int]" = field(default_factory=lambda: array("q"))
     num_held: int = 0
@@ -54,10 +54,10 @@ class _Text:
 
 @dataclass(slots=True)
 class _Path:
-    """A sequence's draft under way: the trunk's slots and the nodes so far."""
+    """A sequence's draft in progress: the slots of its trunk and its nodes so far."""
 
     slots: tuple[int, ...] = ()
-    trunk: int = -1  # its last node
+    trunk: int = -1  # last node of the trunk
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Path:
         return self.survival[self.trunk] if self.trunk >= 0 else 1.0
 
     def add(self, candidates: Many[int], probabilities: Many[float]) -> None:
-        """Children of the trunk, best first; the best becomes its end."""
+        """Adds children of the trunk's last node, best first; the best one extends the trunk."""
         parent, above = self.trunk, self.trunk_survival
         self.trunk = len(self.tokens)
         for token, probability in zip(candidates, probabilities, strict=True):
@@ -94,7 +94,7 @@ class DraftModelDrafter(Drafter):
         """
         Args:
             candidates: tokens per position that are ranked with the target's noise.
-            least_survival: of a path that is worth another pass.
+            least_survival: minimum survival of a path for another pass.
 
         Raises: SpeculatorNotLoadable: the models' vocabularies differ in size.
         """
@@ -125,7 +125,7 @@ class DraftModelDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
-        """Prompts are read along, so that a long one does not hold up the first draft."""
+        """Computes prompts while they are prefilled, so that a long prompt does not delay the first draft."""
         read = [(k.sequence, k.position + len(k.rows)) for k in done.kept if not k.sequence.is_decoding]
         if read:
             self._catch_up(read)
@@ -158,17 +158,17 @@ class DraftModelDrafter(Drafter):
         return [path.draft(budget) for path in paths]
 
     def _catch_up(self, ends: Many[tuple[Sequence, int]]) -> Tensor:
-        """Computes what is missing of each sequence up to its end; returns [N, H], of each one's last position."""
+        """Computes the missing positions of each sequence up to its end; returns the last hidden states [N, H]."""
         self._write_tables([sequence for sequence, _ in ends])
         rows: list[tuple[Sequence, int]] = []
         last_rows: list[int] = []
-        taken: set[int] = set()  # slots: two sequences may lack the same
+        taken: set[int] = set()  # slots, since two sequences may lack the same ones
         for sequence, end in ends:
             text = self._texts.setdefault(sequence.request.request_id, _Text())
             text.read(sequence.tokens)
             for position in range(text.num_held, end):
                 slot, known = sequence.slots[position], text.hashes[position]
-                last = position == end - 1  # always: its hidden state is wanted
+                last = position == end - 1  # always computed, because its hidden state is needed
                 if slot not in taken and (last or self._slot_hashes[slot] != known):
                     taken.add(slot)
                     rows.append((sequence, position))
@@ -179,7 +179,7 @@ class DraftModelDrafter(Drafter):
         return torch.cat(hidden)[last_rows]
 
     def _compute(self, rows: Many[tuple[Sequence, int]]) -> Tensor:
-        """[M, H]: of these positions, whose keys are written to their slots."""
+        """Returns the hidden states [M, H] of positions and writes their keys to their slots."""
         builder = RowBuilder(self._target_cache)
         for sequence, position in rows:
             builder.add_row(
@@ -193,7 +193,7 @@ class DraftModelDrafter(Drafter):
         return self._model.forward(builder.build()[0], self._cache).final
 
     def _step(self, sequences: Many[Sequence], paths: Many[_Path], alive: Many[int], depth: int) -> Tensor:
-        """[M, H]: of the last node of each trunk, which lies at `depth`."""
+        """Returns the hidden states [M, H] of the last node of each trunk, which is at `depth`."""
         builder = RowBuilder(self._target_cache)
         for number in alive:
             sequence, path = sequences[number], paths[number]
@@ -210,7 +210,7 @@ class DraftModelDrafter(Drafter):
         return self._model.forward(builder.build()[0], self._cache).final
 
     def _write_tables(self, sequences: Many[Sequence]) -> None:
-        """The engine writes the slots of new positions just before its pass, which is too late here."""
+        """Writes the slots of new positions, since the engine writes them only just before its pass."""
         places = [
             (sequence.table_row, position, sequence.slots[position])
             for sequence in sequences
@@ -223,7 +223,7 @@ class DraftModelDrafter(Drafter):
 def check_vocabularies(own: Tokenizer, its: Tokenizer, size: int) -> None:
     """Compares about a thousand of the ids below `size`.
 
-    Raises: SpeculatorNotLoadable: one is another piece of text to the draft model than to the target.
+    Raises: SpeculatorNotLoadable: an id is a different text for the draft model than for the target.
     """
     for token_id in range(0, size, max(1, size // 1000)):
         ours, theirs = own.token_bytes(token_id), its.token_bytes(token_id)

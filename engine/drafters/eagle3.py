@@ -1,12 +1,13 @@
-"""Drafts with EAGLE-3: one layer over the target's features, run again on what it drafted, a tree under way.
+"""The EAGLE-3 drafter: one layer over the target's features, which runs on its own output to draft a tree.
 
-    observe   keys and values of every position the target kept, by the target's own slots; for the last of a sequence
-              the layer's output too, which the next draft starts from
-    propose   candidates of that output; the likeliest are run as the next level, with keys and values in scratch slots
-              beyond the cache's; and so on while a further level may still be worth its time
+    observe   computes keys and values of kept positions in the target's cache slots; for a sequence's last position
+    also
+              the layer's output, from which the next draft starts
+    propose   proposes candidates from that output and runs the likeliest as the next level, with keys and values in
+              scratch slots after the cache's; repeats while another level may be worth its time
 
-All levels of all sequences run together. Position t is read with token t + 1, so the keys a draft starts from end one
-position before the pending token.
+Each level of all sequences runs in one call. The input at position t includes token t + 1, so the keys that a draft
+starts from end one position before the pending token.
 """
 
 from collections.abc import Sequence as Many
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
@@ -23,7 +25,6 @@ from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
 from engine.drafters.growing_tree import GrowingTree
 from engine.errors import DrafterError, SpeculatorNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
@@ -31,27 +32,27 @@ from kernels.attention import AttentionRows
 MAX_DEPTH = 8
 _WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
-_FEW = 32  # rows observed in one call; of more, only a sequence's last goes on beyond its key and value
-_WORTH = 0.15  # tokens a level must promise per sequence that it is run for; one costs about that much of a pass
+_FEW = 32  # with more observed rows, only the last of each sequence is run beyond its key and value
+_WORTH = 0.15  # expected accepted tokens per sequence that a level needs; it costs about this share of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The layer's output where a sequence's last token was chosen."""
+    """The layer's output at the position before a sequence's last token."""
 
-    num_tokens: int  # of the sequence then
+    num_tokens: int  # of the sequence at that time
     read: Tensor  # [H]
     fed_back: Tensor  # [H]
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A place where the layer has run: what candidates are taken from."""
+    """A position where the layer has run, from whose output candidates are taken."""
 
-    tree: int  # its sequence's place in the batch
+    tree: int  # its sequence's index in the batch
     node: int  # -1: the anchor
     depth: int
-    path: tuple[int, ...]  # scratch slots from below the anchor down to itself
+    path: tuple[int, ...]  # scratch slots from the anchor's child down to itself
 
 
 class Eagle3Drafter(Drafter):
@@ -59,7 +60,7 @@ class Eagle3Drafter(Drafter):
     max_depth = MAX_DEPTH
 
     def __init__(self, module: Eagle3, model: Model) -> None:
-        """Raises: SpeculatorNotLoadable: the module belongs to a model of another size."""
+        """Raises: SpeculatorNotLoadable: the module does not fit the model's sizes."""
         config, target = module.config, model.config
         if (config.target_hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise SpeculatorNotLoadable(
@@ -94,7 +95,7 @@ class Eagle3Drafter(Drafter):
         self._anchors.pop(request_id, None)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
-        """Where the sequence's next draft starts, if its last token was observed."""
+        """The start of the sequence's next draft; None if its last token was not observed."""
         anchor = self._anchors.get(sequence.request.request_id)
         return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
@@ -108,7 +109,7 @@ class Eagle3Drafter(Drafter):
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        last: list[tuple[int, Sequence]] = []  # where the next drafts start: place among the rows, sequence
+        last: list[tuple[int, Sequence]] = []  # starts of the next drafts: (index of the row, sequence)
         for kept in done.kept:
             sequence, end = kept.sequence, kept.position + len(kept.rows)
             rows += kept.rows
@@ -156,7 +157,7 @@ class Eagle3Drafter(Drafter):
     def _grow(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
     ) -> None:
-        """Level after level under `nodes`, whose outputs are `features`."""
+        """Grows levels below `nodes`, whose outputs are `features`."""
         free = self.scratch
         for depth in range(1, MAX_DEPTH + 1):
             self._offer(sequences, trees, nodes, features.read)
@@ -180,7 +181,7 @@ class Eagle3Drafter(Drafter):
     def _offer(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], read: Tensor
     ) -> None:
-        """Candidates of every node into its tree."""
+        """Offers the candidates of every node to its tree."""
         found = choose(
             self.layer.logits(read),
             [sequences[node.tree].request.sampling for node in nodes],
@@ -194,7 +195,7 @@ class Eagle3Drafter(Drafter):
             trees[node.tree].offer(node.node, tokens, survival)
 
     def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
-        """The layer on drafted nodes; g [M, H]: their parents' output."""
+        """Runs the layer on draft nodes; g [M, H]: the outputs of their parents."""
         assert self.keys_values is not None
         owners = [sequences[node.tree] for node in nodes]
         token, position, slot = self._integers(
@@ -209,9 +210,9 @@ class Eagle3Drafter(Drafter):
         return self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
 
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
-        """keys: per row its sequence, how many of its positions it reads, and scratch slots.
+        """keys: for each row its sequence, the number of positions that it attends to, and its scratch slots.
 
-        Slots of what the last pass accepted come into the table with the next pass; till then they lead the path.
+        Slots accepted in the last pass are not in the table yet, so they are put at the beginning of the path.
         """
         tabled = [min(sequence.num_tabled, count) for sequence, count, _ in keys]
         paths = [
@@ -225,5 +226,5 @@ class Eagle3Drafter(Drafter):
         return AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), path_lens)
 
     def _integers(self, *columns: Many[int]) -> Tensor:
-        """[n, M] int64; one copy to the device."""
+        """Returns [n, M] int64 with one copy to the device."""
         return torch.tensor(columns, dtype=torch.int64).to(self._device)

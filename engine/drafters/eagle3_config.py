@@ -1,11 +1,10 @@
-"""What an EAGLE-3 drafter is made of, read from and written to the two public layouts.
+"""The configuration of an EAGLE-3 drafter, read from and written to the two public formats.
 
     speculators   layers.0.*   config: speculators_model_type eagle3, transformer_layer_config {...}
     specforge     midlayer.*   config: architectures LlamaForCausalLMEagle3, a Llama configuration of one layer
 
-Which residual streams of the target are read is numbered in three ways. Here, as in vLLM and speculators, tap i is what
-enters layer i; SpecForge and SGLang write the layer it leaves, one less. Nobody writes the default down: what enters
-layers 2, L / 2 and L - 3.
+Here, as in vLLM and speculators, tap i of the target is the input of layer i. SpecForge and SGLang number it by the
+layer that writes it, which is one less. The default is not written to files: the inputs of layers 2, L / 2 and L - 3.
 
 Source: `speculators` (models/eagle3), vLLM's and SGLang's Llama EAGLE-3 models.
 """
@@ -31,12 +30,12 @@ class Eagle3Config:
     draft_vocab_size: int
     norm_eps: float
     max_positions: int
-    rope_parameters: dict[str, Any]  # as transformers 5 writes them
+    rope_parameters: dict[str, Any]  # in the format of transformers 5
     tap_layers: tuple[int, ...] | None  # None: the default, which depends on the target's depth
-    norm_before_residual: bool = False  # the residual starts from the normed hidden state
+    norm_before_residual: bool = False  # the residual starts from the normalized hidden state
     norm_before_fc: bool = False  # one norm over all taps
     fc_norm: bool = False  # a norm for each tap (EAGLE-3.1)
-    norm_output: bool = False  # what is fed back is normed (EAGLE-3.1)
+    norm_output: bool = False  # the fed-back output is normalized (EAGLE-3.1)
     num_taps: int = 3
 
     def __post_init__(self) -> None:
@@ -51,12 +50,12 @@ class Eagle3Config:
             raise ValueError(f"needs {self.num_taps} tap layers, got {list(self.tap_layers)}")
 
     def taps_of(self, num_layers: int) -> tuple[int, ...]:
-        """`num_layers`: the target's."""
+        """`num_layers`: number of layers of the target."""
         return self.tap_layers or default_taps(num_layers)
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "Eagle3Config":
-        """`values`: config.json of either layout. Raises: ValueError, KeyError, TypeError: it holds no EAGLE-3."""
+        """`values`: config.json of either layout. Raises: ValueError, KeyError, TypeError: not an EAGLE-3 config."""
         layer = LlamaConfig(**values.get("transformer_layer_config", values))
         if layer.num_hidden_layers != 1:
             raise ValueError(f"an EAGLE-3 drafter has one layer, got {layer.num_hidden_layers}")
@@ -95,7 +94,7 @@ class Eagle3Config:
         )
 
     def to_values(self, layout: Layout, *, base_model: str, depth: int) -> dict[str, Any]:
-        """config.json of a layout. `depth`: tokens a chain of it would propose."""
+        """Returns config.json of a layout. `depth`: number of tokens of a chain."""
         options = {name: getattr(self, name) for name in _OPTIONS}
         layer = {k: v for k, v in self.layer_config().to_dict().items() if not k.startswith(("_", "transformers_"))}
         if layout == "specforge":
@@ -122,7 +121,7 @@ class Eagle3Config:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What enters these layers of a target of `num_layers`. Small ones may give the same twice."""
+    """The default tap layers of a target with `num_layers` layers; a small target may repeat a layer."""
     return (min(2, num_layers), num_layers // 2, max(0, num_layers - 3))
 
 

@@ -1,4 +1,4 @@
-"""The EAGLE-3 module as it is served: packed weights, kernels, keys and values by slot. The maths: eagle3_module.py."""
+"""The EAGLE-3 module for serving: packed weights, kernels, keys and values by slot. Its maths: eagle3_module.py."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.drafters.eagle3_module import Eagle3
-from engine.rotary import tables_of
+from engine.models.rotary import tables_of
 from kernels.attention import AttentionRows, attention
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
 from kernels.linear import LinearWeight, linear, pack
@@ -17,10 +17,10 @@ from kernels.swiglu import swiglu
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the layer made of M rows.
+    """The layer's outputs for M rows.
 
-    read: [M, H] in the model's dtype, what lm_head reads.
-    fed_back: [M, H] float32, what stands in for the next position's features of the target.
+    read: [M, H] in the model's dtype, the input of lm_head.
+    fed_back: [M, H] float32, which replaces the target's features at the next position.
     """
 
     read: Tensor
@@ -29,7 +29,7 @@ class Features:
 
 class ServedEagle3:
     def __init__(self, module: Eagle3, *, embedding: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """embedding: the target's [V, H], read where the module has none of its own."""
+        """embedding: the target's [V, H], used if the module has none of its own."""
         self.config = module.config
         self.dtype = dtype
         layer, attn, mlp = module.layer, module.layer.self_attn, module.layer.mlp
@@ -67,7 +67,7 @@ class ServedEagle3:
         return self._weights["lm_head"]
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, Hkv, D]; zeros, because a slot may be read before it was ever written."""
+        """Keys and values [slots, Hkv, D]; zeros, because unwritten slots may be read."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values
@@ -95,7 +95,7 @@ class ServedEagle3:
         rows: AttentionRows,
         cache: tuple[Tensor, Tensor],
     ) -> Features:
-        """`read`, `write` and `finish` of the same rows, in one call where there is one; g may be overwritten."""
+        """Does `read`, `write` and `finish` for the same rows, in one kernel call if possible; g may be overwritten."""
         if self._layers is None:
             residual, x = self.read(g, tokens)
             return self.finish(residual, self.write(x, positions, slots, cache), rows, cache)
@@ -106,7 +106,7 @@ class ServedEagle3:
         return Features(normed, normed.float() if self.config.norm_output else g)
 
     def read(self, g: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """g [M, H] float32, tokens [M] int64 -> residual [M, H] float32 and what attention reads [M, 2 H]."""
+        """g [M, H] float32, tokens [M] int64 -> residual [M, H] float32 and attention input [M, 2 H]."""
         token = self._normed(self._embedding[tokens].float(), self._norms["token"])
         normed = self._normed(g, self._norms["hidden"])
         residual = normed.float() if self.config.norm_before_residual else g
@@ -119,7 +119,7 @@ class ServedEagle3:
         return qkv.view(x.shape[0], -1, self.config.head_dim)[:, : self.config.num_heads]
 
     def finish(self, residual: Tensor, query: Tensor, rows: AttentionRows, cache: tuple[Tensor, Tensor]) -> Features:
-        """residual [M, H] float32 is overwritten."""
+        """Overwrites residual [M, H] float32."""
         attended = attention(query, *cache, rows)
         linear(attended.flatten(1), self._weights["output"], add_to=residual)
         inner = linear(self._normed(residual, self._norms["post"]), self._weights["gate_up"])

@@ -1,13 +1,13 @@
-"""The EAGLE-3 module, shared by trainer and engine: one decoder layer that continues the target's features.
+"""The EAGLE-3 module, used for training and serving: one decoder layer that continues the target's features.
 
-    g_t   = fc(taps of the target at position t)                     each tap normed first with fc_norm
-    x_t   = norm(emb(token t + 1)) | norm(g_t)                       2 H wide, read by query, key and value
+    g_t   = fc(taps of the target at position t)                     with fc_norm, each tap is normalized first
+    x_t   = norm(emb(token t + 1)) | norm(g_t)                       width 2 H, input of query, key and value
     r_t   = g_t + attention over x_0 .. x_t                          rotary position t
     o_t   = r_t + mlp(norm(r_t))      logits for token t + 2 = lm_head(norm(o_t)), over a reduced vocabulary
-    beyond what the target has computed, o_t (with norm_output: normed) stands in for g_{t + 1}
+    where the target has no features yet, o_t (normalized with norm_output) replaces g_{t + 1}
 
-Parameters bear the names of the `speculators` layout, so `state_dict()` is the file. The target's id of draft token i
-is i + d2t[i]; t2d tells which of the target's ids can be drafted.
+Parameters have the names of the `speculators` layout, so `state_dict()` is the content of the file. The target's id of
+draft token i is i + d2t[i]; t2d marks the target's ids that can be drafted.
 
 Source: Li et al. 2025, arXiv:2503.01840 (EAGLE-3); arXiv:2605.09992 (3.1: fc_norm, norm_output).
 """
@@ -48,7 +48,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """embed_tokens: the drafter's own embeddings [V, H], None where it reads the target's."""
+    """embed_tokens: the drafter's own embeddings [V, H]; None if it uses the target's."""
 
     d2t: Tensor  # [Vd] int64
     t2d: Tensor  # [V] bool
@@ -91,7 +91,7 @@ class Eagle3(nn.Module):
         return out.float()
 
     def read(self, g: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """g, embeddings [R, H] float32 -> where the residual starts [R, H], and what attention reads [R, 2 H]."""
+        """g, embeddings [R, H] float32 -> initial residual [R, H] and attention input [R, 2 H]."""
         normed = self.layer.hidden_norm(g)
         x = torch.cat([self.layer.input_layernorm(embeddings), normed], dim=-1)
         return normed if self.config.norm_before_residual else g, x
@@ -103,7 +103,7 @@ class Eagle3(nn.Module):
         return out
 
     def split(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """o [R, H] -> what lm_head reads, and what is fed back, [R, H] each."""
+        """o [R, H] -> input of lm_head and fed-back output, [R, H] each."""
         normed = self.norm(out)
         return normed, normed if self.config.norm_output else out
 
@@ -121,7 +121,7 @@ class Eagle3(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "Eagle3":
-        """Either layout, in float32. Raises: SpeculatorNotLoadable: files missing, damaged or of other shapes."""
+        """Loads either layout in float32. Raises: SpeculatorNotLoadable: files are missing or damaged."""
         try:
             config = Eagle3Config.from_values(json.loads((folder / "config.json").read_text()))
             tensors = load_file(folder / WEIGHTS_FILE)

@@ -1,7 +1,7 @@
-"""A draft tree that grows level by level, for drafters that must run to know what follows a node.
+"""A draft tree that grows level by level, for drafters that must run on a node to propose its children.
 
-Each level offers candidates under the nodes that were run; the likeliest of them are run next; at the end the likeliest
-of all that were ever offered make the draft. A node is never likelier than its parent, so the best are always a tree.
+Each level offers candidates below the nodes that were run, and the likeliest of them are run next. Finally the
+likeliest of all candidates form the draft. A node is never likelier than its parent, so they always form a tree.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.draft import Draft
 
-_LEAST_SURVIVAL = 0.01  # what is less likely is never verified, nor run
+_LEAST_SURVIVAL = 0.01  # less likely nodes are neither run nor verified
 
 
 class GrowingTree:
@@ -35,7 +35,7 @@ class GrowingTree:
         self._level = len(self._tokens)
 
     def offer(self, parent: int, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
-        """Candidates under `parent` (-1: the last committed token), each with its probability given the parent."""
+        """Adds candidates below `parent` (-1: the last committed token), with their probabilities given the parent."""
         above = self._survival[parent] if parent >= 0 else 1.0
         for token, probability in zip(tokens, probabilities, strict=True):
             survival = above * min(1.0, probability)
@@ -45,7 +45,7 @@ class GrowingTree:
                 self._survival.append(survival)
 
     def frontier(self, width: int) -> list[int]:
-        """At most `width` nodes of the newest level that are in the draft as it stands, likeliest first."""
+        """Returns at most `width` nodes of the newest level that are in the current draft, likeliest first."""
         best = heapq.nlargest(self._budget, self._survival)
         level = [node for node in range(self._level, len(self._tokens)) if self._survival[node] >= best[-1]]
         return heapq.nlargest(width, level, key=self._survival.__getitem__)

@@ -1,4 +1,4 @@
-"""Drafts with Medusa heads: candidates for every depth from one pass over the taps, a best-first tree among them."""
+"""The Medusa drafter: one pass over the heads proposes candidates for every depth, and a tree is grown from them."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -25,7 +25,7 @@ class MedusaDrafter(Drafter):
     name = "medusa"
 
     def __init__(self, heads: MedusaHeads, model: Model) -> None:
-        """Raises: SpeculatorNotLoadable: the heads belong to a model of another size."""
+        """Raises: SpeculatorNotLoadable: the heads do not fit the model's sizes."""
         config = heads.config
         if config.hidden_size != model.config.hidden_size:
             raise SpeculatorNotLoadable(
@@ -52,10 +52,10 @@ class MedusaDrafter(Drafter):
 
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Model) -> list[list[LinearWeight]]:
-        """Of the first layer one product for all heads, since they read the same; of the others one per head."""
+        """Packs the first layer of all heads as one product, since their input is the same; other layers per head."""
         weights: list[Tensor] = list(heads.weight.detach().to(model.device, model.dtype))  # [K, H, H] each
         biases = heads.bias.detach().to(model.device)
-        if heads.token_weight is not None:  # the first layer reads hidden state and token side by side
+        if heads.token_weight is not None:  # the input of the first layer is [hidden state, token]
             tokens = heads.token_weight.detach().to(model.device, model.dtype)
             weights[0] = torch.cat([weights[0], tokens], dim=-1)  # [K, H, 2 H]
         first = pack(weights[0].flatten(0, 1), biases[0].flatten())
@@ -65,11 +65,11 @@ class MedusaDrafter(Drafter):
         ]
 
     def candidates(self, taps: Tensor, last_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids and probabilities [B, K, k] of the k best at each depth, best first, for greedy decoding.
+        """Returns ids and probabilities [B, K, k] of the k best tokens at each depth, best first, for greedy decoding.
 
         Args:
             taps: [B, H].
-            last_tokens: [B] int64. What the taps chose.
+            last_tokens: [B] int64. The tokens sampled from the taps.
         """
         plain = SamplingParams(max_tokens=1, temperature=0.0)
         chosen = self._choose(taps, last_tokens, [plain] * len(taps), [0] * len(taps))
@@ -79,7 +79,7 @@ class MedusaDrafter(Drafter):
     def _choose(
         self, taps: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
     ) -> Candidates:
-        """[B, K, k]. `positions`: of each sequence's next token."""
+        """Returns candidates [B, K, k]. `positions`: those of the sequences' next tokens."""
         x = self.features(taps, last_tokens)  # [B, K, H]
         B, K, _ = x.shape
         if len(self.heads) == 1:
@@ -92,7 +92,7 @@ class MedusaDrafter(Drafter):
         return Candidates(chosen.tokens.view(B, K, -1), chosen.survival.view(B, K, -1))
 
     def features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
-        """[B, K, H] in `dtype`, as MedusaHeads.features; of several layers float32 from one to the next."""
+        """Returns [B, K, H] in `dtype`, as MedusaHeads.features; float32 between layers."""
         read = taps.float()
         if self._embedding is not None:
             read = torch.cat([read, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
@@ -123,7 +123,7 @@ class MedusaDrafter(Drafter):
             self._taps[kept.sequence.request.request_id] = done.hidden[kept.rows[-1]]
 
     def tap(self, request_id: str) -> Tensor | None:
-        """[H]: the hidden state that chose the request's last token, if it was observed."""
+        """The hidden state [H] from which the request's last token was sampled; None if it was not observed."""
         return self._taps.get(request_id)
 
     def forget(self, request_id: str) -> None:

@@ -1,13 +1,13 @@
-"""Medusa heads, shared by trainer and engine: from the hidden state that chose token t, head i guesses token t + 1 + i.
+"""Medusa heads, used for training and serving: from the hidden state of token t, head i predicts token t + 1 + i.
 
     features_i = h;  layer by layer  features_i += SiLU(W_i features_i + b_i)        W zero at the start
-                     with `token_input` the first layer adds U_i e(t), t's embedding at unit size    U zero at the start
+                     with `token_input` the first layer adds U_i e(t), t's normalized embedding    U zero at the start
     logits_i   = lm_head features_i                                                  tied: the target's lm_head rows
               or head_i  features_i                                                  untied: own weights, lm_head's copy
 
-Only tokens of a draft vocabulary are ever proposed: those the target uses in its answers. Files: `config.json`,
+Only tokens of a draft vocabulary are proposed, those that the target uses in its answers. Files: `config.json`,
 `draft_vocab.safetensors`, and `medusa_lm_head.safetensors` with LoRAX's names: `{head}.{layer}.linear.{weight,bias}`,
-untied also `{head}.{layers}.weight`, with `token_input`, which LoRAX does not know, `{head}.0.token.weight`.
+for untied heads also `{head}.{layers}.weight`, and for `token_input`, unknown to LoRAX, `{head}.0.token.weight`.
 
 Source: Cai et al. 2024, arXiv:2401.10774; layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
 """
@@ -34,7 +34,7 @@ class MedusaConfig:
     num_layers: int = 1
     draft_vocab_size: int
     tied: bool = True
-    token_input: bool = False  # heads read the last token too: h chose it, but only through an argmax
+    token_input: bool = False  # heads also read the last token, which h determines only through the argmax
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:
@@ -47,7 +47,7 @@ class MedusaHeads(nn.Module):
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """`lm_head`: the target's [V, H]; untied heads start as its rows."""
+        """`lm_head`: the target's [V, H]; untied heads are initialized with its rows."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")
@@ -63,7 +63,7 @@ class MedusaHeads(nn.Module):
             self.head = nn.Parameter(rows.unsqueeze(0).repeat(K, 1, 1))  # [K, Vd, H]
 
     def features(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """hidden [R, H], tokens [R, H] from `token_features` (read with `token_input` alone) -> [R, K, H]."""
+        """hidden [R, H], tokens [R, H] from `token_features` (used only with `token_input`) -> [R, K, H]."""
         x = hidden.unsqueeze(1).expand(-1, self.config.num_heads, -1)  # [R, K, H]
         for layer, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
             inner = torch.einsum("rkh,kgh->rkg", x, weight) + bias
@@ -75,7 +75,7 @@ class MedusaHeads(nn.Module):
         return x
 
     def output_heads(self, lm_head: Tensor) -> tuple[Tensor, ...]:
-        """Of each depth [Vd, H]; lm_head: the target's rows of the draft vocabulary."""
+        """Returns a head [Vd, H] per depth; lm_head: the target's rows of the draft vocabulary."""
         return (lm_head,) * self.config.num_heads if self.head is None else self.head.unbind(0)
 
     def logits(self, hidden: Tensor, lm_head: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -110,7 +110,7 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "MedusaHeads":
-        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged or of other shapes."""
+        """Loads in float32. Raises: SpeculatorNotLoadable: files are missing, damaged or of another size."""
         try:
             config = MedusaConfig(**json.loads((folder / "config.json").read_text())["slipstream"])
             tensors = load_file(folder / WEIGHTS_FILE)
@@ -133,6 +133,6 @@ class MedusaHeads(nn.Module):
 
 
 def token_features(embeddings: Tensor) -> Tensor:
-    """embeddings [R, H], rows of the target's embedding -> [R, H] float32, each at root mean square 1."""
+    """embeddings [R, H], rows of the target's embedding -> [R, H] float32, each with root mean square 1."""
     rows = embeddings.float()
     return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-12)

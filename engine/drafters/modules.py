@@ -1,18 +1,18 @@
-"""Parts that the trained drafters' modules share. Their parameters bear the published names."""
+"""Modules that trained drafters share. Their parameters have the published names."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 
 class Norm(nn.RMSNorm):
-    """In float32 also where products are made in bfloat16."""
+    """Computes in float32, also if products are in bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float())
 
 
 class GatedMlp(nn.Module):
-    """down(silu(gate x) * up x), as in Llama's layers."""
+    """Computes down(silu(gate x) * up x), as in Llama's layers."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()

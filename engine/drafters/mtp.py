@@ -1,11 +1,11 @@
-"""Drafts with a multi-token prediction module, run again and again on its own output, a tree under way.
+"""Drafts a tree with a multi-token prediction module, which runs repeatedly on its own output.
 
-    observe   the module over every position the target kept, by the target's own slots; the last one's output is kept
-    propose   candidates of that output; the likeliest are run as the next level, with keys and values in scratch slots
-              beyond the cache's; and so on while a further level may still be worth its time
+    observe   runs the module over kept positions, at the target's cache slots, and keeps a sequence's last output
+    propose   proposes candidates from that output and runs the likeliest as the next level, with keys and values in
+              scratch slots after the cache's; repeats while another level may be worth its time
 
-The module reads position t with token t + 1 and guesses token t + 2: the keys a draft starts from end one position
-before the pending token. All levels of all sequences run together.
+The module's input at position t includes token t + 1, and it predicts token t + 2. So the keys that a draft starts from
+end one position before the pending token. Each level of all sequences runs in one call.
 """
 
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafters.choice import choose
@@ -23,7 +24,6 @@ from engine.drafters.growing_tree import GrowingTree
 from engine.drafters.mtp_layer import DensePrediction, PredictionModule
 from engine.drafters.mtp_model import Mtp
 from engine.errors import SpeculatorNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_mtp import MtpModule
@@ -31,25 +31,25 @@ from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_DEEPSEEK_STEPS = 4  # its module was trained for one; the guesses of further ones fade
+_DEEPSEEK_STEPS = 4  # its module was trained for one step; later ones predict worse
 _WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
-_WORTH = 0.15  # tokens a level must promise per sequence that it is run for
+_WORTH = 0.15  # expected accepted tokens per sequence that a level needs
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The module's output where a sequence's last token was chosen."""
+    """The module's output at the position before a sequence's last token."""
 
-    num_tokens: int  # of the sequence then
+    num_tokens: int  # of the sequence at that time
     output: Tensor  # [H]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A place where the module runs: a kept position, or a node of a draft.
+    """A row of the module: a kept position, or a node of a draft.
 
-    The slots it attends to: `prefix` positions by the table, then those of `path`, its own the last.
+    It attends to the first `prefix` positions of the slot table, and to the slots of `path`, which end with its own.
     """
 
     sequence: Sequence
@@ -57,9 +57,9 @@ class _Row:
     next_token: int
     prefix: int
     path: tuple[int, ...]
-    tree: int = -1  # of a node: its sequence's place in the batch
+    tree: int = -1  # for a node: its sequence's index in the batch
     node: int = -1
-    parent: int = -1  # of a node: its parent's row in the level before
+    parent: int = -1  # for a node: its parent's row in the previous level
 
     @property
     def slot(self) -> int:
@@ -79,7 +79,8 @@ class MtpDrafter(Drafter):
 
     @classmethod
     def load(cls, folder: Path | None, model: Model) -> "MtpDrafter":
-        """`folder`: a module in the layout of speculators, or DeepSeek's own; None: DeepSeek's in the model's folder.
+        """`folder`: a module in the layout of speculators or of DeepSeek; None: DeepSeek's module in the model's
+        folder.
 
         Raises: SpeculatorNotLoadable.
         """
@@ -100,18 +101,18 @@ class MtpDrafter(Drafter):
         self._anchors.pop(request_id, None)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
-        """Where the sequence's next draft starts, if its last token was observed."""
+        """The start of the sequence's next draft; None if its last token was not observed."""
         anchor = self._anchors.get(sequence.request.request_id)
         return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
         rows: list[_Row] = []
-        places: list[int] = []  # of the rows in the pass
-        last: list[int] = []  # rows that the next drafts start from
+        places: list[int] = []  # indices of the rows in the pass
+        last: list[int] = []  # rows from which the next drafts start
         for kept in done.kept:
             if kept.position + len(kept.rows) > len(kept.sequence.slots):
-                continue  # the sequence gave way and came back with fewer
+                continue  # the sequence was preempted since and has fewer slots
             rows += _kept_rows(kept)
             places += kept.rows
             if rows[-1].position == len(kept.sequence.tokens) - 2:
@@ -140,7 +141,7 @@ class MtpDrafter(Drafter):
         return drafts
 
     def _grow(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], output: Tensor) -> None:
-        """Level after level; output [M, H]: of the anchors, in the order of `trees`."""
+        """Grows the trees level by level; output [M, H]: outputs of the anchors, in the order of `trees`."""
         level = [_anchor_row(sequences[index], index) for index in trees]
         free = self.scratch
         for depth in range(1, self.max_depth + 1):
@@ -160,7 +161,7 @@ class MtpDrafter(Drafter):
             level = below
 
     def _offer(self, trees: dict[int, GrowingTree], level: list[_Row], output: Tensor) -> None:
-        """Candidates of every row into its tree."""
+        """Offers the candidates of every row to its tree."""
         found = choose(
             self.module.logits(output),
             [row.sequence.request.sampling for row in level],
@@ -174,7 +175,7 @@ class MtpDrafter(Drafter):
             trees[row.tree].offer(row.node, tokens, survival)
 
     def _run(self, rows: Many[_Row], hidden: Tensor) -> Tensor:
-        """hidden [M, H], of the target or of the rows' parents -> [M, H]."""
+        """hidden [M, H], from the target or the rows' parents -> [M, H]."""
         integers = torch.tensor(
             (
                 [min(row.position, self.last_position) for row in rows],
@@ -193,7 +194,7 @@ class MtpDrafter(Drafter):
 
 
 def _kept_rows(kept: Kept) -> list[_Row]:
-    """Slots that the last pass accepted come into the table with the next one only: until then they are a path."""
+    """Slots accepted in the last pass are not in the table yet, so they are passed as a path."""
     sequence = kept.sequence
     rows = []
     for position in range(kept.position, kept.position + len(kept.rows)):
@@ -204,14 +205,14 @@ def _kept_rows(kept: Kept) -> list[_Row]:
 
 
 def _anchor_row(sequence: Sequence, tree: int) -> _Row:
-    """Where the module ran last: the position before the pending token."""
+    """The row of the position before the pending token."""
     position = len(sequence.tokens) - 2
     prefix = min(sequence.num_tabled, position + 1)
     return _Row(sequence, position, sequence.tokens[-1], prefix, tuple(sequence.slots[prefix : position + 1]), tree)
 
 
 def _node_row(parent: _Row, place: int, node: int, token: int, slot: int) -> _Row:
-    """`place`: of the parent in its level."""
+    """`place`: index of the parent in its level."""
     path = (*parent.path, slot)
     return _Row(parent.sequence, parent.position + 1, token, parent.prefix, path, parent.tree, node, place)
 

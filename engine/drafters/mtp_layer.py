@@ -1,4 +1,4 @@
-"""A multi-token prediction module as it is served: what the drafter asks of one, and the dense one of mtp_model.py."""
+"""Multi-token prediction modules for serving: their interface, and the dense module of mtp_model.py."""
 
 from typing import Protocol
 
@@ -15,29 +15,29 @@ from kernels.rope import HeadNorms
 
 
 class PredictionModule(Protocol):
-    """`MtpModule` of engine/models/deepseek_mtp.py, or `DensePrediction`."""
+    """Implemented by `MtpModule` of engine/models/deepseek_mtp.py and by `DensePrediction`."""
 
-    vocab: Tensor | None  # [Vd] int64, the target's id of each column of the logits; None: as the target's
+    vocab: Tensor | None  # [Vd] int64, the target's id of each column of the logits; None: equal to the column
 
     @property
     def slot_bytes(self) -> int:
-        """What `make_keys` takes per slot."""
+        """Memory of `make_keys` per slot."""
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """What `forward` writes and reads, a slot for each position; zeros."""
+        """Returns zeros for the keys and values of `forward`, with one slot per position."""
 
     def forward(self, hidden: Tensor, next_token_ids: Tensor, rows: DecoderRows, keys: Tensor) -> Tensor:
-        """Runs M rows and returns o [M, H] in the model's dtype; hidden [M, H] likewise, next_token_ids [M] int64."""
+        """Runs M rows and returns o [M, H]; hidden [M, H], both in the model's dtype; next_token_ids [M] int64."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """o [M, H] -> [M, Vd] float32."""
 
 
 class DensePrediction:
-    """own_head: [Vd, H] of a reduced vocabulary; None: it guesses with the target's lm_head."""
+    """own_head: [Vd, H] for a reduced vocabulary; None: it uses the target's lm_head."""
 
     def __init__(self, module: Mtp, model: Model) -> None:
-        """Raises: SpeculatorNotLoadable: the module belongs to a model of another size."""
+        """Raises: SpeculatorNotLoadable: the module does not fit the model's sizes."""
         config, target = module.config.layer, model.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise SpeculatorNotLoadable(
@@ -82,7 +82,7 @@ class DensePrediction:
         return numbers * self._model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """[2, num_slots, Hkv, D]: keys and values, zeros, for a position may be read that was never written."""
+        """Returns keys and values [2, num_slots, Hkv, D], as zeros because unwritten positions may be read."""
         shape = (2, num_slots, self._attention.num_kv_heads, self._attention.head_dim)
         return torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
 
@@ -108,7 +108,7 @@ class DensePrediction:
         return norm.weight.detach().float().to(self._model.device).contiguous()
 
     def _pack(self, *linears: nn.Linear) -> LinearWeight:
-        """One product for all, side by side."""
+        """Packs several linear layers as one product."""
         weight = torch.cat([part.weight.detach() for part in linears]).to(self._model.device, self._model.dtype)
         biases = [part.bias.detach().to(self._model.device) for part in linears if part.bias is not None]
         return pack(weight, torch.cat(biases) if biases else None)

@@ -1,11 +1,11 @@
-"""A dense multi-token prediction module, shared by trainer and server, in the `mtp` layout of speculators.
+"""A dense multi-token prediction module, used for training and serving, in the `mtp` layout of speculators.
 
     x_t = input_proj([RMSNorm(e(token t + 1)) | RMSNorm(h_t)])
-    o_t = RMSNorm(layer(x_0 .. x_t))            guesses token t + 2 = the target's lm_head o_t
-    beyond what the target has computed, o_t stands in for h_{t + 1}
+    o_t = RMSNorm(layer(x_0 .. x_t))            predicts token t + 2 with the target's lm_head o_t
+    where the target has no hidden state yet, o_t replaces h_{t + 1}
 
-h_t is the target's hidden state after its final norm; the layer is one of Llama's, Qwen2's or Qwen3's. DeepSeek's own
-module (engine/models/deepseek_mtp.py) is the same but for its layer.
+h_t is the target's hidden state after its final norm; the layer is one of Llama, Qwen2 or Qwen3. The module of DeepSeek
+(engine/models/deepseek_mtp.py) differs only in its layer.
 
 Source: DeepSeek-V3, arXiv:2412.19437; FastMTP, arXiv:2509.18362, which trains one module for several steps.
 """
@@ -24,23 +24,23 @@ from transformers import AutoConfig, PretrainedConfig
 
 from engine.drafters.modules import GatedMlp, Norm
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
-from engine.rotary import tables_of
+from engine.models.rotary import tables_of
 from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
-VOCAB_FILE = "draft_vocab.json"  # beside the layout: other engines draft from the whole vocabulary
+VOCAB_FILE = "draft_vocab.json"  # not part of the layout: other engines use the whole vocabulary
 _LAYER_TYPES = ("llama", "qwen2", "qwen3")
 _IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's, or derived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """transformer: the layer's configuration as published. num_steps: how often the module was trained to run."""
+    """transformer: the layer's configuration as published. num_steps: number of steps in training."""
 
     transformer: dict[str, Any]
     num_steps: int
     dtype: torch.dtype = torch.bfloat16  # of the weights as stored
-    verifier: dict[str, Any]  # as speculators: name_or_path, architectures
+    verifier: dict[str, Any]  # as in speculators: name_or_path, architectures
 
     @property
     def layer(self) -> PretrainedConfig:
@@ -140,7 +140,7 @@ class MtpLayer(nn.Module):
         return self.finish(x, self.self_attn(self.input_layernorm(x), cosines, sines, visible))
 
     def read(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
-        """[R, H] each -> where the residual starts, [R, H]."""
+        """hidden, embeddings [R, H] -> initial residual [R, H]."""
         x: Tensor = self.input_proj(torch.cat([self.token_layernorm(embeddings), self.hidden_layernorm(hidden)], -1))
         return x
 
@@ -152,7 +152,7 @@ class MtpLayer(nn.Module):
 
 
 class Mtp(nn.Module):
-    """Parameters bear the names of the layout, so `state_dict()` is the file.
+    """Parameters have the names of the layout, so `state_dict()` is the content of the file.
 
     draft_vocab: [Vd] int64, ascending ids of the tokens it may propose; None: all.
     """
@@ -172,17 +172,17 @@ class Mtp(nn.Module):
         return layer
 
     def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
-        """As engine.rotary. Raises: ModelNotLoadable: a kind of scaling that changes with the sequence's length."""
+        """As engine.models.rotary. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
         return tables_of(self.config.layer, self.layer.self_attn.head_dim, max_positions)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """One step over T positions: o_t of all of them.
+        """Runs one step over T positions and returns o_t of each.
 
         Args:
-            hidden: [T, H]. The target's hidden states, or the step before's output.
-            embeddings: [T, H]. Of the token after each position; a step further on, of the one after that.
+            hidden: [T, H]. The target's hidden states, or the output of the previous step.
+            embeddings: [T, H] of the token after each position; in each further step, of the next token.
             positions: [T] int64.
-            visible: [T, T] bool. Of one text, positions up to the row's own.
+            visible: [T, T] bool. Positions of the same text up to the row's own.
 
         Returns: [T, H] after the final norm.
         """
@@ -201,7 +201,7 @@ class Mtp(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "Mtp":
-        """In float32. Raises: SpeculatorNotLoadable: files missing, damaged, of other shapes or of another drafter."""
+        """Loads in float32. Raises: SpeculatorNotLoadable: files are missing, damaged, or of another drafter."""
         try:
             config = MtpConfig.from_values(json.loads((folder / "config.json").read_text()))
             tensors = {

@@ -1,7 +1,7 @@
-"""Prompt lookup: propose what followed the same last tokens earlier in the request.
+"""Prompt lookup: proposes the tokens that followed the same last tokens earlier in the request.
 
-The place with the most agreeing tokens wins, of equal ones the latest. A guess at depth d stands on d - 1 more agreeing
-tokens than the first; how often guesses standing on so many came true gives each its part of the survival.
+The longest match wins, and the latest among equal ones. A token proposed at depth d is supported by d - 1 more matching
+tokens than the first. The acceptance rate of proposals with this number of matching tokens determines the survival.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """
@@ -15,8 +15,8 @@ from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 12
-_ROOM = 4096  # for the answer; a longer one drives the prompt's start out
-_ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # rate by the bit length of the number of agreeing tokens
+_ROOM = 4096  # index space for the answer; a longer answer overwrites the beginning of the prompt
+_ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # assumed rate by the bit length of the number of matching tokens
 
 _Kind = tuple[int, bool]  # that bit length; whether the request samples
 
@@ -33,7 +33,7 @@ class NgramDrafter(Drafter):
         return [self._propose(sequence, budget) for sequence in sequences]
 
     def observe(self, done: Pass) -> None:
-        """Prompts are indexed as they are read, so that a long one does not hold up the first draft."""
+        """Indexes prompts while they are prefilled, so that a long prompt does not delay the first draft."""
         for kept in done.kept:
             self._read(kept.sequence, kept.position + len(kept.rows))
 

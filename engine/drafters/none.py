@@ -1,4 +1,4 @@
-"""Plain decoding."""
+"""No drafter: plain decoding."""
 
 from collections.abc import Sequence as Many
 

@@ -1,21 +1,21 @@
-"""Another drafter for each LoRA adapter: what an adapter makes the model say has its own speculator.
+"""Uses a separate drafter for each LoRA adapter, since an adapter changes the model's answers.
 
-Requests of all kinds share a batch; each drafter sees its own.
+Requests with different adapters share a batch; each drafter handles only its own requests.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
+from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
 from engine.drafters.base import Drafter, Pass, slices
-from engine.kv_cache import KVCache
 from engine.sequence import Sequence
 
 
 class PerAdapterDrafter(Drafter):
     def __init__(self, general: Drafter, own: Mapping[str, Drafter]) -> None:
-        """`own`: by adapter name. `general` drafts for the model itself and for adapters without one of their own."""
+        """`own`: drafters by adapter name. `general` drafts for the model itself and for all other adapters."""
         self.general = general
         self.own = dict(own)
         self._drafters = (general, *self.own.values())

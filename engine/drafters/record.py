@@ -1,7 +1,7 @@
-"""How often a drafter's claims came true, by their kind.
+"""Counts how often a drafter's claims are right, by kind.
 
-A claim is a node of a draft whose parent came true: it says that its token comes next. After the pass the next token is
-known, whether or not the node was verified, so every such claim is counted, right or wrong.
+A claim is a draft node whose parent is right: it claims that its token is the next one. After the pass the next token
+is known, also if the node was not verified, so every claim is counted as right or wrong.
 """
 
 from collections.abc import Hashable, Iterator
@@ -9,8 +9,8 @@ from collections.abc import Sequence as Many
 
 from engine.draft import Draft
 
-_PRIOR = 10.0  # claims that what is assumed of a kind counts for
-_MEMORY = 2000.0  # claims of a kind after which what was counted fades by half
+_PRIOR = 10.0  # weight of the assumed rate, in claims
+_MEMORY = 2000.0  # when a kind has this many claims, its counts are halved
 
 
 class Record:
@@ -19,16 +19,16 @@ class Record:
         self._open: dict[str, tuple[int, Draft, Many[Hashable]]] = {}  # request -> tokens then, draft, kinds
 
     def rate(self, kind: Hashable, assumed: float) -> float:
-        """Probability that a claim of this kind comes true; `assumed` while none was counted."""
+        """Probability that a claim of this kind is right; `assumed` if none has been counted."""
         right, count = self._counts.get(kind, (0.0, 0.0))
         return (right + _PRIOR * assumed) / (count + _PRIOR)
 
     def claim(self, request_id: str, num_tokens: int, draft: Draft, kinds: Many[Hashable]) -> None:
-        """The draft proposed when the request had that many tokens; kinds: of each node."""
+        """Records a draft proposed when the request had `num_tokens` tokens; kinds: the kind of each node."""
         self._open[request_id] = (num_tokens, draft, kinds)
 
     def settle(self, request_id: str, tokens: Many[int]) -> None:
-        """Counts which of the request's last claims came true; `tokens`: all it has now."""
+        """Counts which of the request's last claims were right; `tokens`: all its tokens now."""
         if request_id in self._open:
             num_tokens, draft, kinds = self._open.pop(request_id)
             for node, right in _settled(draft, tokens[num_tokens:]):
@@ -45,8 +45,8 @@ class Record:
 
 
 def _settled(draft: Draft, came: Many[int]) -> Iterator[tuple[int, bool]]:
-    """The nodes whose parent came true, and whether they did; `came`: the tokens that followed the draft's root."""
-    depths = {-1: 0}  # of the nodes that came true
+    """Yields the nodes with a right parent, and whether they are right; `came`: the tokens after the draft's root."""
+    depths = {-1: 0}  # depths of the right nodes
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         depth = depths.get(parent)
         if depth is not None and depth < len(came):

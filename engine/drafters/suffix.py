@@ -1,16 +1,17 @@
-"""Suffix decoding: a tree of what followed the same last tokens, in this request and in past answers.
+"""Suffix decoding: drafts a tree of continuations of the same last tokens in this request and in past answers.
 
-Every place that follows the same tokens votes for what stands there, more the more tokens agree. At a node of the tree
-vote the places that went the node's way, whose agreement the node's depth makes longer:
+Every earlier occurrence of the last tokens votes for the token that followed it, with more weight the longer the match.
+At a node of the tree, those occurrences vote that continued with the node's path, and their match is longer by the
+depth:
 
     share(token) = votes for it / (all votes + 1)        survival(node) = survival(parent) * rate(kind of claim)
 
-where the kind is the number of agreeing tokens, the share, where the places lie and whether the request samples; `rate`
-is the part of such claims that came true so far. Nodes are grown best first; a path may be as long as the agreement
-allows.
+The kind consists of the number of matching tokens, the share, the source of the occurrences, and whether the request
+samples. `rate` is the observed share of right claims of the kind. Nodes are grown best first, and the maximum depth of
+a path depends on the length of the match.
 
-Past answers are kept for all requests together: a process serves one deployment, so they are of one customer. They are
-bounded: the oldest go first. A request that was preempted votes twice with what it had answered by then, no more.
+Past answers of all requests are kept together, since a process serves one deployment and so one customer. The oldest
+are dropped first. If a request was preempted, the answer until then may vote twice.
 
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; the tree's order is that of JetSpec, arXiv:2606.18394.
 """
@@ -28,17 +29,17 @@ from engine.drafters.suffix_index import BREAK, LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 16
-_DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # a path is at most 1 * agreeing tokens + 4 long
+_DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth: 1 * matching tokens + 4
 _PAST_TOKENS = 200_000
-_OWN_ANSWER = 4096  # room in a request's index for its answer; a longer one drives the prompt's start out
-_WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # of a vote, by agreeing tokens
-_PAST_WEIGHT = 0.5  # of a past answer's vote
-_ASSUMED = 0.8  # rate of a claim per share, while none of its kind was seen
-_LEVELS = 6  # of agreement, by bit length: 1, 2, 4, 8, 16, 32 tokens or more
+_OWN_ANSWER = 4096  # index space for the answer; a longer answer overwrites the beginning of the prompt
+_WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
+_PAST_WEIGHT = 0.5  # factor on the votes of past answers
+_ASSUMED = 0.8  # assumed rate of a claim, relative to its share
+_LEVELS = 6  # of match lengths, by bit length: 1, 2, 4, 8, 16, 32 tokens or more
 _LEAST_SURVIVAL = 0.02
 
 _Kind = tuple[int, int, int, bool]
-_Vote = tuple[int, Many[int], int, float]  # agreeing tokens, continuation, source (1: this request, 2: past), weight
+_Vote = tuple[int, Many[int], int, float]  # matching tokens, continuation, source (1: this request, 2: past), weight
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
@@ -62,7 +63,7 @@ class SuffixDrafter(Drafter):
         return [self._propose(sequence, budget) for sequence in sequences]
 
     def observe(self, done: Pass) -> None:
-        """Prompts are indexed as they are read, so that a long one does not hold up the first draft."""
+        """Indexes prompts while they are prefilled, so that a long prompt does not delay the first draft."""
         for kept in done.kept:
             self._read(kept.sequence, kept.position + len(kept.rows))
 
@@ -80,7 +81,7 @@ class SuffixDrafter(Drafter):
         self._past = SuffixIndex(self._past_tokens)
 
     def _read(self, sequence: Sequence, end: int) -> _Request:
-        """Brings the request's index up to `end` tokens."""
+        """Adds the request's tokens up to `end` to its index."""
         request_id = sequence.request.request_id
         request = self._requests.get(request_id)
         if request is None:
@@ -105,13 +106,13 @@ class SuffixDrafter(Drafter):
         return draft
 
     def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
-        """The likeliest nodes. After a node come its children, so the heap holds all that can be next."""
+        """Returns the likeliest nodes by best-first search: the children of each node are pushed on the heap."""
         deepest = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
         kinds: list[_Kind] = []
-        heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, running number, depth, parent, claim
+        heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, sequence number, depth, parent, claim
         above, depth, parent, offered = 1.0, 0, -1, 0
         while True:
             if depth < deepest:
@@ -129,7 +130,7 @@ class SuffixDrafter(Drafter):
             above, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """What the votes, most agreement first, say of the token `depth` places on."""
+        """Yields the claims of the votes, longest match first, about the token at `depth`."""
         groups: dict[int, list[_Vote]] = {}
         total = 1.0
         for vote in votes:

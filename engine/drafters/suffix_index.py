@@ -1,13 +1,14 @@
-"""Where the last tokens of a text stood before: the match finder of LZ77, over token ids.
+"""Finds earlier occurrences of the last tokens of a text, like the match finder of LZ77, but over token ids.
 
-For contexts of 1, 2, 4, 8 and 16 tokens, the places that follow equal ones form a chain, latest first: `head` leads
-from a context's hash to its latest place, `prev` from a place to the one before. Adding a token costs a few writes
-whatever was added before, a look-up visits a bounded number of places, and the text is a ring: once it is full, its
-oldest tokens are overwritten. The hash of 2 n tokens is made of two hashes of n.
+For contexts of 1, 2, 4, 8 and 16 tokens, the positions after equal contexts form a chain, latest first: `head` maps a
+context's hash to its latest position, and `prev` maps a position to the previous one. Adding a token takes a constant
+number of writes, and a lookup visits a bounded number of positions. The text is a ring buffer: once it is full, its
+oldest tokens are overwritten. The hash of 2 n tokens is computed from two hashes of n tokens.
 
-Memory: 4 bytes a token and 16 for each of the five lengths: 84 together, laid out at once.
+Memory: 4 bytes per token and 16 for each of the five lengths, together 84 bytes, allocated at once.
 
-Source: hash chains as in zlib's deflate, where suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) has suffix trees.
+Source: hash chains as in zlib's deflate, instead of the suffix trees of suffix decoding (Oliaro et al. 2024,
+arXiv:2411.04975).
 """
 
 from array import array
@@ -15,23 +16,23 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
-CONTEXTS = (1, 2, 4, 8, 16)  # tokens; each twice the one before
+CONTEXTS = (1, 2, 4, 8, 16)  # lengths in tokens; each is twice the previous one
 LONGEST = CONTEXTS[-1]
 MAX_CONTINUATION = 48
-BREAK = -1  # stands between texts
-_TAIL = MAX_CONTINUATION + LONGEST  # so many of the ring's first tokens stand again behind its last: no slice wraps
+BREAK = -1  # separates texts
+_TAIL = MAX_CONTINUATION + LONGEST  # number of first tokens repeated after the end of the ring, so that no slice wraps
 _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
-_VISITS = 16  # places looked at per length of context
-ENOUGH = 8  # places after which shorter contexts are left alone
+_VISITS = 16  # positions visited per context length
+ENOUGH = 8  # with this many matches, shorter contexts are skipped
 
 
-# (tokens known to be equal, what stands after them): the latter is never empty and may hold a BREAK.
+# (number of matching tokens, continuation); the continuation is never empty and may contain a BREAK.
 Match = tuple[int, Many[int]]
 
 
 class SuffixIndex:
-    """A text of at least `capacity` tokens; more than that drive the oldest out."""
+    """An index of a text. It holds at least `capacity` tokens; further tokens overwrite the oldest."""
 
     def __init__(self, capacity: int) -> None:
         self._size = max(_TAIL, 1 << max(0, capacity - 1).bit_length())
@@ -59,9 +60,9 @@ class SuffixIndex:
         self.num_tokens = place
 
     def matches(self, last_tokens: Many[int], depth: int, *, places: int = ENOUGH) -> list[Match]:
-        """Of the longest contexts first, of equal ones the latest; each with up to `depth` tokens after it.
+        """Returns matches with up to `depth` following tokens, longest contexts first and latest first among equals.
 
-        Shorter contexts are left alone once `places` are found.
+        Shorter contexts are skipped once `places` matches are found.
         """
         found: list[Match] = []
         seen = set()
@@ -90,7 +91,7 @@ class SuffixIndex:
 
 
 def _codes(context: "array[int]") -> list[int]:
-    """Hashes of the last 1, 2, 4, ... tokens, as far as the context reaches."""
+    """Hashes of the last 1, 2, 4, ... tokens, up to the length of the context."""
     row = [token & _MASK for token in context]
     codes = [row[-1]] if row else []
     for length in CONTEXTS[1:]:

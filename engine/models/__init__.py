@@ -1,1 +1,1 @@
-"""Models other than the dense decoder of the Llama family, and what every model is to the engine."""
+"""Models, their weights, and the interface between a model and the engine."""

@@ -1,7 +1,7 @@
-"""What a model is to the engine, to drafters and to training.
+"""The interface between a model and the engine, drafters and training.
 
-A row is one token at one position with one slot to write its key and value to. Prefill, plain decoding, chains and
-trees are all rows of one pass: what differs is which keys a row attends to.
+A row is one token at one position, with the cache slot for its key and value. Prefill, plain decoding, chains and trees
+are all rows of one pass; they differ only in the keys that a row attends to.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.config import ModelConfig
-from engine.kv_cache import KVCache
 from kernels.decoder import DecoderRows
 from kernels.lora import LoraRun, StackedRows
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """M rows of one pass; token_ids [M] int64. Low-rank updates are in `stacked` on CUDA, in `lora_runs` elsewhere."""
+    """M rows of one pass; token_ids [M] int64. LoRA updates are in `stacked` on CUDA and in `lora_runs` elsewhere."""
 
     token_ids: Tensor
     rows: DecoderRows
@@ -29,10 +29,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What a pass computed, in the model's dtype.
+    """Hidden states of a pass, in the model's dtype.
 
     final: [M, H] after the final norm.
-    taps: [M, T, H], the residual streams where they enter the layers asked for, in their order; None where none are.
+    taps: [M, T, H], the residual stream at the input of each of `tap_layers`, in their order; None if there are none.
     """
 
     final: Tensor
@@ -40,7 +40,7 @@ class Hidden:
 
 
 class SharedWeights(Protocol):
-    """What drafters borrow of their target."""
+    """Weights of the target that drafters share."""
 
     @property
     def embedding(self) -> Tensor:
@@ -48,12 +48,12 @@ class SharedWeights(Protocol):
 
 
 class Model(Protocol):
-    """A causal model over rows: `engine.model.Decoder` and what lies beside this file.
+    """A causal model over rows, as the modules of this package implement it.
 
-    A row's hidden state, and what the pass writes to the cache for it, have the same bits in any company of rows.
+    A row's hidden state, keys and values have the same bits whatever other rows are in the pass.
     """
 
-    config: ModelConfig  # with the cache's layout
+    config: ModelConfig  # includes the cache's layout
     dtype: torch.dtype
     device: torch.device
 
@@ -70,11 +70,12 @@ class Model(Protocol):
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
         """Writes the rows' keys and values.
 
-        tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
+        tap_layers: i taps the input of layer i; the number of layers taps the output of the last, before the final
+            norm.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, H] after the final norm, in the model's dtype -> [M, V] float32."""
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-        """token_ids [T] int64 of one sequence from position 0 -> rows in their order; the bits are those of serving."""
+        """token_ids [T] int64 from position 0 -> T rows, with the same bits as in serving."""

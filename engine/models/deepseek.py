@@ -1,7 +1,8 @@
 """DeepSeek-V3 over rows: latent attention and a mixture of experts.
 
-As in the dense decoder, nothing mixes rows but attention, and attention reads a row's own path alone. The residual
-stream is float32; what goes into a product is in the weights' dtype. A position's cache is its latent (kernels/mla.py).
+As in the dense decoder, only attention combines rows, and a row attends only to its own path. The residual stream is
+float32; the inputs of linear layers are in the weights' dtype. The cache stores one latent per position
+(kernels/mla.py).
 
 Source: DeepSeek-V3, arXiv:2412.19437.
 """
@@ -12,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.config import ModelConfig
-from engine.kv_cache import KVCache
 from engine.models.base import Hidden, Rows
 from engine.models.deepseek_weights import DeepseekLayer, DeepseekWeights, ExpertsWeights, LatentWeights
 from engine.models.reading import read_text
@@ -24,15 +25,15 @@ from kernels.moe import Expert, mix_experts, route
 from kernels.norm import rms_norm
 from kernels.swiglu import swiglu
 
-_LATENT_EPS = 1e-6  # of the norms inside attention, whatever the model's own
+_LATENT_EPS = 1e-6  # for the norms inside attention, whatever norm_eps of the model is
 
 
 class DeepseekLayers:
-    """How any of the model's layers runs; the layers themselves are arguments."""
+    """Runs layers of the model, which are passed as arguments."""
 
     def __init__(self, config: ModelConfig, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         latent = config.latent
-        assert latent is not None  # every deepseek_v3 has one
+        assert latent is not None  # deepseek_v3 configs always have it
         self.rotation = Rotation(*tables)
         self._eps, self._dtype, self._num_heads = config.norm_eps, dtype, config.num_heads
         self._shape = LatentShape(
@@ -50,7 +51,7 @@ class DeepseekLayers:
         return rms_norm(x, weight, self._eps, self._dtype)
 
     def run(self, layer: DeepseekLayer, residual: Tensor, rows: DecoderRows, keys: Tensor) -> None:
-        """residual [M, H] float32, changed in place; keys [slots, 1, R + P] get the rows' latents."""
+        """residual [M, H] float32, changed in place; the rows' latents are written to keys [slots, 1, R + P]."""
         self._attend(layer.attention, self.norm(residual, layer.input_norm), residual, rows, keys)
         normed = self.norm(residual, layer.post_norm)
         if isinstance(layer.mlp, ExpertsWeights):
@@ -79,7 +80,7 @@ class DeepseekLayers:
 
 
 class Deepseek:
-    """folder: where the weights came from; the MTP module lies beside them (engine/models/deepseek_mtp.py)."""
+    """folder: the source of the weights, which also holds the MTP module (engine/models/deepseek_mtp.py)."""
 
     def __init__(
         self,

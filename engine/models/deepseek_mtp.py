@@ -1,13 +1,13 @@
-"""DeepSeek-V3's multi-token prediction module: one more layer that guesses the token after next.
+"""DeepSeek-V3's multi-token prediction module: one more layer that predicts the token after the next one.
 
     x_t = W [RMSNorm(E[token_{t+1}]) | RMSNorm(h_t)];   h'_t = RMSNorm(layer(x_1 .. x_t));   logits = head(h'_t)
 
-h_t is the target's hidden state at position t, after its final norm. h'_t predicts the token at t + 2, and takes the
-place of h at position t + 1 when the module runs once more on its own guess. Embedding and head are the target's: the
+h_t is the target's hidden state at position t, after its final norm. h'_t predicts the token at t + 2. It replaces h at
+position t + 1 when the module runs again on its own prediction. Embedding and head are the target's, since the
 published copies equal them.
 
-A drafter allocates `make_keys(cache.num_slots + scratch)` once and gives them to every call: position t's latent lies
-in the slot that the target's cache has for position t. Rows are as for the target (kernels/decoder.py).
+A drafter allocates `make_keys(cache.num_slots + scratch)` once and passes them to every call. The latent of position t
+is in the slot that the target's cache uses for position t. Rows are as for the target (kernels/decoder.py).
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; the order inside [ | ] is that of the published weights.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import DeepseekLayer, DeepseekReader
-from engine.weights import open_weights
+from engine.models.weights import open_weights
 from kernels.decoder import DecoderRows
 from kernels.linear import LinearWeight, linear
 
@@ -36,7 +36,7 @@ class MtpWeights:
 
 
 class MtpModule:
-    vocab: Tensor | None = None  # it guesses from the target's whole vocabulary
+    vocab: Tensor | None = None  # the module predicts the target's whole vocabulary
 
     def __init__(self, model: Deepseek, weights: MtpWeights) -> None:
         self.model = model
@@ -44,9 +44,9 @@ class MtpModule:
 
     @classmethod
     def load(cls, model: Deepseek, folder: Path | None = None) -> "MtpModule":
-        """From the target's own folder, or from `folder` (a module trained further, under the same names).
+        """Loads the module from the target's folder, or from `folder` (a further trained module with the same names).
 
-        Raises: SpeculatorNotLoadable: there is none, or it does not fit the target.
+        Raises: SpeculatorNotLoadable: the folder holds no module, or it does not fit the target.
         """
         config, folder = model.config, folder or model.folder
         base, H = f"model.layers.{config.num_layers}", config.hidden_size
@@ -66,11 +66,11 @@ class MtpModule:
 
     @property
     def slot_bytes(self) -> int:
-        """What `make_keys` takes per slot."""
+        """Memory of `make_keys` per slot."""
         return self.model.config.cache_layout.numbers * self.model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """[num_slots, 1, R + P] of zeros in the model's dtype; values lie in the keys."""
+        """Returns zeros [num_slots, 1, R + P] in the model's dtype; values are part of the keys."""
         width = self.model.config.cache_layout.key_width
         return torch.zeros(num_slots, 1, width, dtype=self.model.dtype, device=self.model.device)
 
@@ -79,10 +79,10 @@ class MtpModule:
         """Writes the rows' latents to `keys` and returns h' [M, H] in the model's dtype.
 
         Args:
-            hidden: [M, H] in the model's dtype, of the rows' positions: the target's, or what this returned for the
-                position before.
+            hidden: [M, H] in the model's dtype: the target's hidden states at the rows' positions, or this method's
+                output for the previous position.
             next_token_ids: [M] int64, the tokens at the positions after the rows'.
-            rows: positions, slots, and for each row the keys it attends to, its own included.
+            rows: positions, slots, and for each row the keys that it attends to, including its own.
         """
         layers, weights = self.model.layers, self.weights
         embedded = self.model.weights.embedding[next_token_ids].float()

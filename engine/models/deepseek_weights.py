@@ -1,7 +1,7 @@
 """DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
 
-Published checkpoints hold most weights as float8 with one factor for each block of 128 x 128; they are widened while
-they are read.
+Published checkpoints store most weights as float8 with one scale per block of 128 x 128; they are converted while they
+are read.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.config import ExpertsConfig, LatentConfig, ModelConfig
 from engine.errors import ModelNotLoadable
-from engine.weights import TensorSource, open_weights
+from engine.models.weights import TensorSource, open_weights
 from kernels.linear import LinearWeight, pack
 from kernels.moe import Expert, Routing
 
@@ -21,7 +21,7 @@ _FLOAT8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:
-    """query_down and query_norm [Rq] float32 are None where queries come from the hidden state in one product."""
+    """query_down and query_norm [Rq] float32 are None if one product computes queries from the hidden state."""
 
     query_down: LinearWeight | None
     query_norm: Tensor | None
@@ -58,17 +58,17 @@ class DeepseekWeights:
 
 
 class DeepseekReader:
-    """Reads checked tensors of one checkpoint. Every method raises ModelNotLoadable: missing, or of another shape."""
+    """Reads tensors of one checkpoint. Every method raises ModelNotLoadable if one is missing or has a wrong shape."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        assert config.latent is not None  # a deepseek_v3 has both
+        assert config.latent is not None  # deepseek_v3 configs always have both
         assert config.experts is not None
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._latent: LatentConfig = config.latent
         self._experts: ExpertsConfig = config.experts
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """In the model's dtype."""
+        """Returns the tensor in the model's dtype."""
         return self._read(name, *shape).to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str, size: int) -> Tensor:
@@ -147,7 +147,7 @@ class DeepseekReader:
 def load_deepseek_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DeepseekWeights:
-    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or of another shape."""
+    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
     with open_weights(model_dir) as source:
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
         embedding = reader.tensor("model.embed_tokens.weight", *size)

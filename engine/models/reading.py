@@ -1,11 +1,11 @@
-"""One text through a model with a cache of its own: what training sees, with the bits of serving."""
+"""Runs one text through a model with a separate cache, for training; the bits are those of serving."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
+from engine.cache.kv_cache import KVCache
 from engine.models.base import Hidden, Model, Rows
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
@@ -15,7 +15,7 @@ _ROWS_PER_PASS = 256  # any number gives the same bits
 
 @torch.inference_mode()
 def read_text(model: Model, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-    """token_ids [T] int64 of one sequence from position 0 -> rows in their order."""
+    """token_ids [T] int64 from position 0 -> T rows."""
     T, device = token_ids.shape[0], model.device
     cache = KVCache(model.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=model.dtype, device=device)
     cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
@@ -29,7 +29,7 @@ def read_text(model: Model, token_ids: Tensor, tap_layers: Sequence[int] = ()) -
 
 
 def prefix_rows(slot_tables: Tensor, positions: Tensor) -> AttentionRows:
-    """Rows of the first table's sequence, each with all keys up to its own in the table."""
+    """Rows of the first table's sequence, each of which attends to the positions up to its own."""
     return AttentionRows(
         slot_tables=slot_tables,
         seqs=torch.zeros_like(positions),

@@ -1,4 +1,4 @@
-"""From a folder to a model of `transformers` that runs over rows."""
+"""Loads a model of `transformers` from a folder and makes it run over rows."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from engine.models.transformers_rows import NAME, register, replace_products
 
 
 def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
-    """Weights are safetensors of the folder itself; no code but that of transformers runs.
+    """Reads only safetensors from the folder and runs only code of transformers.
 
-    Raises: ModelNotLoadable: what the model does is not supported; the message names it.
+    Raises: ModelNotLoadable: the model needs a feature that is not supported; the message names it.
     """
     foreign = read_foreign_config(model_dir)
     limit = context_limit(foreign)
@@ -37,7 +37,7 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
         prove(adapted, expected)
     except ModelNotLoadable as error:
         raise ModelNotLoadable(f"a {foreign.model_type} is not served: {error}") from error
-    except Exception as error:  # transformers has five hundred models, and each its own way to fail
+    except Exception as error:  # the five hundred models of transformers raise errors of any type
         raise ModelNotLoadable(f"a {foreign.model_type} does not run over rows: {error!r}") from error
     return adapted
 
@@ -54,7 +54,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
 
 
 def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Embedding and head, both [V, H]."""
+    """Returns embedding and head, both [V, H]."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
         raise ModelNotLoadable("embedding and head must be an nn.Embedding and an nn.Linear")
@@ -66,9 +66,9 @@ def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Logits [T, V] float32 of a text, and how many key heads a layer has and how wide they are.
+    """Returns logits [T, V] float32 of a text, and (number of key heads, head dimension).
 
-    Raises: ModelNotLoadable: its layers' keys differ in shape, or it has none.
+    Raises: ModelNotLoadable: the keys of the layers differ in shape, or there are none.
     """
     out = model(input_ids=token_ids.unsqueeze(0).to(model.device), use_cache=True)
     layers = getattr(out.past_key_values, "layers", ())

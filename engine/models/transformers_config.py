@@ -1,7 +1,7 @@
-"""Which models of `transformers` the adapter takes on, and how long their context may be.
+"""Decides which models of `transformers` the adapter accepts, and the maximum length of their context.
 
-A configuration is refused for what would run foreign code or could not be exact. What it does not say is found out by
-trying (engine/models/transformers_proof.py).
+A configuration is refused if it would run code of the model folder or could not be exact. Properties that it does not
+state are tested on the loaded model (engine/models/transformers_proof.py).
 """
 
 import math
@@ -16,12 +16,12 @@ from engine.config import ModelConfig, generation_eos, read_config, token_ids
 from engine.errors import ModelNotLoadable
 
 _FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # whose frequencies never change
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # independent of length
 _ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:
-    """Raises: ModelNotLoadable: no causal model of transformers, or one that wants code of its own or is no decoder."""
+    """Raises: ModelNotLoadable: not a causal decoder of transformers, or a model with code of its own."""
     values = read_config(model_dir)
     model_type = values.get("model_type")
     if "auto_map" in values:
@@ -32,7 +32,7 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
         raise ModelNotLoadable(f"model_type must be one of transformers' causal models, got {model_type!r}")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # each of its configurations checks itself in its own way
+    except Exception as error:  # configurations of transformers raise errors of any type
         raise ModelNotLoadable(f"config.json of a {model_type} can't be read: {error}") from error
     if config.get_text_config() is not config or getattr(config, "is_encoder_decoder", False):
         raise ModelNotLoadable(f"a {model_type} is more than a decoder of text, which is not supported")
@@ -40,9 +40,9 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
 
 
 def context_limit(config: PretrainedConfig) -> int:
-    """Positions for which attention is full and positions are encoded in one way.
+    """Number of positions for which attention is full and the position encoding does not change.
 
-    Raises: ModelNotLoadable: no length is named, or layers keep a state other than keys and values.
+    Raises: ModelNotLoadable: the config has no length, or layers keep other state than keys and values.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int):
@@ -62,7 +62,7 @@ def context_limit(config: PretrainedConfig) -> int:
 def describe(
     config: PretrainedConfig, model_dir: Path, *, num_kv_heads: int, head_dim: int, embedding: torch.Tensor
 ) -> ModelConfig:
-    """What the engine wants to know, with the keys' true shape. Biases and norms are the model's own business."""
+    """Returns the engine's configuration with the actual shape of keys. The model itself applies biases and norms."""
     eps = getattr(config, "rms_norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return ModelConfig(
@@ -87,7 +87,7 @@ def describe(
 
 
 def published_dtype(config: PretrainedConfig) -> torch.dtype:
-    """That of the weights; bfloat16 where it is neither that nor float32."""
+    """The dtype of the weights; bfloat16 unless it is float32."""
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
@@ -95,7 +95,7 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         return [parameters]
-    return [kind for kind in parameters.values() if isinstance(kind, dict)]  # by type of layer
+    return [kind for kind in parameters.values() if isinstance(kind, dict)]  # by layer type
 
 
 def _rope_limit(rope: dict[str, Any], longest: int) -> int:

@@ -1,7 +1,7 @@
-"""Any other causal model of `transformers`, run over rows: slower than a decoder of our own, and as exact.
+"""Any other causal model of `transformers`, run over rows: slower than the decoders of this package, but as exact.
 
-Which families it takes is not a list but a proof: a model is loaded only if, on a short text, it gives the logits that
-transformers gives and the same bits in any company of rows (engine/models/transformers_proof.py).
+Model families are accepted by a test instead of a list: a model is loaded only if, on a short text, its logits are
+those of transformers, and its bits do not depend on other rows (engine/models/transformers_proof.py).
 """
 
 import copy
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from engine.cache.kv_cache import KVCache
 from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Hidden, Rows
 from engine.models.reading import read_text
 from engine.models.transformers_rows import CURRENT, RowPass, RowProducts, padded_rows
@@ -30,20 +30,20 @@ class ForeignWeights:
 
 @dataclass
 class _States(BaseModelOutputWithPastAndCrossAttentions):
-    """All that heads look for."""
+    """The decoder outputs that language model heads read."""
 
     router_logits: Tensor | None = None
 
 
 class _Given(nn.Module):
-    """Stands for the decoder in the head's copy of the model: its result is what was put in."""
+    """Replaces the decoder in the copy of the model that computes logits: it returns the given hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
         return _States(last_hidden_state=inputs_embeds)
 
 
 class TransformersModel:
-    """model: of transformers, with attention and products replaced (engine/models/transformers_rows.py)."""
+    """model: from transformers, with attention and linear layers replaced (engine/models/transformers_rows.py)."""
 
     def __init__(
         self, model: PreTrainedModel, config: ModelConfig, weights: ForeignWeights, dtype: torch.dtype
@@ -100,7 +100,7 @@ class TransformersModel:
 
 
 def _with_given_states(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
-    """A copy of `model` that shares all its modules but has `_Given` in the place of the decoder."""
+    """Copies `model` with shared modules, but with `_Given` in place of the decoder."""
     (path,) = (name for name, module in model.named_modules() if module is decoder)
     top = node = _shallow_copy(model)
     *parents, last = path.split(".")
@@ -118,7 +118,7 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
-    """Hooks that keep the residual streams a pass asks for. Raises: ModelNotLoadable: no list of layers is found."""
+    """Adds hooks that record the requested residual streams. Raises: ModelNotLoadable: no list of layers is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = next((found for found in lists if len(found) == config.num_layers), None)
     if layers is None:

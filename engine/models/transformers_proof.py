@@ -1,8 +1,8 @@
-"""What has to hold before a model of `transformers` is served.
+"""Tests that a model of `transformers` must pass before it is served.
 
-1. Its logits are those of transformers' own forward, as closely as the dtype allows: nothing it does was left out.
-2. No product runs but ours: torch's add in an order that depends on the number of rows.
-3. A text read at once, in chunks and among rows of another text gives the same bits.
+1. Its logits are those of transformers' own forward, up to the precision of the dtype, so no operation is missing.
+2. It uses only our matrix products, because the order of additions in torch's depends on the number of rows.
+3. A text gives the same bits when it is read at once, in chunks, or together with rows of another text.
 """
 
 import sys
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.cache.kv_cache import KVCache
 from engine.errors import ModelNotLoadable
-from engine.kv_cache import KVCache
 from engine.models.base import Rows
 from engine.models.transformers_model import TransformersModel
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_LENGTH = 80  # so that a whole text fills two of the 64 rows that passes are padded to
+_LENGTH = 80  # passes are padded to multiples of 64 rows, and a whole text needs two of these
 _CHUNKS = (1, 2, 15, 62)
-# Of the logits' own spread, root mean square. SmolLM2-135M, 30 layers: 8e-6 and 0.064.
+# Root mean square difference relative to the logits' spread. SmolLM2-135M, 30 layers: 8e-6 and 0.064.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _PRODUCTS = (
     *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "linear", "convolution", "_grouped_mm"),
@@ -31,12 +31,12 @@ _PRODUCTS = (
 
 
 def probe_tokens(vocab_size: int, max_positions: int) -> Tensor:
-    """[T] int64, the same every time."""
+    """Returns a fixed text [T] int64."""
     return torch.randint(vocab_size, (min(_LENGTH, max_positions),), generator=torch.Generator().manual_seed(0))
 
 
 def prove(model: TransformersModel, expected: Tensor) -> None:
-    """expected: [T, V] float32, what transformers gives for `probe_tokens`. Raises: ModelNotLoadable."""
+    """expected: [T, V] float32, logits of transformers for `probe_tokens`. Raises: ModelNotLoadable."""
     token_ids = probe_tokens(model.config.vocab_size, model.max_positions).to(model.device)
     length = token_ids.shape[0]
     with _NoOtherProducts():  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def prove(model: TransformersModel, expected: Tensor) -> None:
         raise ModelNotLoadable(f"a {model.config.model_type} comes out otherwise than in transformers: {error:.2g}")
     for company in (0, 5):
         pieces, other_cache = _read(model, token_ids, _CHUNKS, company)
-        alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # the first and the last
+        alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # the first and the last row
         same = torch.equal(pieces, whole) and torch.equal(alone, logits[:: length - 1])
         stored = zip((*cache.keys, *cache.values), (*other_cache.keys, *other_cache.values), strict=True)
         if not same or not all(torch.equal(ours[:length], theirs[:length]) for ours, theirs in stored):
@@ -62,13 +62,13 @@ class _NoOtherProducts(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in _PRODUCTS and not _is_ours():
             left = args[1] if name.startswith(("add", "badd")) else args[0]
-            if left.shape[-1] != 1:  # a sum of one term has no order: rotary angles are made so
+            if left.shape[-1] != 1:  # a sum of one term has no order; rotary angles are computed this way
                 raise ModelNotLoadable(f"its forward has a product of its own ({name}), whose bits depend on the rows")
         return func(*args, **(kwargs or {}))
 
 
 def _is_ours() -> bool:
-    """Whether the call comes from our kernels' references."""
+    """Whether the call comes from the reference implementations in kernels/."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").startswith("kernels."):
@@ -78,9 +78,9 @@ def _is_ours() -> bool:
 
 
 def _read(model: TransformersModel, token_ids: Tensor, chunks: Sequence[int], company: int) -> tuple[Tensor, KVCache]:
-    """Hidden states [T, H] of a text read in `chunks`, each after `company` rows of another text.
+    """Returns hidden states [T, H] of a text read in `chunks`, each together with `company` rows of another text.
 
-    With company a chunk's own positions are a path, as a draft's are; without, all are committed.
+    With such rows, the positions of a chunk form a path, like a draft's; without them, all positions are committed.
     """
     T, device = token_ids.shape[0], model.device
     cache = KVCache(

@@ -1,16 +1,17 @@
-"""What makes a model of `transformers` run over rows, each with the bits it would have alone.
+"""Makes a model of `transformers` run over rows, each with the same bits as if it ran alone.
 
-A pass is one "sequence" [1, P]: its M rows and then rows of nothing, up to a multiple of 64. Attention and products,
-where rows could meet or share an order of additions, are ours and see the M rows alone:
+A pass is one "sequence" [1, P]: M rows, padded to a multiple of 64. Attention and matrix products, whose result for a
+row could depend on other rows, are replaced and process only the M rows:
 
-    attention      keys and values to their slots, then kernels.attention        (transformers' attention interface)
-    nn.Linear      kernels.linear                                                (modules replaced)
+    attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
+    nn.Linear      kernels.linear                                                (modules are replaced)
     experts        kernels.linear on an expert's rows                            (transformers' experts interface)
-    F.linear       torch's, 16 rows at a time                                    (routers, which call it themselves)
+    F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
-The rest of a decoder works on each number or each row by itself. There torch has one trap: it computes the numbers
-that fill no whole vector by other instructions, with other bits, and threads cut where they like (measured in float32:
-4 % of silu's results). Hence the 64, twice the widest vector, and one thread.
+The other operations of a decoder process each element or each row separately. Torch has one exception there: it
+computes the elements that do not fill a whole vector with other instructions, which give other bits, and it splits work
+between threads at any element (measured in float32: 4 % of silu's results differ). So rows are padded to 64, twice the
+widest vector, and a forward uses one thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from kernels.attention import attention
 from kernels.decoder import DecoderRows
 from kernels.linear import LinearWeight, linear, linear_reference, pack
 
-NAME = "slipstream_rows"  # in transformers' registries
+NAME = "slipstream_rows"  # key in transformers' registries
 _VECTOR = 64
 _UNSUPPORTED = {"softcap": "a soft cap on scores", "s_aux": "attention sinks", "position_bias": "position bias"}
 _EXPERT_TRAITS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
@@ -39,11 +40,11 @@ _EXPERT_TRAITS = {"has_gate": True, "has_bias": False, "is_transposed": False, "
 
 @dataclass(slots=True)
 class RowPass:
-    """A pass under way.
+    """State of a running pass.
 
     keys, values: per layer [slots, Hkv, D].
-    num_layers: layers that have attended so far.
-    taps: residual streams [M, H] by the layer they enter.
+    num_layers: number of layers whose attention has run.
+    taps: residual streams [M, H] by the layer that reads them.
     """
 
     rows: DecoderRows
@@ -59,7 +60,7 @@ class RowPass:
 
 
 CURRENT: ContextVar[RowPass | None] = ContextVar("CURRENT", default=None)
-_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # true and padded
+_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # rows without, with padding
 
 
 def padded_rows(num_rows: int) -> int:
@@ -67,7 +68,7 @@ def padded_rows(num_rows: int) -> int:
 
 
 class RowProducts(TorchFunctionMode):
-    """Around a forward: says how many of its rows are true, gives torch one thread and takes F.linear over."""
+    """Context of a forward: sets the number of rows, limits torch to one thread and replaces F.linear."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ def _tiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class RowLinear(nn.Module):
-    """In the place of an nn.Linear or a Conv1D; `dtype` of what it returns, None for that of its input."""
+    """Replaces an nn.Linear or a Conv1D. `dtype` is that of its output; None for that of its input."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ def row_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, Hq, P, D], key and value [1, Hkv, P, D] -> [1, P, Hq, D]."""
     current = CURRENT.get()
-    assert current is not None  # set around every forward
+    assert current is not None  # every forward sets it
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
@@ -138,7 +139,7 @@ def row_attention(
     values[current.rows.slots] = value[0, :, :M].transpose(0, 1).to(values.dtype)
     q = query[0, :, :M].transpose(0, 1).float().contiguous()  # [M, Hq, D]
     if scaling is not None and scaling != D**-0.5:
-        q *= scaling * D**0.5  # `attention` divides by the root of D
+        q *= scaling * D**0.5  # `attention` divides by sqrt(D)
     out = attention(q, keys, values, current.rows.attention).to(query.dtype)
     return functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - M)).unsqueeze(0), None
 
@@ -155,7 +156,7 @@ def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, t
     count = num_rows if hidden_states.shape[0] == padded else hidden_states.shape[0]
     chosen, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
     experts: list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
-    for index in chosen.unique().tolist():  # ascending, so that a row's experts are added in one order
+    for index in chosen.unique().tolist():  # ascending, so that a row's experts are always added in the same order
         rows, places = (chosen == index).nonzero(as_tuple=True)
         expert, n = experts[index], rows.shape[0]
         inner = linear(hidden_states[rows], expert.gate_up).to(hidden_states.dtype)
@@ -166,7 +167,7 @@ def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, t
 
 
 def register() -> None:
-    """Makes NAME known to transformers; once more changes nothing."""
+    """Registers NAME in transformers; repeated calls have no effect."""
     AttentionInterface.register(NAME, row_attention)
     ALL_EXPERTS_FUNCTIONS.register(NAME, row_experts)
 
@@ -174,7 +175,7 @@ def register() -> None:
 def replace_products(model: PreTrainedModel) -> None:
     """Replaces every linear layer, the head's with one that returns float32, and packs experts, one at a time.
 
-    Raises: ModelNotLoadable: experts of a kind unknown to `row_experts`.
+    Raises: ModelNotLoadable: `row_experts` does not support the model's experts.
     """
     head = model.get_output_embeddings()
     for module in list(model.modules()):

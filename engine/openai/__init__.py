@@ -1,1 +1,1 @@
-"""The parts of OpenAI's protocol that a body is made of; `engine.protocol` puts them together."""
+"""OpenAI's wire format: requests are parsed in `requests`, answers are rendered in `responses` and `formats`."""

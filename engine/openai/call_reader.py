@@ -1,6 +1,6 @@
-"""One call's JSON object, read as it is written: {"name": ..., "arguments": {...}}.
+"""Incremental parser of one tool call: {"name": ..., "arguments": {...}}.
 
-Only as much of JSON as it takes to tell where the values of the outermost object begin and end.
+It parses only as much JSON as it needs to find where the values of the outermost object begin and end.
 """
 
 import json
@@ -14,28 +14,28 @@ _ARGUMENTS = ("arguments", "parameters")
 class State(Enum):
     READING = auto()
     WHOLE = auto()
-    BROKEN = auto()  # no JSON object, or not a call of these tools
+    BROKEN = auto()  # invalid JSON, or not a call of these tools
 
 
 class CallReader:
-    """`feed` text until `state` is not READING; `take` after each."""
+    """Call `feed` until `state` is not READING, and `take` after each call."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the tools that can be called."""
+        """`names`: those of the callable tools."""
         self.state = State.READING
-        self.told = False  # the name was taken
+        self.name_taken = False
         self._names = names
         self._name: str | None = None
-        self._arguments: list[str] = []  # not yet taken
+        self._arguments: list[str] = []  # not taken yet
         self._has_arguments = False
-        self._key: str | None = None  # of the value that is being read; None: a key is
-        self._item: list[str] = []  # the key, or the value of another key than the arguments'
+        self._key: str | None = None  # key of the current value; None while a key is read
+        self._item: list[str] = []  # characters of the key, or of a value that is not the arguments
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
     def feed(self, text: str) -> int:
-        """Returns how many characters belong to the object; fewer than given only where it ended."""
+        """Returns the number of characters that belong to the object; fewer than given only if it ended."""
         for used, character in enumerate(text, start=1):
             self._feed(character)
             if self.state is not State.READING:
@@ -43,13 +43,13 @@ class CallReader:
         return len(text)
 
     def take(self) -> tuple[str | None, str] | None:
-        """(name, the first time; arguments since the last time); None while there is no name, or nothing new."""
-        if self._name is None or (self.told and not self._arguments):
+        """Returns (name, only the first time; new arguments); None if there is no name yet, or nothing new."""
+        if self._name is None or (self.name_taken and not self._arguments):
             return None
-        name = None if self.told else self._name
+        name = None if self.name_taken else self._name
         arguments = "".join(self._arguments)
         self._arguments.clear()
-        self.told = True
+        self.name_taken = True
         return name, arguments
 
     def _feed(self, character: str) -> None:
@@ -104,7 +104,7 @@ class CallReader:
             self._item.append(character)
 
     def _end_item(self) -> None:
-        """A key or a value is complete, unless it was before."""
+        """Completes the current key or value, if there is one."""
         item = "".join(self._item)
         self._item.clear()
         if self._key is not None:
@@ -120,7 +120,7 @@ class CallReader:
 
 
 def _text(item: str) -> str | None:
-    """A JSON string's text; None for what is no string."""
+    """Decodes a JSON string; None if it is not one."""
     try:
         value = json.loads(item)
     except ValueError:

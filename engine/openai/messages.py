@@ -1,4 +1,4 @@
-"""The messages of a chat: from a body to what a model's chat template reads."""
+"""Parses the messages of a chat request into the form that chat templates read."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_messages(fields: Fields) -> list[dict[str, Any]]:
-    """Text parts become one text; a tool call's arguments, which OpenAI has as JSON text, an object.
+    """Joins text parts into one text and parses a tool call's arguments, which OpenAI sends as JSON text.
 
     Raises: InvalidRequest
     """
@@ -23,7 +23,7 @@ def parse_messages(fields: Fields) -> list[dict[str, Any]]:
     return [_message(Fields(message, path=f"messages[{i}]")) for i, message in enumerate(messages)]
 
 
-def speak_of_tools(messages: list[dict[str, Any]]) -> bool:
+def mention_tools(messages: list[dict[str, Any]]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
@@ -48,7 +48,7 @@ def _message(message: Fields) -> dict[str, Any]:
             raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
         content = "" if message.get("content") is None else _content(message)
         return {"role": role, "content": content, "tool_calls": _tool_calls(message)}
-    # Templates know "system" alone; "developer" is its later name.
+    # Templates know only "system", which OpenAI renamed to "developer".
     return {"role": "system" if role == "developer" else role, "content": _content(message)}
 
 
@@ -100,7 +100,7 @@ def _tool_call(call: Fields) -> dict[str, Any]:
 
 
 def _arguments(text: str, *, param: str) -> Mapping[str, Any]:
-    """A model may have been cut off in the middle of them; templates need an object all the same."""
+    """Templates need an object, also if the arguments were cut off."""
     if not text.strip():
         return {}
     try:

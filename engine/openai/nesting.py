@@ -1,15 +1,15 @@
-"""JSON values that are handed on whole: to a template, a grammar, an encoder. Each walks them by recursion."""
+"""Checks JSON values that are passed on to a template, a grammar or an encoder, which walk them recursively."""
 
 import json
 from typing import Any
 
 from engine.fields import InvalidRequest, encodable
 
-MAX_NESTING = 100  # Python's own limit is some 1,000 frames; a schema of 30 objects in each other has 90 levels
+MAX_NESTING = 100  # Python's limit is about 1,000 frames; a schema of 30 nested objects has 90 levels
 
 
 def check_nesting(value: Any, *, param: str | None = None) -> None:
-    """Raises: InvalidRequest: lists and objects stand in each other more than `MAX_NESTING` deep."""
+    """Raises: InvalidRequest: lists and objects are nested more than `MAX_NESTING` levels deep."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [inner for item in level for inner in _containers(item)]
@@ -21,7 +21,7 @@ def check_nesting(value: Any, *, param: str | None = None) -> None:
 
 
 def check_plain(value: Any, *, param: str) -> None:
-    """Raises: InvalidRequest: too deep, or holding text that is no Unicode."""
+    """Raises: InvalidRequest: the value is nested too deeply, or has text that is not valid Unicode."""
     check_nesting(value, param=param)
     encodable(json.dumps(value, ensure_ascii=False), param=param)
 

@@ -1,6 +1,6 @@
-"""What an answer must look like: OpenAI's `response_format` and vLLM's `structured_outputs`.
+"""Parses constraints on the answer's format: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
-`strict: false` asks for what `strict: true` asks for, only less firmly: both are enforced.
+The schema is enforced with `strict: false` as well as with `strict: true`.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.fields import Fields, InvalidRequest, kind_of, known_only
-from engine.grammar import Grammar, GrammarKind
+from engine.grammars.grammar import Grammar, GrammarKind
 from engine.openai.nesting import check_plain
 
 NAMES = frozenset({"response_format", "structured_outputs"})
@@ -17,7 +17,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def parse_output_format(fields: Fields) -> Grammar | None:
-    """None: any text. Whether a grammar can be compiled shows when it is.
+    """Returns None for free text. Compilation of the grammar may still fail later.
 
     Raises: InvalidRequest
     """
@@ -29,12 +29,12 @@ def parse_output_format(fields: Fields) -> Grammar | None:
 
 
 def param_of(fields: Fields) -> str:
-    """Which of the two says what the answer must look like."""
+    """The parameter that sets the format of the answer."""
     return "response_format" if fields.get("structured_outputs") is None else "structured_outputs"
 
 
 def make_grammar(kind: GrammarKind, source: str, *, param: str) -> Grammar:
-    """Raises: InvalidRequest: too long."""
+    """Raises: InvalidRequest: the source is too long."""
     try:
         return Grammar(kind, source)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _structured_outputs(fields: Fields) -> Grammar | None:
 
 
 def _schema(schema: Any, *, param: str) -> Grammar:
-    """A schema, or its JSON text as vLLM takes it too."""
+    """Accepts a schema, or its JSON text as vLLM does."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

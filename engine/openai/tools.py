@@ -1,11 +1,10 @@
-"""The tools that a model may call: from a body to what templates and grammars need.
+"""Parses the tools of a request into the input of chat templates and grammars.
 
-A call is written the way the model was trained to (`engine.openai.tool_calls.CallForm`), never in a form of our own:
-where OpenAI's options promise something of calls, a grammar holds the model to it in that very form.
+A model writes calls in the format that it was trained with (`engine.openai.tool_calls.CallForm`). If OpenAI's options
+make a promise about calls, a grammar enforces it in that format.
 
-    tool_choice "auto"      free text, calls where the model makes them; constrained only as far as `strict` tools or
-                            parallel_tool_calls false ask for it
-    "required", a function  a call first, its arguments by the tool's schema
+    tool_choice "auto"      free text with calls; constrained only by `strict` tools and parallel_tool_calls false
+    "required", a function  begins with a call, whose arguments match the tool's schema
     "none"                  as if there were no tools
 """
 
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.fields import Fields, InvalidRequest, kind_of, known_only
-from engine.grammar import Grammar, GrammarKind
+from engine.grammars.grammar import Grammar, GrammarKind
 from engine.openai.nesting import check_plain
 from engine.openai.output_format import make_grammar
 from engine.openai.tool_calls import CallForm
@@ -33,12 +32,12 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
     strict: bool
-    definition: Mapping[str, Any]  # as sent, for the template
+    definition: Mapping[str, Any]  # as received, for the template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`tools`: those the template shows. `callable`: those the answer may call, fewer where one is named."""
+    """`tools`: those in the prompt. `callable`: those that the answer may call, only one if the request names it."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
@@ -47,7 +46,7 @@ class ToolUse:
 
 
 def parse_tools(fields: Fields) -> ToolUse | None:
-    """None: no tools, or none to be called.
+    """Returns None if there are no tools, or none may be called.
 
     Raises: InvalidRequest
     """
@@ -73,9 +72,9 @@ def parse_tools(fields: Fields) -> ToolUse | None:
 
 
 def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
-    """What holds the answer to the options; None where they leave it free.
+    """Returns the grammar that enforces the options; None if they do not constrain the answer.
 
-    Raises: InvalidRequest: the tools' schemas are too long together.
+    Raises: InvalidRequest: the schemas of all tools together are too long.
     Source of the format: XGrammar's structural tags.
     """
     required = use.choice == "required"

@@ -1,1 +1,1 @@
-"""OpenAI-compatible HTTP server over one engine: `python -m engine.server`."""
+"""OpenAI-compatible HTTP server for one engine: `python -m engine.server`."""

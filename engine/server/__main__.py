@@ -1,14 +1,15 @@
-"""`python -m engine.server`: serve one model over OpenAI's chat and completions API.
+"""`python -m engine.server` serves one model with OpenAI's chat and completions API.
 
-Prints one JSON line when a token can be generated: {"event": "ready", "model", "host", "port", ...}. Where the model
-can't be loaded, one {"event": "failed", "code", "message"} and exit status 1.
-The environment variable SLIPSTREAM_ENGINE_TOKEN holds the clients' bearer token; without it the server is open.
-SLIPSTREAM_ENGINE_OPERATOR_TOKEN holds the operator's, another one; without it there are no operator's routes.
+It prints one JSON line once it can generate tokens: {"event": "ready", "model", "host", "port", ...}. If the model
+can't be loaded, it prints {"event": "failed", "code", "message"} instead and exits with status 1.
+
+The environment variable SLIPSTREAM_ENGINE_TOKEN holds the clients' bearer token; without it the server needs no token.
+SLIPSTREAM_ENGINE_OPERATOR_TOKEN holds a different token for the operator; without it there are no operator routes.
 """
 
 import os
 
-# Read when OpenMP loads with torch: threads that spin while they wait take the cores from those that work.
+# OpenMP reads it when torch is imported. Threads that spin while they wait would take cores from working threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
@@ -28,8 +29,8 @@ from engine.server.log import log_to_stderr
 from engine.server.process import Process
 from engine.tokenizer import Tokenizer
 
-TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the name of it
-OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the name of it
+TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
         "drafter": args.drafter,
         "host": host,
         "port": port,
-        "max_seq_len": app.desk.worker.engine.max_seq_len,
+        "max_seq_len": app.async_engine.worker.engine.max_seq_len,
         "pid": os.getpid(),
     }
 
@@ -57,31 +58,31 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m engine.server", description="Serve one model, OpenAI's way.")
+    parser = argparse.ArgumentParser(prog="python -m engine.server", description="Serve one model with OpenAI's API.")
     parser.add_argument("--model-dir", type=Path, required=True, help="folder of safetensors, config and tokenizer")
-    parser.add_argument("--model-name", required=True, help="what requests call it")
+    parser.add_argument("--model-name", required=True, help="the name of the model in requests")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0: any free one, named in the ready line")
-    parser.add_argument("--drafter", default="none", help="none, ngram or medusa")
+    parser.add_argument("--port", type=int, required=True, help="0: any free port, which the ready line names")
+    parser.add_argument("--drafter", default="none", help="none, or kinds joined by +, such as medusa+suffix")
     parser.add_argument("--speculator-dir", type=Path, help="folder of a trained speculator")
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter to serve")
-    parser.add_argument("--speculator-root", type=Path, help="operators may load speculators from below this folder")
-    parser.add_argument("--adapter-root", type=Path, help="operators may load LoRA adapters from below this folder")
-    parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: as the chat template shows calls")
+    parser.add_argument("--speculator-root", type=Path, help="folder from which operators may load speculators")
+    parser.add_argument("--adapter-root", type=Path, help="folder from which operators may load LoRA adapters")
+    parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: the format in the chat template")
     parser.add_argument("--max-batch-size", type=int, default=16)
-    parser.add_argument("--max-seq-len", type=int, help="default: the model's own")
-    parser.add_argument("--kv-cache-bytes", type=int, default=1 << 30, help="reserved; touched as it fills")
-    parser.add_argument("--max-waiting", type=int, default=64, help="choices beyond the batch before 429")
+    parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
+    parser.add_argument("--kv-cache-bytes", type=int, default=1 << 30, help="reserved at the start, used as it fills")
+    parser.add_argument("--max-waiting", type=int, default=64, help="waiting choices; more are refused with 429")
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--weights", default="auto", help="auto (in dtype) or int8: half the memory to read")
+    parser.add_argument("--weights", default="auto", help="auto (as dtype) or int8 (half the memory of bfloat16)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args()
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before the model loads, so that a taken port is known at once; connections are accepted after."""
+    """Binds the port before the model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
 """The HTTP application: routes, and errors in OpenAI's form.
 
-Guard (tokens, x-request-id) ─▶ route ─▶ Generations ─▶ Desk ─▶ the engine's thread
+Guard (tokens, x-request-id) ─▶ route ─▶ Generations ─▶ AsyncEngine ─▶ the engine's thread
                                       └▶ Operator ────▶ the same
 """
 
@@ -19,13 +19,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.fields import InvalidRequest
+from engine.openai.formats import ChatFormat, TextFormat
+from engine.openai.responses import error_body
 from engine.openai.tool_calls import CallForm
-from engine.responses import error_body
+from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
 from engine.server.catalog import Catalog
-from engine.server.desk import Desk
 from engine.server.errors import ServerFault
-from engine.server.formats import ChatFormat, TextFormat
 from engine.server.generations import Generations
 from engine.server.guard import Guard
 from engine.server.health import Health
@@ -43,14 +43,14 @@ _SMALL_BODY_BYTES = 64 * 1024
 class ServerConfig:
     model_name: str
     max_batch_size: int
-    max_waiting: int = 64  # choices beyond the batch; more are turned away with 429
+    max_waiting: int = 64  # waiting choices; more are refused with 429
     max_body_bytes: int = 8 * 1024 * 1024
-    token: str | None = None  # None: open to whoever can connect
-    operator_token: str | None = None  # None: no operator's routes
-    speculator_root: Path | None = None  # folder below which speculators may be loaded; None: none may
+    token: str | None = None  # None: clients need no token
+    operator_token: str | None = None  # None: no operator routes
+    speculator_root: Path | None = None  # folder of loadable speculators; None: none can be loaded
     adapter_root: Path | None = None
-    speculator_dir: Path | None = None  # of the drafter the engine starts with
-    call_form: CallForm | None = None  # None: as the chat template shows calls
+    speculator_dir: Path | None = None  # folder of the initial drafter
+    call_form: CallForm | None = None  # None: the format in the chat template
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
@@ -60,7 +60,7 @@ class ServerConfig:
 
 
 class ServerApp:
-    """What one process serves. `asgi` is the application; its lifespan starts and stops the engine's thread."""
+    """The server of one process. `asgi` is the application; its lifespan starts and stops the engine's thread."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class ServerApp:
     ) -> None:
         self.config = config
         max_open = config.max_batch_size + config.max_waiting
-        self.desk = Desk(engine, max_open=max_open)
-        self.health = Health(self.desk)
+        self.async_engine = AsyncEngine(engine, max_open=max_open)
+        self.health = Health(self.async_engine)
         self.metrics = ServerMetrics(engine, model_name=config.model_name)
         self.catalog = Catalog(engine, config.model_name)
         self.generations = Generations(
-            self.desk,
+            self.async_engine,
             tokenizer,
             self.metrics,
             self.catalog,
@@ -87,7 +87,7 @@ class ServerApp:
             call_form=config.call_form,
         )
         self._operator = Operator(
-            self.desk,
+            self.async_engine,
             self.catalog,
             load_drafter=load_drafter,
             speculator_root=config.speculator_root,
@@ -100,7 +100,7 @@ class ServerApp:
         )
 
     def drain(self) -> None:
-        """From now on /health says 503 and new generations are refused; those begun go on."""
+        """Makes /health return 503 and refuses new generations; running ones continue."""
         self.health.draining = True
         self.generations.draining = True
 
@@ -137,11 +137,11 @@ class ServerApp:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self.desk.start()
+        self.async_engine.start()
         try:
             yield
         finally:
-            await self.desk.stop()
+            await self.async_engine.stop()
             self.generations.close()
 
     async def _health(self, _: Request) -> Response:
@@ -169,7 +169,7 @@ class ServerApp:
         return await self.generations.create(request, TextFormat())
 
     async def _tokenize(self, request: Request) -> Response:
-        check_model, max_seq_len = self.catalog.adapter_of, self.desk.worker.engine.max_seq_len
+        check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len
         read = partial(tokenize, tokenizer=self._tokenizer, max_seq_len=max_seq_len, check_model=check_model)
         return JSONResponse(await self.generations.read(request, read))
 
@@ -205,7 +205,7 @@ async def _render_fault(_: Request, error: Exception) -> Response:
 
 
 async def _render_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route, or not with this method."""
+    """Renders Starlette's errors: an unknown route, or a wrong method."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method[:20]} {request.url.path[:200]}"
     body = error_body(f"{asked}: {error.detail}", code=f"http_{error.status_code}")
@@ -213,7 +213,7 @@ async def _render_http(request: Request, error: Exception) -> Response:
 
 
 async def _render_left(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; 499 is what proxies log for a client that left
+    return Response(status_code=499)  # the client has disconnected; proxies log 499 in this case
 
 
 async def _render_unexpected(_: Request, error: Exception) -> Response:

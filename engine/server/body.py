@@ -1,4 +1,4 @@
-"""A request's body: bounded in size, time and depth, and JSON as the standard has it."""
+"""Reads a request's body as standard JSON, with limits on size, time and nesting."""
 
 import asyncio
 import json
@@ -9,11 +9,11 @@ from starlette.requests import Request
 from engine.fields import InvalidRequest
 from engine.openai.nesting import check_nesting
 
-BODY_SECONDS = 30.0  # a client that takes longer to send its body holds memory for nothing
+BODY_SECONDS = 30.0  # slower clients hold memory for too long
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for one that does not come."""
+    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for one that is not complete in time."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)
@@ -26,10 +26,10 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Raises: InvalidRequest: not a JSON object, or one that is nested too deeply."""
+    """Raises: InvalidRequest: the body is not a JSON object, or is nested too deeply."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
-        if b"\\ud" in raw.lower():  # an escaped surrogate without its other half is JSON, but no text
+        if b"\\ud" in raw.lower():  # an unpaired escaped surrogate is valid JSON, but not valid text
             json.dumps(body, ensure_ascii=False).encode()
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error

@@ -1,4 +1,4 @@
-"""What requests may call `model`: the model this process serves and the adapters loaded beside it."""
+"""The values of `model` in requests: the model of this process and its loaded adapters."""
 
 import time
 from typing import Any
@@ -14,9 +14,9 @@ class Catalog:
         self._created = int(time.time())
 
     def adapter_of(self, name: str) -> str | None:
-        """The adapter to answer with; None for the model itself, which "" asks for too.
+        """Returns the name of an adapter; None for the model itself, also for "".
 
-        Raises: InvalidRequest: 404, neither.
+        Raises: InvalidRequest: 404, the name is neither the model nor an adapter.
         """
         if name in ("", self.model_name):
             return None
@@ -26,7 +26,7 @@ class Catalog:
         raise InvalidRequest(message, param="model", code="model_not_found", status=404)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """OpenAI's model object, with vLLM's further fields. Raises: InvalidRequest: 404."""
+        """Returns OpenAI's model object with the additional fields of vLLM. Raises: InvalidRequest: 404."""
         adapter = self.adapter_of(name)
         return {
             "id": adapter or self.model_name,

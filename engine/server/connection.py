@@ -1,23 +1,23 @@
-"""One client's connection, which must not be held for nothing.
+"""Closes idle client connections that uvicorn would keep.
 
-uvicorn closes a connection that is idle between two requests. It waits without end for one that sends half a header,
-and for one that is closed while its client does not take what is left.
+uvicorn closes connections that are idle between two requests. But it waits forever if a client sends half a header, or
+if a closing connection's client does not read the remaining bytes.
 """
 
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-KEEP_ALIVE_SECONDS = 75  # longer than a gateway keeps idle connections, so that none is closed as it is reused
+KEEP_ALIVE_SECONDS = 75  # longer than a gateway's idle timeout, so that it never reuses a connection while it closes
 
 
 class Connection(H11Protocol):
-    """Looks every `KEEP_ALIVE_SECONDS` whether a request has begun since."""
+    """Checks every `KEEP_ALIVE_SECONDS` whether a request has begun since the last check."""
 
     _seen: RequestResponseCycle | None = None
     _watch: asyncio.TimerHandle
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         self._watch = self.loop.call_later(KEEP_ALIVE_SECONDS, self._look)
 

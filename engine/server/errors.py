@@ -1,23 +1,23 @@
-"""What the server itself can fail with; what a sender must change is `engine.fields.InvalidRequest`.
+"""Errors of the server; errors that the client must fix are `engine.fields.InvalidRequest`.
 
 ServerFault
-├── Overloaded        429, too many requests wait already
+├── Overloaded        429, too many requests are waiting
 ├── Unauthorized      401
-├── Draining          503, the process is about to end
-├── EngineBroken      503, no request can be answered any more
+├── Draining          503, the process is stopping
+├── EngineBroken      503, the engine can answer no request any more
 └── GenerationFailed  500, this one request failed in the engine
 """
 
 from typing import Any
 
-from engine.responses import error_body
+from engine.openai.responses import error_body
 
 
 class ServerFault(Exception):
     status = 500
     kind = "server_error"
     code = "internal_error"
-    retry_after_seconds: int | None = None  # set: the same request may succeed later
+    retry_after_seconds: int | None = None  # if set, the same request may succeed later
 
     def __init__(self, message: str, *, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, whole and streamed, given up when the client leaves."""
+"""POST /v1/chat/completions and /v1/completions, whole and streamed; a disconnect of the client cancels them."""
 
 import asyncio
 import json
@@ -14,36 +14,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.answer import Piece
 from engine.fields import InvalidRequest
-from engine.grammars import GrammarCompiler
+from engine.grammars.compiler import GrammarCompiler
+from engine.openai.answer import Piece
+from engine.openai.formats import Format
+from engine.openai.responses import Head, error_body, usage_block, usage_chunk
 from engine.openai.tool_calls import CallForm
-from engine.responses import Head, error_body, usage_block, usage_chunk
+from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
 from engine.server.catalog import Catalog
-from engine.server.desk import Desk
 from engine.server.errors import Draining, Overloaded, ServerFault
-from engine.server.formats import Format
 from engine.server.metrics import ServerMetrics
-from engine.server.run import Run
+from engine.server.run import PendingResponse
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-SEND_SECONDS = 60.0  # a reader that takes nothing for so long is given up
+SEND_SECONDS = 60.0  # a client that reads nothing for this long is disconnected
 
-# Readers that split text into lines, as Python does, take these for ends of a line; JSON leaves them as they are.
+# Clients that split lines as Python does treat these as line ends, so they are escaped; JSON does not require that.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 _Result = TypeVar("_Result")
 
 
 class Generations:
-    """`draining` turns new ones away; `num_active` counts those whose response is not complete."""
+    """`draining` refuses new generations; `num_active` counts incomplete responses."""
 
     def __init__(
         self,
-        desk: Desk,
+        async_engine: AsyncEngine,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         catalog: Catalog,
@@ -53,10 +53,10 @@ class Generations:
         max_active: int,
         call_form: CallForm | None,
     ) -> None:
-        """`max_active`: responses under way, those whose bodies are still being read included."""
+        """`max_active`: limit of incomplete responses, including requests whose bodies are still being read."""
         self.draining = False
         self.num_active = 0
-        self._desk = desk
+        self._async_engine = async_engine
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._catalog = catalog
@@ -64,13 +64,13 @@ class Generations:
         self._max_body_bytes = max_body_bytes
         self._max_active = max_active
         self._call_form = call_form
-        self._grammars = GrammarCompiler(tokenizer, desk.worker.engine.eos_token_ids)
+        self._grammars = GrammarCompiler(tokenizer, async_engine.worker.engine.eos_token_ids)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        # A long prompt takes a while to tokenise: not on the event loop. Two, so that one does not hold up all others.
+        # Tokenizing a long prompt would block the event loop. With two threads, one does not block all others.
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
     async def create(self, request: Request, form: Format) -> Response:
-        """Raises: InvalidRequest, ServerFault: before anything was sent."""
+        """Raises: InvalidRequest, ServerFault: the request failed before anything was sent."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new requests")
         self._check_active()
@@ -88,7 +88,7 @@ class Generations:
         self._grammars.close()
 
     async def read(self, request: Request, read: Callable[[Mapping[str, Any]], _Result]) -> _Result:
-        """What `read` makes of the body, off the event loop. Raises: InvalidRequest, Overloaded."""
+        """Returns `read(body)`, computed outside of the event loop. Raises: InvalidRequest, Overloaded."""
         self._check_active()
         self.num_active += 1
         try:
@@ -117,8 +117,8 @@ class Generations:
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
         )
-        run = Run(
-            self._desk,
+        run = PendingResponse(
+            self._async_engine,
             parsed,
             request_id=head.response_id,
             adapter=adapter,
@@ -127,16 +127,16 @@ class Generations:
         )
         try:
             if not parsed.stream:
-                return await _unless_left(request, self._whole(run, head, form))
+                return await _unless_disconnected(request, self._whole(run, head, form))
             pieces = run.pieces()
-            # A request that fails at once gets its status code: 200 is sent with the first piece at hand.
-            first = await _unless_left(request, _first(pieces))
+            # 200 is sent with the first piece, so that a request that fails at once gets its own status code.
+            first = await _unless_disconnected(request, _first(pieces))
         except BaseException:
             run.close()
             raise
         return _EventStream(self._events(run, head, form, first, pieces), on_end=partial(self._end, run))
 
-    async def _whole(self, run: Run, head: Head, form: Format) -> Response:
+    async def _whole(self, run: PendingResponse, head: Head, form: Format) -> Response:
         async for _ in run.pieces():
             pass
         return JSONResponse(
@@ -152,9 +152,14 @@ class Generations:
         )
 
     async def _events(
-        self, run: Run, head: Head, form: Format, first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]]
+        self,
+        run: PendingResponse,
+        head: Head,
+        form: Format,
+        first: tuple[int, Piece],
+        rest: AsyncIterator[tuple[int, Piece]],
     ) -> AsyncIterator[bytes]:
-        # OpenAI's clients expect the key on every chunk once they asked for usage.
+        # OpenAI's clients expect this key on every chunk if they requested usage.
         extra: dict[str, Any] = {"usage": None} if run.parsed.include_usage else {}
         chunks = form.chunks(head, tokenizer=self._tokenizer, calls=run.parsed.calls)
         try:
@@ -173,19 +178,19 @@ class Generations:
             yield _event(error_body(error.message, param=error.param, code=error.code))
         except ServerFault as fault:
             yield _event(fault.body())
-        except Exception as error:  # the response's boundary: 200 is sent, so only an event can tell the client
+        except Exception as error:  # boundary of the response: 200 has been sent, so the error is sent as an event
             logger.exception("a stream failed")
             yield _event(
                 error_body(f"internal error ({type(error).__name__})", kind="server_error", code="internal_error")
             )
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: PendingResponse) -> None:
         run.close()
         self.num_active -= 1
 
 
 class _EventStream(StreamingResponse):
-    """Calls `on_end` once, whether the stream was read to its end, abandoned, or never begun."""
+    """Calls `on_end` once, whether the stream is complete, aborted, or never started."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: partial[None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -205,7 +210,7 @@ class _EventStream(StreamingResponse):
             self._on_end()
 
 
-def _usage(run: Run) -> dict[str, Any]:
+def _usage(run: PendingResponse) -> dict[str, Any]:
     return usage_block(
         num_prompt_tokens=run.parsed.num_prompt_tokens,
         num_completion_tokens=run.num_completion_tokens,
@@ -213,13 +218,13 @@ def _usage(run: Run) -> dict[str, Any]:
     )
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The work's result, unless the client leaves first.
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Returns the result of `work`, unless the client disconnects first.
 
-    Raises: ClientDisconnect; what the work raises.
+    Raises: ClientDisconnect; and what `work` raises.
     """
     task = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
+    leaving = asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -231,8 +236,8 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, _Result]) -> 
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
-    """Returns when the client has gone. The body has been read, so nothing else can come."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Waits until the client disconnects. The body has been read, so no other message can arrive."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

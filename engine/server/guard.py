@@ -1,10 +1,10 @@
-"""Who may do what, and the name of every request.
+"""Authentication and request ids.
 
-    /health               open: it tells nothing, and supervisors ask
-    the operator's paths  the operator's token: 401 without it; 404 where the server has none, as for an unknown path
-    all else              the clients' token: 401 without it; open where the server has none
+    /health           open: it reveals nothing, and supervisors call it
+    operator paths    the operator's token, else 401; 404 if the server has no such token, as for an unknown path
+    all other paths   the clients' token, else 401; open if the server has no such token
 
-Neither token opens what the other does.
+Each token is valid only for its own paths.
 """
 
 import hmac
@@ -31,7 +31,7 @@ class Guard:
         operator_token: str | None,
         operator_paths: Collection[str],
     ) -> None:
-        """`operator_paths`: routed only where there is an operator's token."""
+        """`operator_paths`: these exist only if there is an operator's token."""
         self._app = app
         self._expected = _header(token)
         self._expected_of_operator = _header(operator_token)
@@ -44,7 +44,7 @@ class Guard:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req_{uuid4().hex}"
-        REQUEST.set(request_id)  # each request is a task, with a context of its own
+        REQUEST.set(request_id)  # each request is a task with a separate context
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -66,5 +66,5 @@ def _header(token: str | None) -> bytes | None:
 
 
 def _is(given: str, expected: bytes | None) -> bool:
-    """In a time that does not tell how much of it was right."""
+    """Compares in constant time."""
     return expected is None or hmac.compare_digest(given.encode("latin-1"), expected)

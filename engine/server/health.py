@@ -1,4 +1,4 @@
-"""Whether this process can generate a token, now: shown by one that it generated, never by HTTP answering alone."""
+"""Checks that this process can generate tokens, by a token that it generated recently."""
 
 import asyncio
 import time
@@ -6,28 +6,28 @@ from uuid import uuid4
 
 from engine.fields import InvalidRequest
 from engine.request import Request, SamplingParams
-from engine.server.desk import Desk
+from engine.server.async_engine import AsyncEngine
 from engine.server.errors import ServerFault
 from engine.server.worker import EngineWorker
 
-FRESH_SECONDS = 5.0  # a token this young is proof
+FRESH_SECONDS = 5.0  # a token generated within this time is sufficient
 PROBE_SECONDS = 30.0
-# A step is taken for hung when it takes longer than any before it by far. That says little of one that reads a prompt,
-# whose chunk takes seconds on a slow CPU, and of the first steps, which page the model in.
+# A step counts as hung if it takes much longer than any earlier step. Steps that prefill a prompt may take seconds on a
+# slow CPU, and the first steps load the model's pages into memory, so there is a minimum.
 STALL_FACTOR = 20
-STALL_SECONDS = (10.0, 60.0)  # never sooner, never later
+STALL_SECONDS = (10.0, 60.0)  # minimum and maximum of the limit
 NUM_TELLING_STEPS = 200
 
 
 class Health:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, async_engine: AsyncEngine) -> None:
         self.draining = False
-        self._desk = desk
+        self._async_engine = async_engine
         self._probe: asyncio.Task[str | None] | None = None
 
     async def problem(self) -> str | None:
-        """None when healthy. Generates one token where nothing else has lately."""
-        worker = self._desk.worker
+        """Returns None if the process is healthy. Generates one token if no request has done so recently."""
+        worker = self._async_engine.worker
         if self.draining:
             return "draining"
         if worker.broken:
@@ -35,19 +35,19 @@ class Health:
         now = time.monotonic()
         if now - worker.last_token_at < FRESH_SECONDS:
             return None
-        if self._desk.num_open and self._probe is None:
+        if self._async_engine.num_open and self._probe is None:
             stalled, limit = now - worker.last_step_at, stall_limit(worker)
             return None if stalled < limit else f"no step for {stalled:.0f} s, the limit is {limit:.0f}"
-        # Shared by all who ask meanwhile; shielded from the one whose client leaves.
+        # Concurrent health checks share the task; it is shielded from a client that disconnects.
         if self._probe is None:
             self._probe = asyncio.create_task(self._generate_token())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
         return await asyncio.shield(self._probe)
 
     async def _generate_token(self) -> str | None:
-        prompt = (min(self._desk.worker.engine.eos_token_ids, default=0),)
+        prompt = (min(self._async_engine.worker.engine.eos_token_ids, default=0),)
         request = Request(f"health-{uuid4().hex}", prompt, SamplingParams(max_tokens=1, temperature=0.0))
-        generation = self._desk.open([request])
+        generation = self._async_engine.open([request])
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 while generation.num_open:
@@ -62,7 +62,7 @@ class Health:
 
 
 def stall_limit(worker: EngineWorker) -> float:
-    """Seconds without a step from which on the engine is taken for hung."""
+    """Seconds without a step after which the engine counts as hung."""
     shortest, longest = STALL_SECONDS
     if worker.in_call or worker.reads_prompts or worker.num_steps < NUM_TELLING_STEPS:
         return longest

@@ -1,10 +1,10 @@
-"""Log lines that name the request they are about, by the id that its caller got as well."""
+"""Adds the request's id, which the client receives too, to log lines."""
 
 import logging
 import sys
 from contextvars import ContextVar
 
-REQUEST: ContextVar[str] = ContextVar("request", default="-")  # set by the guard; "-" outside of any request
+REQUEST: ContextVar[str] = ContextVar("request", default="-")  # set by the guard; "-" outside of requests
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(request)s %(message)s"
 

@@ -1,9 +1,9 @@
-"""Prometheus metrics under vLLM's names, so that dashboards and autoscalers made for it work here.
+"""Prometheus metrics under vLLM's names, so that dashboards and autoscalers for vLLM work here.
 
 acceptance rate   = num_accepted_tokens / num_draft_tokens
 acceptance length = 1 + num_accepted_tokens / num_drafts        both over the same span of time
 
-What the engine counts (speculation, cache, preemptions) grows with every step; the rest is counted here.
+The engine counts speculation, cache hits and preemptions in every step; the server counts the rest here.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ _REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
 
 
 class ServerMetrics:
-    """One registry per server, so that two in a process don't share figures."""
+    """Each server has its own registry, so that two servers in a process don't share metrics."""
 
     def __init__(self, engine: Engine, *, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -53,7 +53,7 @@ class ServerMetrics:
         self._latency.observe(seconds)
 
     def render(self) -> bytes:
-        """In Prometheus's text format."""
+        """Returns the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -68,7 +68,7 @@ class ServerMetrics:
 
 
 class EngineCounters(Collector):
-    """Reads the engine's own figures whenever it is asked, so that they move while requests run."""
+    """Reads the engine's counters at every scrape, so that they change while requests run."""
 
     def __init__(self, counters: Callable[[], Counters], *, model_name: str) -> None:
         self._counters = counters

@@ -1,7 +1,7 @@
-"""What an operator changes while the server runs: who drafts, and which adapters can be asked for.
+"""Operator requests, which swap the speculator and load or unload LoRA adapters while the server runs.
 
-Files are read off the engine's thread; the change itself is made between two steps. Requests under way go on, and
-their tokens are the same with any drafter. Folders lie below a root that the server was started with.
+Files are read outside of the engine's thread, and the change is made between two steps. Running requests continue;
+their tokens do not depend on the drafter. Folders must lie below a root folder that the server was started with.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from typing import Any
 from engine.drafters.base import Drafter
 from engine.errors import EngineError
 from engine.fields import Fields, InvalidRequest, known_only
+from engine.openai.responses import metrics_block
 from engine.request import SpeculationStats
-from engine.responses import metrics_block
+from engine.server.async_engine import AsyncEngine
 from engine.server.catalog import Catalog
-from engine.server.desk import Desk
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Since:
-    """The engine's counters when the present drafter took over."""
+class _Baseline:
+    """The engine's counters when the current drafter was installed."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -42,7 +42,7 @@ class _Since:
 class Operator:
     def __init__(
         self,
-        desk: Desk,
+        async_engine: AsyncEngine,
         catalog: Catalog,
         *,
         load_drafter: LoadDrafter,
@@ -50,24 +50,24 @@ class Operator:
         adapter_root: Path | None,
         speculator_dir: Path | None,
     ) -> None:
-        """`speculator_dir`: what the present drafter was loaded from."""
-        self._desk = desk
+        """`speculator_dir`: the folder of the current drafter."""
+        self._async_engine = async_engine
         self._catalog = catalog
         self._load_drafter = load_drafter
         self._speculator_root = speculator_root
         self._adapter_root = adapter_root
         self._folder = speculator_dir
-        self._since = _Since()
+        self._baseline = _Baseline()
         self._one_at_a_time = asyncio.Lock()
 
     def speculator(self) -> dict[str, Any]:
-        """Who drafts now, and how well since it does."""
-        engine, since = self._desk.worker.engine, self._since
+        """Describes the current drafter and its acceptance since it was installed."""
+        engine, since = self._async_engine.worker.engine, self._baseline
         counters = engine.counters
         before = since.accepted_per_position + (0,) * len(counters.accepted_per_position)
         reached = [now - then for now, then in zip(counters.accepted_per_position, before, strict=False)]
         num_drafts = counters.num_drafts - since.num_drafts
-        counts = [num_drafts, *reached]  # passes that accepted at least so many tokens
+        counts = [num_drafts, *reached]  # [i]: verifications that accepted at least i tokens
         stats = SpeculationStats(
             num_spec_steps=num_drafts,
             num_draft_tokens=counters.num_draft_tokens - since.num_draft_tokens,
@@ -83,24 +83,24 @@ class Operator:
         }
 
     async def swap_speculator(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises: InvalidRequest: no such speculator, or none for this model; the present one goes on."""
+        """Raises: InvalidRequest: there is no such speculator for this model; the current one stays."""
         fields = Fields(body)
         known_only(fields, known=("drafter", "path"))
         kind, folder = fields.string("drafter", ""), None
         if fields.get("path") is not None:
             folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
-        if "turbo_lora" in kind.split("+"):  # its adapter changes what the model says: no swap between two steps
+        if "turbo_lora" in kind.split("+"):  # a swap of its adapter would change running answers
             message = "turbo_lora brings an adapter along: start the server with it"
             raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
         async with self._one_at_a_time:
             try:
                 drafter = await asyncio.to_thread(self._load_drafter, kind, folder)
-                await self._desk.call(lambda engine: engine.swap_drafter(drafter))
+                await self._async_engine.call(lambda engine: engine.swap_drafter(drafter))
             except (EngineError, OSError, ValueError) as error:
                 raise InvalidRequest(str(error)[:500], param="drafter", code="speculator_not_loadable") from error
             self._folder = folder
-            counters = self._desk.worker.engine.counters
-            self._since = _Since(
+            counters = self._async_engine.worker.engine.counters
+            self._baseline = _Baseline(
                 counters.num_drafts,
                 counters.num_draft_tokens,
                 counters.num_accepted_tokens,
@@ -110,7 +110,7 @@ class Operator:
         return self.speculator()
 
     async def load_adapter(self, body: Mapping[str, Any]) -> str:
-        """Raises: InvalidRequest: the name is taken, or the folder holds no adapter of this model."""
+        """Raises: InvalidRequest: the name is in use, or the folder holds no adapter for this model."""
         fields = Fields(body)
         known_only(fields, known=("lora_name", "lora_path"))
         name = fields.string("lora_name", "")
@@ -119,7 +119,7 @@ class Operator:
             raise InvalidRequest(message, param="lora_name")
         folder = _below(self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root")
         async with self._one_at_a_time:
-            adapters = self._desk.worker.engine.adapters
+            adapters = self._async_engine.worker.engine.adapters
             if name == self._catalog.model_name or name in adapters.names:
                 message = f"a model or an adapter is called {name!r} already"
                 raise InvalidRequest(message, param="lora_name", code="name_taken", status=409)
@@ -127,32 +127,32 @@ class Operator:
                 adapter = await asyncio.to_thread(adapters.read, name, folder)
             except (EngineError, OSError, ValueError) as error:
                 raise InvalidRequest(str(error)[:500], param="lora_path", code="adapter_not_loadable") from error
-            await self._desk.call(lambda engine: engine.adapters.put(adapter))
+            await self._async_engine.call(lambda engine: engine.adapters.put(adapter))
         logger.info("adapter %s from %s is loaded", name, folder)
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def unload_adapter(self, body: Mapping[str, Any]) -> str:
-        """Answers under way go on with it. Raises: InvalidRequest: no such adapter."""
+        """Running requests keep the adapter. Raises: InvalidRequest: no such adapter."""
         fields = Fields(body)
         known_only(fields, known=("lora_name", "lora_int_id"))
         name = fields.string("lora_name", "")
         async with self._one_at_a_time:
-            if name not in self._desk.worker.engine.adapters.names:
+            if name not in self._async_engine.worker.engine.adapters.names:
                 message = f"no adapter is called {name[:100]!r}"
                 raise InvalidRequest(message, param="lora_name", code="adapter_not_found", status=404)
-            await self._desk.call(lambda engine: engine.adapters.unload(name))
+            await self._async_engine.call(lambda engine: engine.adapters.unload(name))
         logger.info("adapter %s is unloaded", name)
         return f"Success: LoRA adapter '{name}' removed successfully."
 
 
 def _below(root: Path | None, path: str, *, param: str, option: str) -> Path:
-    """The folder, links followed. Raises: InvalidRequest: it does not lie below `root`."""
+    """Resolves the path with its links. Raises: InvalidRequest: it does not lie below `root`."""
     if root is None:
         raise InvalidRequest(f"{param} can't be given: the server was started without {option}", param=param)
     try:
         folder = (root / path).resolve()
         if path and folder.is_relative_to(root.resolve()) and folder.is_dir():
             return folder
-    except (OSError, ValueError) as error:  # too long, a NUL in it, a loop of links
+    except (OSError, ValueError) as error:  # the path is too long, has a NUL, or its links form a loop
         raise InvalidRequest(f"{param} is no path: {type(error).__name__}", param=param) from error
     raise InvalidRequest(f"{param} must name a folder below {option}, got {path[:200]!r}", param=param)

@@ -1,7 +1,7 @@
-"""The server's process: its socket, its signals, and how it ends.
+"""The server's process: its socket, its signals, and its shutdown.
 
-SIGTERM or SIGINT: /health says 503 and new requests are refused, those in flight go on for up to `drain_seconds`,
-what is left then gets an error, and the process ends with status 0. A second signal ends it at once.
+After SIGTERM or SIGINT, /health returns 503 and new requests are refused. Running requests continue for up to
+`drain_seconds`; the rest then get an error, and the process exits with status 0. A second signal ends it at once.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ import uvicorn
 from engine.server.app import ServerApp
 from engine.server.connection import KEEP_ALIVE_SECONDS, Connection
 
-_FLUSH_SECONDS = 5  # for connections to take their last bytes
+_FLUSH_SECONDS = 5  # for clients to read their last bytes
 
 
 class Process(uvicorn.Server):
-    """`run_until_stopped` from the main thread, once."""
+    """Call `run_until_stopped` once, from the main thread."""
 
     def __init__(self, app: ServerApp, *, drain_seconds: float, announce: Callable[[str | None], None]) -> None:
-        """`announce` is called once connections are accepted, with why no token can be generated, None if one can."""
+        """`announce` is called once connections are accepted, with the reason if no token can be generated."""
         config = uvicorn.Config(
             app.asgi,
             http=Connection,
@@ -49,7 +49,7 @@ class Process(uvicorn.Server):
         self._announce(await self._app.health.problem())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Runs between any two instructions of the main thread, so it only schedules."""
+        """May run between any two instructions of the main thread, so it only schedules the shutdown."""
         if self._loop is None or self._draining is not None:
             self.force_exit = self.should_exit = True
             return
@@ -66,5 +66,5 @@ class Process(uvicorn.Server):
         deadline = time.monotonic() + self._drain_seconds
         while self._app.generations.num_active and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        self._app.desk.fail_all()
+        self._app.async_engine.fail_all()
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""How long until places are free, judged by how fast they came free lately."""
+"""Estimates the waiting time of refused requests from the rate at which choices ended recently."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ _LONGEST_SECONDS = 60
 
 
 class QueueTime:
-    """`now`: seconds of one clock that never goes back."""
+    """`now` is in seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._freed_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
@@ -17,7 +17,7 @@ class QueueTime:
         self._freed_at.append(now)
 
     def seconds_until(self, num_places: int, now: float) -> int:
-        """Whole seconds, 1 to 60, until so many more places are likely to be free; 1 where nothing is known."""
+        """Whole seconds in 1..60 until `num_places` more choices have probably ended; 1 without observations."""
         if len(self._freed_at) < 2 or now <= self._freed_at[0]:
             return 1
         seconds = num_places * (now - self._freed_at[0]) / len(self._freed_at)

@@ -1,26 +1,26 @@
-"""One response in the making: the engine's steps of all its choices, as text."""
+"""A response in progress: converts the engine's outputs of all its choices to text."""
 
 import logging
 import time
 from collections.abc import AsyncIterator
 
-from engine.answer import Answer, AnswerStream, Piece
-from engine.protocol import ParsedRequest
+from engine.openai.answer import Answer, AnswerStream, Piece
+from engine.openai.requests import ParsedRequest
+from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
-from engine.responses import merged_stats
-from engine.server.desk import Desk, Generation
+from engine.server.async_engine import AsyncEngine, Generation
 from engine.server.metrics import ServerMetrics
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class Run:
-    """Iterate `pieces` to the end, then read `answers` and `stats`; `close` in any case."""
+class PendingResponse:
+    """Iterate over `pieces` to the end, then read `answers` and `stats`; always call `close`."""
 
     def __init__(
         self,
-        desk: Desk,
+        async_engine: AsyncEngine,
         parsed: ParsedRequest,
         *,
         request_id: str,
@@ -28,7 +28,7 @@ class Run:
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
     ) -> None:
-        """Raises: what `Desk.open` raises."""
+        """Raises what `AsyncEngine.open` raises."""
         self.parsed = parsed
         self._metrics = metrics
         self._streams = [
@@ -38,9 +38,9 @@ class Run:
             for _, sampling in parsed.choices
         ]
         self._parts: dict[int, SpeculationStats] = {}  # by choice
-        self._generation: Generation = desk.open(parsed.engine_requests(request_id, adapter=adapter))
+        self._generation: Generation = async_engine.open(parsed.engine_requests(request_id, adapter=adapter))
         self._started_at = time.monotonic()
-        self._heard_at: dict[int, float] = {}
+        self._last_token_at: dict[int, float] = {}
         self._name = request_id
         metrics.prompt_tokens.inc(parsed.num_prompt_tokens)
         logger.info("%s begins: %d tokens to read", request_id, parsed.num_prompt_tokens)
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of each prompt once, as its first choice found them."""
+        """Counts each prompt once, for its first choice."""
         return sum(part.num_cached_tokens for index, part in self._parts.items() if index % self.parsed.n == 0)
 
     @property
@@ -65,7 +65,7 @@ class Run:
         self._generation.close()
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """What each step shows of each choice, empty pieces included.
+        """Yields the index of a choice and its new piece, which may be empty.
 
         Raises: InvalidRequest, ServerFault: a choice failed.
         """
@@ -80,7 +80,7 @@ class Run:
                 num_unfinished -= 1
                 self._finish(index, output.speculation)
             elif stream.stopped and not was_finished:
-                self._generation.cancel(index)  # its last output still brings the speculation figures
+                self._generation.cancel(index)  # its last output still contains the speculation statistics
             if not was_finished:
                 yield index, piece
 
@@ -88,8 +88,8 @@ class Run:
         if num_tokens == 0:
             return
         now = time.monotonic()
-        before = self._heard_at.get(index)
-        self._heard_at[index] = now
+        before = self._last_token_at.get(index)
+        self._last_token_at[index] = now
         self._metrics.generation_tokens.inc(num_tokens)
         if before is None:
             self._metrics.time_to_first_token.observe(now - self._started_at)

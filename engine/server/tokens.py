@@ -1,11 +1,11 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, with the same bodies as in vLLM."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.openai.requests import encode_messages
 from engine.openai.tools import parse_tools
-from engine.protocol import encode_messages
 from engine.tokenizer import Tokenizer
 
 _COMMON = frozenset({"model", "return_token_strs"})
@@ -18,7 +18,7 @@ CheckModel = Callable[[str], object]  # raises InvalidRequest
 def tokenize(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, check_model: CheckModel
 ) -> dict[str, Any]:
-    """A text as a prompt of completions is read, or messages as chat renders them.
+    """Tokenizes a text like a prompt of completions, or messages like those of a chat.
 
     Raises: InvalidRequest
     """
@@ -41,7 +41,7 @@ def tokenize(
 
 
 def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: CheckModel) -> dict[str, Any]:
-    """Special tokens are part of the text, as in vLLM.
+    """The text includes special tokens, as in vLLM.
 
     Raises: InvalidRequest
     """

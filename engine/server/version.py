@@ -1,3 +1,3 @@
-"""What /version says: the project's, as pyproject.toml has it."""
+"""The version that /version returns, equal to the one in pyproject.toml."""
 
 VERSION = "0.1.0"

@@ -1,11 +1,11 @@
-"""The thread that runs the engine, and what happens when a request breaks a step.
+"""The thread that runs the engine, and its recovery when a step raises.
 
     submit, cancel, call ─ command queue ─▶ thread: add, cancel, call, step ─▶ deliver(reports), on the thread
 
-A step that raises does not say which request was to blame. Answers are a function of prompt, parameters and seed, so
-they can be computed again: all requests are taken out and put back one by one, each on probation until it has got a
-token further than it was. A step that raises now blames the one on probation: it fails alone, and the others go on
-where they were, their readers noticing only a pause. Where requests can't even be taken out, the engine is broken.
+An exception in a step does not show which request caused it. Answers depend only on prompt, parameters and seed, so
+they can be computed again. All requests are therefore cancelled and added again one by one. Each is on probation until
+it has a token more than before. If a step raises meanwhile, only the request on probation fails. The others continue,
+and their clients only see a pause. If the requests can't be cancelled, the engine is broken.
 """
 
 import logging
@@ -19,28 +19,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from engine.adapters import LoraAdapter
 from engine.counters import Counters
 from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
+from engine.lora.adapters import LoraAdapter
 from engine.request import FinishReason, Request, StepOutput
 from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
 
 logger = logging.getLogger(__name__)
 
-MAX_CLEARING_STEPS = 8  # a cancelled request leaves at the next step
+MAX_CLEARING_STEPS = 8  # the next step ends a cancelled request
 
 _Result = TypeVar("_Result")
 
 
 class Adapters(Protocol):
-    """What the server needs of `engine.adapters.Adapters`."""
+    """The part of `engine.lora.adapters.Adapters` that the server needs."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def read(self, name: str, folder: Path) -> LoraAdapter:
-        """May run on any thread, beside the engine's."""
+        """May run on any thread while the engine runs."""
 
     def put(self, adapter: LoraAdapter) -> None: ...
 
@@ -48,7 +48,7 @@ class Adapters(Protocol):
 
 
 class Engine(Protocol):
-    """What the server needs of `engine.loop.Engine`."""
+    """The part of `engine.loop.Engine` that the server needs."""
 
     @property
     def max_seq_len(self) -> int: ...
@@ -85,7 +85,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """News of one request: what a step added, or why it ended. After a failure or a finish reason nothing follows."""
+    """A step's output for one request, or its failure. A failure or a finish reason is the last report."""
 
     request_id: str
     output: StepOutput | None
@@ -96,26 +96,26 @@ class Report:
 class _Live:
     request: Request
     num_delivered: int = 0  # tokens reported
-    num_seen: int = 0  # tokens the engine has brought since it was last added
+    num_seen: int = 0  # tokens generated since it was last added to the engine
 
 
 class EngineWorker:
-    """`submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's own."""
+    """`submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's thread."""
 
     def __init__(self, engine: Engine, *, deliver: Callable[[list[Report]], None]) -> None:
         self.engine = engine
         self.broken: str | None = None
-        self.last_step_at = time.monotonic()  # the last step that did not raise
-        self.longest_step_seconds = 0.0  # of those that did not raise
+        self.last_step_at = time.monotonic()  # end of the last successful step
+        self.longest_step_seconds = 0.0  # of the successful steps
         self.num_steps = 0
-        self.in_call = False  # what the thread does now is no step
-        self.reads_prompts = False  # in the present step some request has no token yet
+        self.in_call = False  # the thread runs a function of `call`
+        self.reads_prompts = False  # some request of the current step has no token yet
         self.last_token_at = float("-inf")
         self._deliver = deliver
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._live: dict[str, _Live] = {}  # in the engine
-        self._queued: deque[Request] = deque()  # behind a probation
-        self._held: dict[str, _Live] = {}  # of those queued, the ones that were in the engine before
+        self._live: dict[str, _Live] = {}  # requests in the engine
+        self._queued: deque[Request] = deque()  # requests that wait for a probation to end
+        self._held: dict[str, _Live] = {}  # state of queued requests that were in the engine before
         self._probation: str | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -124,7 +124,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> None:
-        """Ends the thread after its present step; requests in the engine get no further report."""
+        """Ends the thread after its current step; requests in the engine get no further report."""
         self._commands.put(self._stop)
         self._thread.join(timeout_seconds)
 
@@ -132,11 +132,11 @@ class EngineWorker:
         self._commands.put(lambda: self._submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """The request's last report follows, if it has not been made yet."""
+        """Cancels a request; its last report follows, unless it was delivered already."""
         self._commands.put(lambda: self._cancel(request_id))
 
     def call(self, function: Callable[[Engine], _Result]) -> Future[_Result]:
-        """Runs `function` between two steps; what it raises comes with the result. Cancelled when the thread ends."""
+        """Runs `function` between two steps and returns its future, which is cancelled if the thread ends."""
         future: Future[_Result] = Future()
         self._commands.put(lambda: self._call(function, future))
         return future
@@ -146,14 +146,14 @@ class EngineWorker:
             while not self._stopping:
                 self._take_commands()
                 if not self._stopping:
-                    self._admit_next()
-                    self._round()
-        except Exception as error:  # the thread's boundary: without it nobody would learn of its end
+                    self._add_next()
+                    self._run_step()
+        except Exception as error:  # boundary of the thread: without it, the end of the thread would go unnoticed
             logger.exception("the engine's thread ends")
             self._break(error)
 
     def _take_commands(self) -> None:
-        """Waits for a command only while there is nothing to do."""
+        """Runs queued commands; waits for one only if there is no other work."""
         block = self.broken is not None or not (self.engine.has_work or self._queued)
         while True:
             try:
@@ -161,7 +161,7 @@ class EngineWorker:
             except queue.Empty:
                 return
             if block:
-                self.last_step_at = time.monotonic()  # idle time is no stall
+                self.last_step_at = time.monotonic()  # idle time does not count as a stall
             command()
             block = False
 
@@ -174,7 +174,7 @@ class EngineWorker:
         self.in_call = True
         try:
             future.set_result(function(self.engine))
-        except Exception as error:  # the caller's boundary: the error is its result
+        except Exception as error:  # boundary of the caller: the exception is its result
             future.set_exception(error)
         finally:
             self.in_call = False
@@ -194,7 +194,7 @@ class EngineWorker:
             self.engine.add(request)
         except ValueError as error:
             self._deliver([Report(request.request_id, None, InvalidRequest(str(error)))])
-        except Exception as error:  # the request's boundary: it fails alone
+        except Exception as error:  # boundary of the request: only this request fails
             logger.exception("request %s could not be added", request.request_id)
             self._deliver([Report(request.request_id, None, _failed(error))])
         else:
@@ -209,21 +209,21 @@ class EngineWorker:
             self._held.pop(request_id, None)
             self._deliver([Report(request_id, StepOutput(request_id, (), None, FinishReason.CANCELLED, None))])
 
-    def _admit_next(self) -> None:
+    def _add_next(self) -> None:
         if self._queued and self._probation is None:
             request = self._queued.popleft()
             self._add(request)
-            # The last in line has nobody behind it to protect, but its probation ends the incident.
+            # The last request is on probation too, although none waits behind it: its success ends the recovery.
             self._probation = request.request_id if request.request_id in self._live else None
 
-    def _round(self) -> None:
+    def _run_step(self) -> None:
         if self.broken or not self.engine.has_work:
             return
         self.reads_prompts = any(live.num_seen == 0 for live in self._live.values())
         started = time.monotonic()
         try:
             outputs = self.engine.step()
-        except Exception as error:  # a request's boundary: see the module's docstring
+        except Exception as error:  # boundary of the requests: see the module's docstring
             logger.exception("a step of the engine failed with %d requests", len(self._live))
             self._recover(error)
             return
@@ -236,7 +236,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """None where the reader has it already, since the request is being computed again."""
+        """Returns None for tokens that were delivered before the request was computed again."""
         live = self._live.get(output.request_id)
         if live is None:
             return None
@@ -273,7 +273,7 @@ class EngineWorker:
                 self._add(live.request)
 
     def _clear(self) -> bool:
-        """Takes every request out of the engine. Returns whether that worked."""
+        """Cancels every request in the engine. Returns whether that succeeded."""
         try:
             for request_id in self._live:
                 self.engine.cancel(request_id)
@@ -299,5 +299,5 @@ class EngineWorker:
 
 
 def _failed(error: Exception) -> GenerationFailed:
-    # The text is for the operator's log: it may hold more than a client should read.
+    # The error's text is only logged, since it may contain more than a client should read.
     return GenerationFailed(f"the engine could not answer this request ({type(error).__name__})")

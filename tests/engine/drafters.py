@@ -1,4 +1,4 @@
-"""Drafters for tests: they know the answer, or nothing, or break."""
+"""Drafters for tests: one that knows the answers, and one that fails."""
 
 import random
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ from engine.sequence import Sequence
 
 
 class OracleDrafter(Drafter):
-    """Knows each request's answer and guesses it along a branch of a tree, wrong with probability `error` per token.
+    """Knows each request's answer and proposes it along a branch of a tree; each token is wrong with probability
+    `error`.
 
-    Beside the true branch it grows wrong siblings, so that accepted nodes lie scattered.
+    It adds wrong siblings to the branch, so that accepted nodes are not consecutive.
     """
 
     name = "oracle"
@@ -53,7 +54,7 @@ class OracleDrafter(Drafter):
         for token in coming:
             above = survival[trunk] if trunk >= 0 else 1.0
             guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
-            siblings = (guess - step, guess, guess + step)  # no two alike: the later would hide the former
+            siblings = (guess - step, guess, guess + step)  # distinct, since a duplicate would hide the other
             first = len(tokens)
             for sibling in siblings:
                 tokens.append(sibling % self._vocab_size)
@@ -65,7 +66,7 @@ class OracleDrafter(Drafter):
 
 
 class BrokenDrafter(Drafter):
-    """Raises, proposes nonsense, or both in turn."""
+    """Alternates between raising and proposing invalid drafts."""
 
     name = "broken"
     max_depth = 4

@@ -1,4 +1,4 @@
-"""EAGLE-3 by its definition, for tests: every position anew, in float32, without caches; and small random modules."""
+"""A reference of EAGLE-3 for tests, which recomputes every position in float32 without caches; small random modules."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         else:
             torch.nn.init.normal_(parameter, std=0.15)
-    return module.bfloat16().float()  # as stored
+    return module.bfloat16().float()  # rounded as in the file
 
 
 def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list[int]) -> list[tuple[int, float]]:
-    """The token of each rank in turn (0: the likeliest) and the probability of the path down to it."""
+    """Follows the ranks (0: the likeliest token); returns the tokens and the probability of the path to each."""
     chain: list[tuple[int, float]] = []
     taps = model.hidden_states(torch.tensor(tokens[:-1]), module.config.taps_of(4)).taps
     assert taps is not None

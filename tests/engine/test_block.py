@@ -1,4 +1,4 @@
-"""The block drafter: its numerics, its files, and whether it is asked when serving what it learned in training."""
+"""The block drafter: its numerics, its files, and equality of its inputs in training and serving."""
 
 import itertools
 import json
@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.draft import Draft
 from engine.drafters.base import Drafter
@@ -23,10 +24,9 @@ from engine.drafters.block_model import BlockModel
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
-from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
-from engine.model import Decoder
+from engine.models.dense import Decoder
 from engine.request import Completion, Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
 from tests.engine.tiny_speculators import (
@@ -63,7 +63,7 @@ def dense_model(folder: Path) -> Decoder:
 
 
 def transcription(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor:
-    """[B, H]: the last block of a text, as the papers write it: one matrix of keys, one of weights, per head.
+    """Returns the last block [B, H] of a text, computed as in the papers with one attention matrix per head.
 
     taps [S, T, H] of the positions before the anchor; embeddings [B, H].
     """
@@ -109,7 +109,7 @@ def transcription(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor
 
 
 def taps_and_blocks(block: BlockModel, *lengths: int) -> tuple[list[Tensor], Tensor]:
-    """Taps of texts of these lengths, and a block for each."""
+    """Returns taps of texts of these lengths, and a block for each."""
     torch.manual_seed(1)
     taps = [torch.randn(length, len(block.config.tap_layers), block.config.hidden_size) for length in lengths]
     return taps, torch.randn(len(lengths), block.config.block_size, block.config.hidden_size)
@@ -117,7 +117,7 @@ def taps_and_blocks(block: BlockModel, *lengths: int) -> tuple[list[Tensor], Ten
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 @torch.no_grad()
-def test_training_and_serving_compute_what_the_papers_say(model: Decoder, changes: dict[str, Any]) -> None:
+def test_training_and_serving_compute_the_formulas_of_the_papers(model: Decoder, changes: dict[str, Any]) -> None:
     block = make_block(**changes)
     lengths = (11, 1, 4)
     taps, embeddings = taps_and_blocks(block, *lengths)
@@ -133,7 +133,7 @@ def test_training_and_serving_compute_what_the_papers_say(model: Decoder, change
     sequences = []
     for row, own in zip((4, 0, 2), slots.split(lengths), strict=True):
         sequence = Sequence(Request("r", (1,), GREEDY), [1] * (len(own) + 1), None, SpeculationStats(), table_row=row)
-        sequence.slots, sequence.num_tabled = own.tolist(), len(own) // 2  # the rest is to come into the table
+        sequence.slots, sequence.num_tabled = own.tolist(), len(own) // 2  # the others are not in the table yet
         cache.slot_tables[row, : sequence.num_tabled] = own[: sequence.num_tabled].int()
         sequences.append(sequence)
     layers.prepare(cache)
@@ -194,7 +194,7 @@ def test_other_trainers_files_mean_the_same() -> None:
     deepspec = BlockConfig.from_values(deepspec_values())
 
     assert dflash == ours
-    assert dflash.tap_layers == (1, 2)  # what leaves layers 0 and 1
+    assert dflash.tap_layers == (1, 2)  # the outputs of layers 0 and 1
     assert (dflash.max_depth, dflash.sample_from_anchor) == (4, False)
     assert jetspec.attention == (LayerAttention(causal=True),) * 3
     assert (dspark.max_depth, dspark.markov_rank, dspark.confidence) == (5, 8, True)
@@ -232,7 +232,7 @@ def test_a_drafter_for_another_model_is_refused(model: Decoder) -> None:
             BlockDrafter(make_block(**changes), model)
 
 
-PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one is two chunks long
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one needs two chunks
 
 
 def answers(model: Decoder, drafter: Drafter, sampling: dict[str, Any], *, budget: int) -> list[Completion]:
@@ -251,7 +251,7 @@ def acceptance_length(completions: list[Completion]) -> float:
 def test_a_markov_head_that_knows_the_target_is_always_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], anchor_guesses: bool
 ) -> None:
-    """Off by one anywhere: in the token before, the depth or the noise, and nothing would be accepted."""
+    """An error of one position in the previous token, the depth or the noise would make acceptance impossible."""
     model = dense_model(tmp_path)
     make_memoryless(model)
     plain = answers(model, NoDrafter(), sampling, budget=12)
@@ -269,7 +269,7 @@ def test_a_markov_head_that_knows_the_target_is_always_right(
     drafted = answers(model, BlockDrafter(block, model), sampling, budget=12)
 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
-    assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the answer's end cuts the last draft
+    assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the end of the answer cuts the last draft
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -299,10 +299,10 @@ def test_a_node_survives_as_the_heads_say(
 
 
 def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> None:
-    """Row `first_row + d` of a block is to guess the token d + 1 after the anchor."""
+    """Row `first_row + d` of a block must predict the token d + 1 after the anchor."""
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
     taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
-    taps = [tap.clone() for tap in taps if tap is not None]  # made in inference mode
+    taps = [tap.clone() for tap in taps if tap is not None]  # they were created in inference mode
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
     for _ in range(60):
@@ -327,7 +327,7 @@ CAUSAL = {"transformer": transformer_values(is_causal=True), "sample_from_anchor
 
 
 class Watched(BlockDrafter):
-    """Compares every block with what training would have made of the same text."""
+    """Compares every block with the one of training for the same text."""
 
     def __init__(self, block: BlockModel, model: Decoder) -> None:
         super().__init__(block, model)
@@ -350,8 +350,8 @@ class Watched(BlockDrafter):
 
 
 @pytest.mark.parametrize("changes", [{}, CAUSAL])
-def test_what_was_learned_by_heart_is_accepted(model: Decoder, changes: dict[str, Any]) -> None:
-    """Of sampled answers: greedy ones of a random model repeat themselves, which hides a shift."""
+def test_memorized_answers_are_accepted(model: Decoder, changes: dict[str, Any]) -> None:
+    """Uses sampled answers, because greedy answers of a random model repeat themselves, which hides shifts."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)
     block = make_block(**changes)

@@ -1,4 +1,4 @@
-"""How many nodes are drafted: as many as pay, and none where none do."""
+"""The budget drafts as many nodes as pay, and none if none pay."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from engine.draft import EMPTY_DRAFT, chain
 
 
 def test_nodes_are_admitted_only_while_they_pay() -> None:
-    # Rows are free up to 8, then each costs as much as a whole pass.
+    # Up to 8 rows cost nothing extra; each further row costs as much as a whole pass.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
     budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
@@ -36,7 +36,7 @@ def test_a_fixed_budget_is_kept() -> None:
 
 
 def flat_cost() -> CostModel:
-    return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first: no draft can pay
+    return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can pay
 
 
 def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:

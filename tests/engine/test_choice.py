@@ -1,4 +1,4 @@
-"""How drafters turn logits into candidates."""
+"""Drafters turn logits into candidates with the right probabilities."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_token_first(filters
         assert guess == token
 
 
-def test_what_the_filters_exclude_never_survives() -> None:
+def test_excluded_tokens_have_survival_zero() -> None:
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=2, seed=1)
     found = choose(random_logits(4, 20), [params] * 4, [0, 1, 2, 3], count=6)
     assert (found.survival[:, 2:] == 0.0).all()
@@ -67,7 +67,7 @@ def test_survival_falls_and_stays_below_one() -> None:
 
 
 def test_survival_is_as_honest_as_the_logits() -> None:
-    """Where the target's logits are the drafter's with an error of one logit, the first candidate survives as said."""
+    """If the drafter's logits have an error of one logit, the first candidate survives as often as predicted."""
     rows, params = 4000, SamplingParams(max_tokens=1, temperature=0.7, seed=9)
     logits = random_logits(rows, 12, scale=1.5)
     found = choose(logits, [params] * rows, list(range(rows)), count=12)

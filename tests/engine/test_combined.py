@@ -1,4 +1,4 @@
-"""Drafters combined: no path is lost, nobody sees the other's taps, and trust follows what came true."""
+"""Combined drafters: no path is lost, each gets its own taps, and probabilities follow the observed acceptance."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.tiny_model import make_tiny_model
 
 
 class Scripted(Drafter):
-    """Proposes what it is told to."""
+    """Proposes given trees."""
 
     max_depth = 4
 
@@ -82,14 +82,14 @@ def test_each_sees_its_own_taps() -> None:
     ]
 
 
-def test_one_that_fails_does_not_silence_the_other() -> None:
+def test_a_failing_drafter_does_not_stop_the_other() -> None:
     combined = CombinedDrafter([Scripted(None), Scripted(chain([7, 8], [0.9, 0.8]))])
     (draft,) = combined.propose([make_sequence("a", [1], [2])], 8)
     assert draft.tokens == (7, 8)
 
 
-def test_trust_follows_what_came_true() -> None:
-    """The one is sure and wrong three times of four, the other modest and right whenever the first is wrong."""
+def test_probabilities_follow_observed_acceptance() -> None:
+    """One drafter is sure but wrong in three of four cases; the other is unsure but right in these cases."""
     combined = CombinedDrafter([Scripted(chain([5], [0.95])), Scripted(chain([6], [0.3]))])
     sequence = make_sequence("a", [1], [2])
     for step in range(200):
@@ -103,7 +103,7 @@ def test_trust_follows_what_came_true() -> None:
 
 
 def test_agreement_means_more_than_either_alone() -> None:
-    """Two witnesses who are right half the time when they disagree, and always when they agree."""
+    """Two drafters that are right in half of the cases when they disagree, and always when they agree."""
     one, other = Scripted(None), Scripted(None)
     combined = CombinedDrafter([one, other])
     sequence = make_sequence("a", [1], [2])

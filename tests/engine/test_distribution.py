@@ -1,8 +1,8 @@
-"""At a temperature, whatever drafts, answers are draws from the model's own distribution.
+"""With a temperature, answers are samples of the model's distribution, whatever the drafter.
 
-Every request has a seed of its own; top-k leaves five tokens at each position, so that the first three tokens can be
-counted together. A drafter that got its own taste into the answers would show in them, and so would noise that
-repeats along an accepted path.
+Every request has a different seed. Top-k leaves five tokens at each position, so that the first three tokens can be
+counted together. The counts would reveal a drafter that biases the answers, and noise that repeats along an accepted
+path.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def oracle(model: Model, plain: Answers, *, error: float, tree: bool) -> OracleD
     return OracleDrafter(plain, max_depth=3, error=error, tree=tree, vocab_size=model.config.vocab_size)
 
 
-# Every drafter there is has its line here: from the model and what it answers plainly.
+# Every kind of drafter has an entry: a function of the model and its plain answers.
 DRAFTERS: dict[str, Callable[[Any, Answers], Drafter]] = {
     "none": lambda model, plain: NoDrafter(),
     "ngram": lambda model, plain: NgramDrafter(),
@@ -95,7 +95,7 @@ def plain(model: Model) -> Answers:
 
 @pytest.fixture(scope="module")
 def expected(model: Model) -> dict[tuple[int, ...], float]:
-    """Probabilities of the first three tokens, from the model's logits alone."""
+    """Returns probabilities of the first three tokens, computed from the model's logits."""
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     with torch.inference_mode():
         for _ in range(3):
@@ -111,7 +111,7 @@ def expected(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> float:
-    """Of Pearson's chi-square; what is expected fewer than five times counts as one."""
+    """The p-value of Pearson's chi-square test; outcomes expected fewer than five times are merged."""
     total = sum(counts.values())
     often = [answer for answer, share in expected.items() if share * total >= 5.0]
     observed = [counts[answer] for answer in often]
@@ -129,12 +129,12 @@ def test_answers_are_draws_from_the_models_distribution(
     answers = sample(model, make(model, plain))
     counts = Counter(answer[:3] for answer in answers.values())
     assert counts.keys() <= expected.keys()
-    assert p_value(counts, expected) > 1e-3  # the seeds are fixed, so it holds always or never
+    assert p_value(counts, expected) > 1e-3  # the seeds are fixed, so the result is always the same
     assert answers == plain
 
 
 def test_the_test_would_notice(expected: dict[tuple[int, ...], float], plain: Answers) -> None:
-    """One answer in ten replaced by the likeliest, as a drafter would that is believed too readily."""
+    """Replaces one answer in ten by the likeliest, like a drafter whose drafts are accepted too easily."""
     likeliest = max(expected, key=lambda answer: expected[answer])
     swayed = itertools.cycle([True] + 9 * [False])
     counts = Counter(likeliest if sway else answer[:3] for answer, sway in zip(plain.values(), swayed, strict=False))

@@ -1,4 +1,4 @@
-"""Trees: best first, closed under parents, and walked the way plain decoding would go."""
+"""Trees are grown best first, contain all parents, and are verified like plain decoding."""
 
 import itertools
 
@@ -74,7 +74,7 @@ def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
 
 def test_verification_walks_the_branch_that_agrees() -> None:
     draft = Draft((1, 2, 3, 4), (-1, -1, 1, 2), (0.9, 0.8, 0.7, 0.6))
-    # After the root comes 2; after node 1 (token 2) comes 3; after node 2 (token 3) comes 9, which nobody guessed.
+    # The target samples 2 at the root, 3 at node 1 (token 2), and 9 at node 2 (token 3), which no node proposes.
     verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, greedy_sequence(), frozenset())
     assert verdict.path == (1, 2)
     assert verdict.tokens == (2, 3, 9)

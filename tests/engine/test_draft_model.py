@@ -1,4 +1,4 @@
-"""A draft model that is the target itself is never wrong: for that, every key, position and draw must be right."""
+"""A draft model equal to the target is never wrong, which needs every key, position and random draw to be right."""
 
 import shutil
 from collections.abc import Sequence as Many
@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.draft import Draft
 from engine.drafters.draft_model import DraftModelDrafter
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
-from engine.kv_cache import KVCache
 from engine.load import load_drafter, load_model
 from engine.loop import Engine
 from engine.models.base import Model
@@ -36,10 +36,10 @@ def never_wrong(model: Model) -> DraftModelDrafter:
 
 
 def make_requests(temperature: float) -> list[Request]:
-    """Texts that begin alike, are alike, or are longer than a chunk; lengths around a block of 16."""
+    """Texts with a common prefix, equal texts, texts longer than a chunk, and lengths around a block of 16."""
     shared = tuple(range(40, 75))
     prompts = [(5,), shared, (*shared, 3, 4), shared, tuple(range(16)), tuple(i * 7 % 200 for i in range(90)), (5,)]
-    max_tokens = 1 + (1 + DEPTH) * PASSES  # one from the prompt's pass, then each pass keeps the whole trunk
+    max_tokens = 1 + (1 + DEPTH) * PASSES  # one token from the prompt's pass, then each pass accepts the whole trunk
     return [
         Request(
             f"r{number}",

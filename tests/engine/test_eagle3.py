@@ -1,4 +1,4 @@
-"""EAGLE-3: its file layouts, its served arithmetic, and that it drafts what it was taught."""
+"""EAGLE-3: its file layouts, its arithmetic in serving, and acceptance after training."""
 
 import json
 import random
@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.drafters.base import Kept, Pass
 from engine.drafters.eagle3 import Eagle3Drafter
@@ -18,7 +19,6 @@ from engine.drafters.growing_tree import GrowingTree
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
-from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
@@ -101,7 +101,7 @@ def test_specforge_names_the_layer_a_tap_leaves() -> None:
     assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)
 
 
-def test_taps_nobody_wrote_down_are_the_default_ones() -> None:
+def test_missing_tap_layers_are_the_default_ones() -> None:
     values = make_config(tap_layers=None).to_values("specforge", base_model="", depth=5)
     assert "eagle_config" not in values
     assert Eagle3Config.from_values(values).taps_of(32) == (2, 16, 29)
@@ -134,12 +134,12 @@ def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_what_is_served_is_the_module(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
-    """Likely chains are paths of the tree, with their probability, whatever came before in how many passes."""
+def test_serving_computes_the_module(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
+    """Likely chains are paths of the tree with the right probability, however the text before was split into passes."""
     target = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype="float32")
     module = make_module(make_config(**options))
     with torch.no_grad():
-        module.lm_head.weight *= 3.0  # decided enough for likely chains to get deep
+        module.lm_head.weight *= 3.0  # sharp enough that likely chains are deep
     drafter = Eagle3Drafter(module, target)
     generator = random.Random(1)
     tokens = [generator.randrange(259) for _ in range(40)]
@@ -152,7 +152,7 @@ def test_what_is_served_is_the_module(tmp_path_factory: pytest.TempPathFactory, 
     sequence = Sequence(request, tokens[:20], None, SpeculationStats(), table_row=1, slots=slots)
     states = target.hidden_states(torch.tensor(tokens), drafter.tap_layers)
     assert states.taps is not None
-    sequence.num_tabled = 28  # the slots of what was accepted last come into the table with the next pass
+    sequence.num_tabled = 28  # slots accepted in the last pass are not in the table yet
     cache.slot_tables[1, 28:] = 0
     known = 0
     for end in (9, 20, 24, 31):  # two chunks of the prompt, then accepted tokens
@@ -202,7 +202,7 @@ def test_a_sequence_never_seen_gets_no_draft(model: Model) -> None:
 
 
 def test_positions_that_were_never_seen_cost_no_more_than_acceptance(model: Model) -> None:
-    """A prefix from the cache: its keys are zeros or another request's, and finite either way."""
+    """For a cached prefix, the keys are zeros or those of another request, and always finite."""
     drafter = Eagle3Drafter(make_module(make_config()), model)
     cache = KVCache(model.config, num_slots=32, max_sequences=1, max_seq_len=32, dtype=model.dtype, device=model.device)
     drafter.prepare(cache)

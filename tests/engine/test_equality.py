@@ -1,4 +1,4 @@
-"""The product's promise: no drafter, batch, tree or chunk of a prompt changes an answer, at any temperature."""
+"""The product's guarantee: no drafter, batch, tree or chunk size changes an answer, at any temperature."""
 
 import random
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter, Pass
 from engine.drafters.block import BlockDrafter
@@ -19,7 +20,6 @@ from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
-from engine.kv_cache import KVCache
 from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
@@ -65,12 +65,12 @@ def answer(model: Model, drafter: Drafter, requests: list[Request], **config: in
 
 
 def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
-    """Token ids, log-probabilities to the bit, and how each answer ended."""
+    """Token ids, exact log-probabilities, and finish reasons."""
     return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
 
 
 def random_medusa(model: Model) -> MedusaDrafter:
-    """Untrained heads that at least guess frequent successors: noise on the target's own lm_head."""
+    """Untrained heads with noise on the target's lm_head, which at least predict frequent successors."""
     torch.manual_seed(0)
     size = model.config.vocab_size
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
@@ -116,7 +116,7 @@ def test_a_good_drafter_is_accepted_and_counted(model: Model) -> None:
 
     assert answers_only(ours) == answers_only(plain)
     for completion in ours:
-        # One token comes from the prompt's pass; 40 more, five a pass.
+        # One token comes from the prompt's pass, and 40 more from passes of five tokens.
         assert completion.speculation.num_spec_steps == 8
         assert completion.speculation.mean_acceptance_length == 5.0
         assert completion.speculation.acceptance_histogram == [0, 0, 0, 0, 8]

@@ -1,4 +1,4 @@
-"""The engine's housekeeping: ends, limits, cancellation, and that no slot is ever lost."""
+"""The engine handles ends, limits and cancellation, and never loses a slot."""
 
 from pathlib import Path
 

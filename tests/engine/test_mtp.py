@@ -1,4 +1,4 @@
-"""Multi-token prediction: its numerics along every path of a tree, its files, and that what it learned is accepted."""
+"""Multi-token prediction: its numerics along every path of a tree, its files, and acceptance after training."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from engine.models.reading import prefix_rows
 from engine.request import Completion, Request, SamplingParams
 from engine.sequence import Sequence
 from kernels.decoder import DecoderRows
-from tests.engine.test_deepseek import add_mtp_module
+from tests.engine.models.test_deepseek import add_mtp_module
 from tests.engine.tiny_speculators import make_mtp, mtp_values
 from tests.tiny_model import make_tiny_model
 
@@ -43,7 +43,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "head_dim": None},
 }
 GREEDY = {"temperature": 0.0}
-PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one is two chunks long
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one needs two chunks
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ AllRows = Callable[[Tensor, Tensor], Tensor]  # hidden states and next tokens of
 
 
 def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int]) -> Tensor:
-    """[V]: probabilities of the token after `text` and the drafted `path`; all rows anew for each drafted token."""
+    """Returns probabilities [V] of the token after `text` and the draft `path`, recomputing all rows for each token."""
     hidden = model.hidden_states(torch.tensor(text[:-1])).final
     for length in range(len(path) + 1):
         outputs = rows(hidden, torch.tensor([*text[1:], *path[:length]]))
@@ -81,7 +81,7 @@ def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int])
 
 
 def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
-    """[T, H], as the paper writes it: one matrix of attention weights per head."""
+    """Returns [T, H], computed as in the paper with one attention matrix per head."""
     weights: dict[str, Tensor] = module.layer.state_dict()
     layer, T = module.config.layer, len(hidden)
     D, group = module.layer.self_attn.head_dim, layer.num_attention_heads // layer.num_key_value_heads
@@ -117,7 +117,7 @@ def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
 
 
 class Watched(MtpDrafter):
-    """Compares what every node is said to survive with the product of probabilities along its path."""
+    """Compares the survival of every node with the product of probabilities along its path."""
 
     def __init__(self, module: PredictionModule, model: Model, rows: AllRows) -> None:
         super().__init__(module, model, max_depth=4)
@@ -142,7 +142,7 @@ class Watched(MtpDrafter):
 
 @pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
 @torch.no_grad()
-def test_training_computes_what_the_papers_say(changes: dict[str, Any]) -> None:
+def test_training_computes_the_formulas_of_the_papers(changes: dict[str, Any]) -> None:
     torch.manual_seed(1)
     module = make_mtp(**changes)
     hidden, embeddings = torch.randn(2, 9, 64)
@@ -166,7 +166,7 @@ def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, cha
     assert [c.token_ids for c in drafted] == [c.token_ids for c in greedy]
     assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
     assert drafter.depths.count(3) >= 5
-    assert acceptance_length(drafted) > 1.3  # paths through accepted nodes were compared, too
+    assert acceptance_length(drafted) > 1.3  # so paths through accepted nodes were compared too
 
 
 def test_deepseeks_own_module_is_asked_the_same_way(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_deepseeks_own_module_is_asked_the_same_way(tmp_path: Path) -> None:
     assert isinstance(model, Deepseek)
     assert isinstance(MtpDrafter.load(None, model), MtpDrafter)
     module = MtpModule.load(model)
-    module.weights.final_norm.mul_(8.0)  # surer guesses: deeper trees
+    module.weights.final_norm.mul_(8.0)  # sharper probabilities give deeper trees
 
     def rows(hidden: Tensor, tokens: Tensor) -> Tensor:
         places = torch.arange(len(tokens))
@@ -193,8 +193,8 @@ def test_deepseeks_own_module_is_asked_the_same_way(tmp_path: Path) -> None:
     assert drafter.depths.count(2) >= 5
 
 
-def test_what_was_learned_by_heart_is_accepted(model: Model) -> None:
-    """Of sampled answers: greedy ones of a random model repeat themselves, which hides a shift."""
+def test_memorized_answers_are_accepted(model: Model) -> None:
+    """Uses sampled answers, because greedy answers of a random model repeat themselves, which hides shifts."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)
     module = make_mtp()
@@ -207,11 +207,11 @@ def test_what_was_learned_by_heart_is_accepted(model: Model) -> None:
 
 
 def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps: int) -> None:
-    """At step k the row of position t reads token t + k + 1 and is to guess token t + k + 2."""
+    """At step k, the row of position t reads token t + k + 1 and must predict token t + k + 2."""
     depth = module.config.num_steps
     optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
-    states = [model.hidden_states(text).final.clone() for text in texts]  # made in inference mode
+    states = [model.hidden_states(text).final.clone() for text in texts]  # they were created in inference mode
     for _ in range(num_steps):
         losses = []
         for text, state, prompt in zip(texts, states, PROMPTS, strict=True):
@@ -249,7 +249,7 @@ def test_files_keep_every_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert {key: written[key] for key in values} == values
 
 
-def test_what_fits_no_model_is_refused(model: Model, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_fit_the_model_is_refused(model: Model, tmp_path: Path) -> None:
     for values in ({}, mtp_values() | {"num_nextn_predict_layers": 2}, mtp_values(model_type="mistral")):
         with pytest.raises(SpeculatorNotLoadable):
             MtpConfig.from_values(values)
@@ -262,7 +262,7 @@ def test_what_fits_no_model_is_refused(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(64, False), (65, True)])
-def test_nobody_guesses_further_ahead_than_a_path_may_be_long(
+def test_no_drafter_drafts_deeper_than_the_longest_path(
     model: Model, tmp_path: Path, steps: int, refused: bool
 ) -> None:
     module = make_mtp()

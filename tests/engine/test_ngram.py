@@ -1,4 +1,4 @@
-"""Prompt lookup: the longest agreement wins, the latest of equal ones, and survivals are what came true."""
+"""Prompt lookup: the longest match wins, the latest among equals, and survivals follow the observed acceptance."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_nothing_seen_nothing_proposed() -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_survival_follows_what_came_true(right: bool) -> None:
+def test_survival_follows_observed_acceptance(right: bool) -> None:
     drafter = NgramDrafter()
     sequence = make_sequence("a", [*range(20)] * 2, [0])
     survivals = []

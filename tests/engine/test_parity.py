@@ -1,4 +1,4 @@
-"""Our decoder computes what transformers computes."""
+"""The dense decoder gives the results of transformers."""
 
 import json
 from pathlib import Path

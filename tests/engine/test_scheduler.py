@@ -1,14 +1,14 @@
-"""Who runs, who waits and who gives way; and that each slot always has exactly one place."""
+"""Admission, waiting and preemption; each slot always has exactly one owner."""
 
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cache.slots import BLOCK
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
-from engine.slots import BLOCK
 
 
 def make_sequence(name: str, tokens: list[int], *, max_tokens: int = 50, root: str | None = None) -> Sequence:
@@ -21,7 +21,7 @@ def make_scheduler(num_slots: int, *, max_batch_size: int = 4, prefill_chunk: in
 
 
 def run_pass(scheduler: Scheduler, plan: Plan, *, num_drafted: int = 0, num_kept: int = 0) -> None:
-    """What the engine does with a plan, with a token that depends on the text so far alone."""
+    """Executes a plan like the engine, with tokens that depend only on the text so far."""
     for sequence, end in plan.prefills:
         if end == len(sequence.tokens):
             scheduler.commit(sequence, [next_token(sequence.tokens)], ())
@@ -44,7 +44,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def check_slots(scheduler: Scheduler) -> None:
-    """Free, in one block, or of one sequence: each slot is in one place, and blocks have the users they say."""
+    """Checks that each slot is free, in one block, or in one sequence, and that blocks count their users correctly."""
     pool = scheduler.pool
     blocks = list(pool._blocks.values())
     places = list(pool._free) + [slot for block in blocks for slot in block.slots]
@@ -84,7 +84,7 @@ def test_no_slot_is_lost_or_doubled_and_everybody_finishes(data: st.DataObject) 
     assert scheduler.pool.num_available == scheduler.pool.num_slots
 
 
-def test_the_latest_comer_gives_way_and_comes_back_where_it_was() -> None:
+def test_the_latest_sequence_is_preempted_and_continues_where_it_was() -> None:
     scheduler = make_scheduler(64)
     first, second = (make_sequence(name, [token] * 20, max_tokens=40) for name, token in (("a", 1), ("b", 2)))
     scheduler.add(first)

@@ -1,4 +1,4 @@
-"""Suffix decoding: what is proposed was really seen, the tree is a tree, and its claims come true as often as said."""
+"""Suffix decoding: proposals occurred before, trees are valid, and claims are right as often as predicted."""
 
 import random
 
@@ -11,7 +11,7 @@ from engine.drafters.suffix_index import BREAK, CONTEXTS, SuffixIndex
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
 
-few_tokens = st.integers(0, 3)  # a small alphabet repeats itself
+few_tokens = st.integers(0, 3)  # a small alphabet, so that tokens repeat
 texts = st.lists(few_tokens, min_size=1, max_size=120)
 
 
@@ -64,7 +64,7 @@ def test_every_path_of_a_draft_was_seen_after_the_last_token(
         sequence = make_sequence(f"{number}", prompt, [])
         for start in range(0, len(answer), step):
             sequence.tokens += answer[start : start + step]
-            (draft,) = drafter.propose([sequence], budget)  # a Draft checks its parents and survivals itself
+            (draft,) = drafter.propose([sequence], budget)  # Draft validates its parents and survivals
             assert len(draft) <= budget
             paths = [[draft.tokens[node] for node in draft.path(node)] for node in range(len(draft))]
             assert len({tuple(path) for path in paths}) == len(paths), "no path twice"
@@ -105,7 +105,7 @@ def test_no_draft_reaches_from_one_answer_into_the_next() -> None:
     assert BREAK not in draft.tokens
 
 
-def test_a_preempted_request_comes_back_where_it_was() -> None:
+def test_a_preempted_request_continues_where_it_was() -> None:
     drafter = SuffixDrafter()
     sequence = make_sequence("a", [4, 5, 6, 7], [4, 5])
     before = drafter.propose([sequence], 8)
@@ -119,7 +119,7 @@ def test_a_preempted_request_comes_back_where_it_was() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_claims_come_true_as_often_as_they_say(temperature: float) -> None:
-    """On a source whose tokens depend on the two before, with three possible successors of unequal chance."""
+    """The source's tokens depend on the previous two; there are three successors with unequal probabilities."""
     numbers = random.Random(1)
     drafter = SuffixDrafter()
     claimed = came = 0.0

@@ -1,4 +1,4 @@
-"""Text given out piece by piece equals the text decoded at once, whatever the pieces."""
+"""Incrementally decoded text equals the text decoded at once, however the ids are split."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer as EngineTokenizer
 
-unhurried = settings(deadline=None)  # a busy machine is no failure
+unhurried = settings(deadline=None)  # a busy machine must not cause a failure
 
 SPECIAL = ["<|end|>", "<|start|>"]
 
@@ -29,7 +29,7 @@ def byte_level_tokenizer() -> EngineTokenizer:
 
 
 def byte_fallback_tokenizer() -> EngineTokenizer:
-    """As Llama 2 and Mistral have it: "▁" for a space, raw bytes for what the vocabulary lacks."""
+    """Like Llama 2 and Mistral: "▁" for a space, raw bytes for characters that the vocabulary lacks."""
     pieces = ["a", "b", "▁", "▁a", "ab", "é"]
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *pieces])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("▁", "a")], byte_fallback=True))
@@ -122,7 +122,7 @@ def test_how_ids_are_split_changes_neither_the_tokens_taken_nor_where_they_start
 
 @unhurried
 @given(ids_and_splits())
-def test_what_was_shown_is_never_taken_back(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
+def test_returned_text_never_changes(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
     tokenizer, ids, sizes = case
     stream, taken = TextStream(tokenizer), []
 
@@ -134,7 +134,7 @@ def test_what_was_shown_is_never_taken_back(case: tuple[EngineTokenizer, list[in
 
 def test_an_incomplete_character_is_held_back() -> None:
     emoji = BYTE_LEVEL.encode("👩")
-    assert len(emoji) == 3  # one token is two of its four bytes
+    assert len(emoji) == 3  # one token has two of its four bytes
     stream = TextStream(BYTE_LEVEL)
 
     assert [stream.push([token]) for token in emoji] == ["", "", "👩"]
@@ -184,7 +184,7 @@ def test_a_stop_string_across_pieces_ends_the_text() -> None:
     shown = stream_text(stream, [BYTE_LEVEL.encode(text) for text in ("xb", " ", "cde", "f")])
 
     assert shown == "x"
-    assert stream.num_tokens == 4  # x, b, space, c: those after it were never asked for
+    assert stream.num_tokens == 4  # x, b, space, c; later tokens are not counted
 
 
 def test_of_stop_strings_complete_at_once_the_longest_is_cut() -> None:

@@ -1,4 +1,4 @@
-"""Verification keeps what plain decoding would have chosen, with every adjustment made where it belongs."""
+"""Verification keeps the tokens of plain decoding, with all adjustments at the right positions."""
 
 import math
 import random
@@ -183,6 +183,6 @@ def test_a_bias_for_tokens_that_the_model_lacks_is_refused(model: Model) -> None
         ({"min_tokens": 9}, r"min_tokens must be in 0..max_tokens = 8, got 9"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_both_sides(options: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_refused_with_the_rule_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(max_tokens=8, **options)

@@ -1,4 +1,4 @@
-"""Block drafters and MTP modules of a few thousand weights, and a target whose next token is easy to know."""
+"""Block drafters and MTP modules with a few thousand weights, and a target whose next token is easy to predict."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import nn
 from engine.drafters.block_config import BlockConfig
 from engine.drafters.block_model import BlockModel
 from engine.drafters.mtp_model import Mtp, MtpConfig
-from engine.model import Decoder
+from engine.models.dense import Decoder
 
 
 def transformer_values(**changes: Any) -> dict[str, Any]:
-    """As `transformer_layer_config` of the speculators layout, for tests.tiny_model's target."""
+    """Returns `transformer_layer_config` of the speculators layout for the target of tests.tiny_model."""
     values = {
         "model_type": "qwen3",
         "hidden_size": 64,
@@ -42,7 +42,7 @@ def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
-    """With random weights, norms included, large enough that every part of it matters. `changes`: to config.json."""
+    """Uses random weights, also for norms, large enough that every part matters. `changes`: to config.json."""
     config = BlockConfig.from_values(block_values(**changes))
     vocab = None if config.draft_vocab_size == 259 else torch.arange(3, 3 + config.draft_vocab_size)
     block = BlockModel(config, vocab)
@@ -82,7 +82,7 @@ def randomize(module: nn.Module, seed: int) -> None:
 
 
 def make_memoryless(model: Decoder) -> None:
-    """Cuts what the layers add, so that the next token depends on the last one alone, and makes it surer of it."""
+    """Scales down the layers' outputs, so that the next token depends only on the last one, with high probability."""
     model.weights.final_norm.mul_(6.0)
     for layer in model.weights.layers:
         for weight in (layer.output, layer.down):
@@ -90,7 +90,7 @@ def make_memoryless(model: Decoder) -> None:
 
 
 def next_token_logits(model: Decoder) -> torch.Tensor:
-    """[V, V] float32 of a memoryless target: row v are the logits after token v."""
+    """Returns logits [V, V] float32 of a memoryless target: row v follows token v."""
     embedding = model.weights.embedding.float()
     norm = model.weights.final_norm
     hidden = embedding * torch.rsqrt(embedding.pow(2).mean(-1, keepdim=True) + model.config.norm_eps) * norm

@@ -9,7 +9,7 @@ from benchmarks.gpu.ceilings import Work
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.plain import compiled_loop
 from benchmarks.gpu.shapes import make_model, published
-from engine.model import Decoder
+from engine.models.dense import Decoder
 
 CUDA = torch.device("cuda")
 

@@ -29,9 +29,14 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 
 def answers(
-    model: Model, sampling: SamplingParams, drafter: Drafter | None = None, *, batch: int = 4, rounds: str = "auto"
+    model: Model,
+    sampling: SamplingParams,
+    drafter: Drafter | None = None,
+    *,
+    batch: int = 4,
+    graph_decoding: str = "auto",
 ) -> dict[str, tuple[int, ...]]:
-    config = EngineConfig(max_batch_size=batch, max_seq_len=512, draft_budget=8, rounds=rounds)
+    config = EngineConfig(max_batch_size=batch, max_seq_len=512, draft_budget=8, graph_decoding=graph_decoding)
     engine = Engine(model, drafter or NoDrafter(), config)
     work = [Request(str(number), prompt, sampling) for number, prompt in enumerate(prompts(5))]
     return {done.request_id: done.token_ids for done in generate(engine, work)}
@@ -58,8 +63,8 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, architecture: 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 def test_graphs_change_no_token(model: Model, sampling: SamplingParams, caplog: pytest.LogCaptureFixture) -> None:
-    without = answers(model, sampling, rounds="off")
-    assert answers(model, sampling, rounds="on") == without
+    without = answers(model, sampling, graph_decoding="off")
+    assert answers(model, sampling, graph_decoding="on") == without
     assert "can't be captured" not in caplog.text
 
 
@@ -67,7 +72,7 @@ def test_graphs_change_no_token(model: Model, sampling: SamplingParams, caplog: 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 5])
 def test_drafts_and_company_change_no_token(model: Model, sampling: SamplingParams, tree: bool, batch: int) -> None:
-    plain = answers(model, sampling, batch=2, rounds="off")
+    plain = answers(model, sampling, batch=2, graph_decoding="off")
     size = model.config.vocab_size
     drafter = OracleDrafter(plain, max_depth=6, error=0.3, tree=tree, vocab_size=size)
     assert answers(model, sampling, drafter, batch=batch) == plain
@@ -76,6 +81,6 @@ def test_drafts_and_company_change_no_token(model: Model, sampling: SamplingPara
 def test_a_round_takes_time_and_a_longer_context_no_other_program(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=1, max_seq_len=512, draft_budget=8))
     for nodes, context in ((0, 16), (0, 300), (8, 16)):
-        times = engine.time_round(1, nodes, context=context, repeats=3)
+        times = engine.time_graph_step(1, nodes, context=context, repeats=3)
         assert times.verify_seconds > 0.0
         assert times.draft_seconds >= 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.grammars import GrammarCompiler
+from engine.grammars.compiler import GrammarCompiler
 from engine.load import load_engine
 from engine.tokenizer import Tokenizer
 from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from engine.loop import Engine
+from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
-from engine.responses import merged_stats
 from engine.tokenizer import Tokenizer
 from workers.jobs.driver import answer_rows
 from workers.jobs.rows import RowAnswer, RowRequest

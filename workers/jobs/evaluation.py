@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
-from engine.grammars import GrammarCompiler
+from engine.grammars.compiler import GrammarCompiler
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
 from engine.tokenizer import Tokenizer

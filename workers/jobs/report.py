@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
-from engine.responses import merged_stats
 from workers.jobs.comparison import Measurement
 from workers.jobs.economy import Economics
 from workers.jobs.loops import is_looping

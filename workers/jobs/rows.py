@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.answer import AnswerStream
-from engine.grammars import GrammarCompiler
-from engine.protocol import InvalidRequest, ParsedRequest, parse_chat, parse_completion
+from engine.grammars.compiler import GrammarCompiler
+from engine.openai.answer import AnswerStream
+from engine.openai.requests import InvalidRequest, ParsedRequest, parse_chat, parse_completion
+from engine.openai.responses import Head, chat_completion, error_body, text_completion
 from engine.request import Request, SpeculationStats, StepOutput
-from engine.responses import Head, chat_completion, error_body, text_completion
 from engine.tokenizer import Tokenizer
 from workers.failures import InvalidInputError
 

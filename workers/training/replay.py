@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.kv_cache import KVCache
 from engine.drafters.base import Drafter, Kept, Pass
-from engine.kv_cache import KVCache
 from engine.models.base import Model
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence

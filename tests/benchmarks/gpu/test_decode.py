@@ -16,7 +16,7 @@ from benchmarks.gpu.goals import GOALS, Verdict, verdicts
 from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
 from benchmarks.gpu.speculation import foreseen
 from engine.config import ModelConfig
-from engine.model import Decoder
+from engine.models.dense import Decoder
 from kernels.attention import attention_reference
 from kernels.linear import linear_reference
 from tests.kernels.test_attention import make_rows
@@ -75,7 +75,7 @@ def test_while_they_are_off_programs_are_made_of_the_librarys() -> None:
     places = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
-        ("engine.rounds.choosing", "sample_rows"),
+        ("engine.graph_decoding.sampling", "sample_rows"),
     ]
 
     def current() -> list[Any]:

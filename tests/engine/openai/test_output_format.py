@@ -1,4 +1,4 @@
-"""What an answer must look like, in OpenAI's words and in vLLM's."""
+"""Output formats in the parameters of OpenAI and vLLM."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.fields import Fields, InvalidRequest
-from engine.grammar import Grammar, GrammarKind
+from engine.grammars.grammar import Grammar, GrammarKind
 from engine.openai.output_format import parse_output_format
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

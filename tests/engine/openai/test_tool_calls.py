@@ -1,4 +1,4 @@
-"""Calls of tools are found in the models' own words, however the text was cut into pieces."""
+"""Tool calls are found in each model's format, however the text is split."""
 
 import json
 
@@ -99,7 +99,7 @@ def test_any_arguments_come_through_as_they_were_written(arguments: dict[str, ob
     assert (said, calls) == ("", [Call("f", text)])
 
 
-def test_a_call_is_told_before_it_is_complete() -> None:
+def test_a_call_is_returned_before_it_is_complete() -> None:
     stream = CallStream(HERMES)
 
     assert stream.push('<tool_call>{"name": "f", "arg') == [CallPiece(0, "f", "")]

@@ -1,4 +1,4 @@
-"""Tools: what a body may say of them, what the template is shown, and what the model is held to."""
+"""Tools: their parameters in a body, the input of the template, and the grammar for calls."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.fields import InvalidRequest
-from engine.grammar import GrammarKind
+from engine.grammars.grammar import GrammarKind
+from engine.openai.requests import ParsedRequest, parse_chat
 from engine.openai.tool_calls import CallForm
-from engine.protocol import ParsedRequest, parse_chat
 from engine.tokenizer import Tokenizer
 from tests.engine.openai.tool_model import CITY, make_tool_model, tool
 from tests.tiny_model import make_tiny_model
@@ -54,7 +54,7 @@ def test_without_a_promise_to_keep_the_answer_is_free(tokenizer: Tokenizer) -> N
         assert parsed.calls is not None
 
 
-def test_with_choice_none_there_are_no_tools(tokenizer: Tokenizer) -> None:
+def test_with_tool_choice_none_there_are_no_tools(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="none")
 
     assert parsed.calls is None
@@ -80,10 +80,10 @@ def test_a_named_function_is_called_once_and_no_other(tokenizer: Tokenizer) -> N
     wanted = structure(parsed)
     assert ['"g"' in tag["begin"] for tag in wanted["tags"]] == [True]
     assert (wanted["at_least_one"], wanted["stop_after_first"]) == (True, True)
-    assert '"name": "f"' in prompt(tokenizer, parsed)  # the model sees the others still
+    assert '"name": "f"' in prompt(tokenizer, parsed)  # the prompt still has the other tools
 
 
-def test_one_call_at_a_time_is_held_to(tokenizer: Tokenizer) -> None:
+def test_a_single_call_is_enforced(tokenizer: Tokenizer) -> None:
     free = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False))
     required = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False, tool_choice="required"))
 

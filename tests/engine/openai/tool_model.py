@@ -1,4 +1,4 @@
-"""A tiny model whose chat template knows tools, in the form of Hermes and Qwen."""
+"""A tiny model whose chat template supports tools in the format of Hermes and Qwen."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Hostile requests, each a function of a seed: what a client may send by mistake or on purpose.
+"""Hostile requests that a client may send by mistake or on purpose, each a function of a seed.
 
-An attack is bytes on a connection and when to hang up. What a server may answer is anything but a fault of its own.
+An attack consists of the bytes to send and the time of disconnecting. A server may return any answer but an internal
+error.
 """
 
 import json
@@ -21,10 +22,10 @@ _PATHS += ("/v1/unload_lora_adapter", "/v1/models", "/health", "/metrics", "/ver
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     name: str
-    sent: tuple[bytes, ...]  # in pieces, with a moment between them
-    read_bytes: int | None = None  # hang up after so many; None: read the answer to its end
-    whole: bool = True  # an answer must come; False: the server may rightly wait for more
-    canary: bool = False  # a good request, to be answered with 200
+    sent: tuple[bytes, ...]  # in pieces, with a pause between them
+    read_bytes: int | None = None  # disconnect after this many; None: read the whole answer
+    whole: bool = True  # whether the server must answer; if False, it may wait for more
+    canary: bool = False  # a valid request, which must be answered with 200
 
 
 Body = dict[str, Any]
@@ -46,7 +47,7 @@ def request(
     headers: str = "",
     close: bool = True,
 ) -> bytes:
-    """With a right length and the token that the path wants, unless `headers` says otherwise."""
+    """Builds a request with the right length and the path's token, unless `headers` overrides them."""
     token = token or (OPERATOR_TOKEN if "adapter" in path or "speculator" in path else TOKEN)
     lines = [f"{method} {path} HTTP/1.1", "host: x", f"authorization: Bearer {token}"]
     lines += ["content-type: application/json"] if "content-type" not in headers else []
@@ -79,7 +80,7 @@ def _json(body: Any) -> bytes:
 
 
 def _junk(choose: Choose, depth: int = 0) -> Any:
-    """A value of any type and size."""
+    """Returns a value of any type and size."""
     simple: list[Callable[[], Any]] = [
         lambda: None,
         lambda: choose.random() < 0.5,

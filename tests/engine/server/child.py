@@ -1,4 +1,4 @@
-"""A server in a process of its own, for tests and commands."""
+"""A server in a separate process, for tests and commands."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Child:
         return httpx2.get(self.url + path, headers={"authorization": f"Bearer {token}"}, timeout=60)
 
     def metric(self, name: str) -> float:
-        """The sum over its labels."""
+        """Returns the sum of a metric over its labels."""
         lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
         assert lines, f"no metric {name}"
         return sum(float(line.split()[-1]) for line in lines)
@@ -54,14 +54,14 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
-    """Ends the process, however the block ends."""
+    """Ends the process at the end of the block."""
     with side_by_side(model_dir, {"one": arguments}) as servers:
         yield servers("one")
 
 
 @contextmanager
 def side_by_side(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
-    """Starts all at once, since loading takes each so long; who is asked for is waited for. Ends all."""
+    """Starts all servers at once, because loading takes long, and waits only for those that are used."""
     processes = {name: launch("--model-dir", str(model_dir), *options) for name, options in servers.items()}
 
     @cache

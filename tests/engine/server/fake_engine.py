@@ -1,14 +1,14 @@
-"""An engine that answers from a script, and breaks where it is told to."""
+"""A fake engine with scripted answers and failures."""
 
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.adapters import LoraAdapter
 from engine.counters import Counters
 from engine.drafters.base import Drafter
 from engine.drafters.none import NoDrafter
 from engine.errors import AdapterNotLoadable
+from engine.lora.adapters import LoraAdapter
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 
 Script = Callable[[Request], Sequence[int]]
@@ -42,9 +42,9 @@ class FakeAdapters:
 
 
 class FakeEngine:
-    """Brings `tokens_per_step` tokens of each answer at each step.
+    """Returns `tokens_per_step` tokens of each answer in each step.
 
-    `poison`: a step in which a request whose prompt holds this token has brought `poison_at` tokens raises.
+    `poison`: a step raises if a request with this token in its prompt has `poison_at` tokens.
     `gate`: clear it to make steps wait. `endless`: answers repeat their last token until they are cancelled.
     """
 

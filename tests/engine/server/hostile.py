@@ -1,7 +1,7 @@
 """`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
 
-It passes if no answer is a fault of the server's own, good requests sent between the others get theirs, and afterwards
-the server is healthy, holds nothing, and is in the second half as large as it was in the first.
+It passes if the server returns no internal error, valid requests between the others are answered, the server is healthy
+and idle afterwards, and its memory is the same in the second half as in the first.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from tests.engine.server.child import Child, running
 
 CONCURRENCY = 16
 ANSWER_SECONDS = 60.0
-GROWTH_BYTES = 64 << 20  # what allocators may keep for themselves once all sizes of request have been seen
+GROWTH_BYTES = 64 << 20  # memory that allocators may keep after requests of all sizes
 _FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
 _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")
 
 
 @dataclass(slots=True)
 class Outcome:
-    statuses: Counter[str] = field(default_factory=Counter)  # by kind of attack and first line's status
-    faults: list[str] = field(default_factory=list)  # with the seed that shows each again
+    statuses: Counter[str] = field(default_factory=Counter)  # by kind of attack and status
+    faults: list[str] = field(default_factory=list)  # with the seeds that reproduce them
     resident_bytes: list[int] = field(default_factory=list)  # after each tenth
 
 
@@ -72,7 +72,7 @@ async def _try(server: Child, seed: int, outcome: Outcome) -> None:
 
 
 async def _exchange(port: int, wanted: Attack) -> bytes:
-    """What came back until either side hung up."""
+    """Returns the bytes received until either side disconnected."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:
@@ -92,7 +92,7 @@ async def _exchange(port: int, wanted: Attack) -> bytes:
 
 
 def problems_after(server: Child, outcome: Outcome) -> list[str]:
-    """What is wrong with the server once all is over; waits for what was given up to leave the engine."""
+    """Returns the server's faults after all attacks; waits until cancelled requests have left the engine."""
     problems = list(outcome.faults)
     held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     deadline = time.monotonic() + 30

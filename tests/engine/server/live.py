@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread of the test's own process."""
+"""A server on a real socket, in a thread of the test process."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ TOKEN = "secret-of-the-test"
 class Live:
     url: str
     app: ServerApp
-    http: httpx2.Client  # knows the token
+    http: httpx2.Client  # sends the token
 
     def chat(self, content: str = "hello", **body: object) -> httpx2.Response:
         messages = [{"role": "user", "content": content}]
@@ -44,7 +44,7 @@ def serve(
     load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
     **settings: Any,
 ) -> Iterator[Live]:
-    """`settings`: of `ServerConfig`, where they are not the tests' own."""
+    """`settings`: those of `ServerConfig` that differ from the tests' defaults."""
     ours: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**ours | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
@@ -63,7 +63,7 @@ def serve(
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_seconds: float = 10.0) -> None:
-    """For what another thread does at a time of its own."""
+    """Waits for a condition that another thread causes."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"

@@ -1,8 +1,9 @@
-"""`python -m tests.engine.server.soak --seconds 300 --streams 64`: many streams at once, for long; how memory moves.
+"""`python -m tests.engine.server.soak --seconds 300 --streams 64`: many concurrent streams for a long time, and memory
+use.
 
-Every reader asks again as soon as its answer ends, with another prompt; one in sixteen leaves in the middle. It passes
-if each answer that is read to its end is complete, and if the server's memory in the last quarter of the time is that
-of the second, but for what allocators keep.
+Every client sends another prompt as soon as its answer ends; one in sixteen disconnects in the middle. The soak passes
+if each answer that is read to its end is complete, and if the server's memory in the last quarter of the time equals
+that in the second, except for memory that allocators keep.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import httpx2
 from tests.engine.server.child import TOKEN, Child, running
 from tests.tiny_model import make_tiny_model
 
-GROWTH = 0.03  # of the size in the second quarter
+GROWTH = 0.03  # relative to the memory in the second quarter
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ async def _read(http: httpx2.AsyncClient, reader: int, until: float, max_tokens:
 
 
 async def _stream(http: httpx2.AsyncClient, body: dict[str, Any], *, stop_after: int | None, tally: Tally) -> list[str]:
-    """How the stream ended: its finish reason and its last event."""
+    """Returns the finish reason of the stream and its last event."""
     ending: list[str] = []
     num_chunks = 0
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -105,7 +106,7 @@ def problems_of(tally: Tally) -> list[str]:
 
 @contextmanager
 def _server(model_dir: Path | None, num_streams: int, drafter: str) -> Iterator[Child]:
-    # A small cache is soon touched to its end: what grows after that is a leak.
+    # A small cache is soon filled, so later growth of memory is a leak.
     options = ["--drafter", drafter, "--max-batch-size", "16", "--max-waiting", str(num_streams)]
     options += ["--kv-cache-bytes", str(96 << 20)]
     with tempfile.TemporaryDirectory() as folder:

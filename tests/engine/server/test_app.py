@@ -1,4 +1,4 @@
-"""The HTTP server in front of a scripted engine: shapes, errors, limits, and clients that leave."""
+"""The HTTP server with a fake engine: response bodies, errors, limits, and clients that disconnect."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def live(engine: FakeEngine, tokenizer: Tokenizer) -> Iterator[Live]:
 
 
 def events(response: httpx2.Response) -> list[Any]:
-    """The stream's JSON events, and "[DONE]" as it is."""
+    """Returns the stream's JSON events, and "[DONE]" as a string."""
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
@@ -220,7 +220,7 @@ def test_a_request_has_an_id_its_own_or_the_callers(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_logged_of_a_request_names_it_as_its_caller_knows_it(
+def test_log_lines_of_a_request_have_its_id(
     live: Live, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     caplog.set_level(logging.INFO, "engine.server.run")
@@ -239,7 +239,7 @@ def test_what_is_logged_of_a_request_names_it_as_its_caller_knows_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refuses_is_a_400(live: Live, stream: bool) -> None:
+def test_a_request_that_the_engine_refuses_gets_400(live: Live, stream: bool) -> None:
     response = live.complete("x" * 200, stream=stream)
 
     assert response.status_code == 400
@@ -255,7 +255,7 @@ def test_metrics_have_vllms_names_and_add_up(tokenizer: Tokenizer) -> None:
     label = f'{{model_name="{MODEL}"}}'
     for line in [
         f"vllm:prompt_tokens_total{label} 10.0",
-        f"vllm:generation_tokens_total{label} 12.0",  # the five and the end, twice
+        f"vllm:generation_tokens_total{label} 12.0",  # five tokens and the end token, twice
         f"vllm:spec_decode_num_drafts_total{label} 6.0",  # as the engine counted them, three steps each
         f"vllm:spec_decode_num_draft_tokens_total{label} 12.0",
         f"vllm:spec_decode_num_accepted_tokens_total{label} 6.0",
@@ -285,14 +285,14 @@ def test_a_full_queue_turns_requests_away_and_says_when_to_return(tokenizer: Tok
             request = other.build_request("POST", "/v1/completions", json=body)
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(other.send, request, stream=True)
-                wait_until(lambda: live.app.desk.num_open == 3)
+                wait_until(lambda: live.app.async_engine.num_open == 3)
 
                 refused = live.complete(n=2)
                 too_many = live.complete(n=5)
                 engine.gate.set()
                 waiting.result().close()
 
-        wait_until(lambda: live.app.desk.num_open == 0)
+        wait_until(lambda: live.app.async_engine.num_open == 0)
         accepted = live.complete(n=2, stop=["xx"])
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -308,8 +308,8 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(tokenizer: Tokenizer) ->
         body = {"prompt": "a", "n": 2, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-            engine.gate.clear()  # it can't end by itself
-        wait_until(lambda: live.app.desk.num_open == 0)
+            engine.gate.clear()  # so that it can't end
+        wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 
         wait_until(lambda: not engine.has_work)
@@ -323,7 +323,7 @@ def test_a_client_that_leaves_before_an_answer_frees_the_engine(tokenizer: Token
         engine.gate.clear()
         with pytest.raises(httpx2.ReadTimeout):
             live.http.post("/v1/completions", json={"prompt": "a"}, timeout=0.3)
-        wait_until(lambda: live.app.desk.num_open == 0)
+        wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 
         wait_until(lambda: not engine.has_work)
@@ -373,7 +373,7 @@ def test_health_generates_a_token_when_nothing_else_does(tokenizer: Tokenizer) -
         assert live.http.get("/health").status_code == 200
         assert live.http.get("/health").status_code == 200
 
-    assert len(engine.added) == 1  # the second relied on the first's token
+    assert len(engine.added) == 1  # the second check used the first one's token
     assert engine.added[0].startswith("health-")
 
 

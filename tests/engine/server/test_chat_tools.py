@@ -1,4 +1,4 @@
-"""Tools through the whole server, in front of a scripted engine: whole answers and streams."""
+"""Tools through the whole server with a fake engine: whole answers and streams."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A slice of the hostile requests that `python -m tests.engine.server.hostile` sends by the thousand."""
+"""Some of the hostile requests of `python -m tests.engine.server.hostile`."""
 
 import asyncio
 from collections.abc import Iterator

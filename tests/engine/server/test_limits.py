@@ -1,4 +1,4 @@
-"""What keeps one client from holding the server: queues, slow readers, hung steps, half-sent requests."""
+"""Limits that keep one client from blocking the server: queues, slow readers, hung steps, incomplete requests."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ import pytest
 from engine.counters import Counters
 from engine.request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprob
 from engine.server import connection, generations
-from engine.server.desk import Desk
+from engine.server.async_engine import AsyncEngine
 from engine.server.health import NUM_TELLING_STEPS, stall_limit
 from engine.server.queue_time import QueueTime
 from engine.server.worker import EngineWorker, Report
@@ -32,7 +32,7 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
 
 def test_the_queue_is_judged_by_how_fast_it_moved() -> None:
     queue = QueueTime()
-    assert queue.seconds_until(3, now=0.0) == 1  # nothing is known
+    assert queue.seconds_until(3, now=0.0) == 1  # there are no observations
 
     for second in range(0, 40, 4):
         queue.freed(float(second))
@@ -47,15 +47,15 @@ def output(*token_ids: int, finish_reason: FinishReason | None = None) -> Report
     return Report("r", StepOutput("r", token_ids, logprobs, finish_reason, None))
 
 
-def test_what_a_slow_reader_has_not_taken_comes_in_one_piece() -> None:
+def test_unread_output_of_a_slow_client_is_merged() -> None:
     async def read() -> tuple[StepOutput, StepOutput]:
-        desk = Desk(FakeEngine(), max_open=1)
-        generation = desk.open([Request("r", (1,), SamplingParams(max_tokens=9))])
+        async_engine = AsyncEngine(FakeEngine(), max_open=1)
+        generation = async_engine.open([Request("r", (1,), SamplingParams(max_tokens=9))])
         for report in (output(1, 2), output(3), output()):
-            generation.hear(report)
+            generation.on_report(report)
         _, first = await generation.next()
-        generation.hear(output(4))
-        generation.hear(output(5, finish_reason=FinishReason.STOP))
+        generation.on_report(output(4))
+        generation.on_report(output(5, finish_reason=FinishReason.STOP))
         _, second = await generation.next()
         return first, second
 
@@ -66,10 +66,10 @@ def test_what_a_slow_reader_has_not_taken_comes_in_one_piece() -> None:
     assert [logprob.token_id for logprob in second.logprobs or ()] == [4, 5]
 
 
-def test_only_a_step_that_should_be_quick_is_soon_taken_for_hung() -> None:
+def test_only_a_step_that_should_be_fast_soon_counts_as_hung() -> None:
     worker = EngineWorker(FakeEngine(), deliver=lambda reports: None)
     worker.longest_step_seconds = 0.2
-    assert stall_limit(worker) == 60.0  # too few steps to tell
+    assert stall_limit(worker) == 60.0  # there were too few steps
 
     worker.num_steps = NUM_TELLING_STEPS
     assert stall_limit(worker) == 10.0
@@ -96,7 +96,7 @@ def test_a_call_runs_between_steps_and_its_error_is_its_callers() -> None:
 
 
 def connect(live: Live) -> socket.socket:
-    """A client that takes a few kilobytes before it has to read."""
+    """A client whose receive buffer holds only a few kilobytes."""
     host, port = live.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.settimeout(20)
@@ -116,7 +116,7 @@ def test_a_connection_without_a_whole_header_is_closed(
         assert client.recv(1) == b""
 
 
-def test_a_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generations, "SEND_SECONDS", 0.2)
     engine = FakeEngine(lambda _: tokenizer.encode("x" * 500), tokens_per_step=20)
     with serve(engine, tokenizer) as live, connect(live) as client:
@@ -126,11 +126,11 @@ def test_a_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer, monkeypat
 
         wait_until(lambda: live.app.generations.num_active == 1)
         wait_until(lambda: live.app.generations.num_active == 0)
-        assert live.app.desk.num_open == 0
+        assert live.app.async_engine.num_open == 0
 
 
 def test_more_requests_than_could_ever_be_answered_are_turned_away_unread(live: Live) -> None:
-    live.app.generations.num_active = 24  # twice what may run or wait
+    live.app.generations.num_active = 24  # twice the limit of running and waiting choices
 
     refused = live.complete()
 

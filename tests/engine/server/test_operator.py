@@ -1,4 +1,4 @@
-"""Swapping drafters and adapters while requests run, and who may."""
+"""Operators swap drafters and adapters while requests run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_each_token_opens_its_own_routes_alone(live: Live) -> None:
 def test_without_an_operators_token_there_are_no_such_routes(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 404
-        assert post(live, "/v1/speculator", drafter="none").status_code == 401  # as for any path
+        assert post(live, "/v1/speculator", drafter="none").status_code == 401  # as for other paths
 
 
 def test_without_a_root_nothing_is_loaded_from_a_folder(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The server's process with a real, tiny model, asked through the official `openai` package."""
+"""The server's process with a tiny model, used through the official `openai` package."""
 
 import json
 import signal
@@ -76,7 +76,7 @@ def test_a_seed_makes_an_answer_come_again(client: openai.OpenAI) -> None:
     assert first.usage.completion_tokens == 20
 
 
-def test_a_drawn_seed_is_told_and_makes_the_answer_come_again(client: openai.OpenAI) -> None:
+def test_a_drawn_seed_is_returned_and_reproduces_the_answer(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(**ASK, max_tokens=20)
     assert first.model_extra is not None
 
@@ -136,7 +136,7 @@ def test_log_probabilities_come_as_the_package_expects(client: openai.OpenAI) ->
     assert entries is not None
     assert len(entries) == 5
     for entry in entries:
-        assert entry.bytes == entry.top_logprobs[0].bytes  # greedy takes the best
+        assert entry.bytes == entry.top_logprobs[0].bytes  # greedy decoding takes the best token
         assert entry.logprob == entry.top_logprobs[0].logprob < 0
         assert [top.logprob for top in entry.top_logprobs] == sorted(
             (top.logprob for top in entry.top_logprobs), reverse=True
@@ -239,7 +239,7 @@ def test_a_bias_decides_and_a_least_length_holds(client: openai.OpenAI) -> None:
     assert (least.usage.completion_tokens, least.choices[0].finish_reason) == (4, "stop")
 
 
-def test_what_was_read_before_is_told_in_the_usage(client: openai.OpenAI) -> None:
+def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) -> None:
     ask: Any = {"model": "tiny", "prompt": "the same beginning of both, " * 8, "max_tokens": 3}
     client.completions.create(**ask)
     usage = client.completions.create(**ask).usage
@@ -315,10 +315,10 @@ def test_a_drafter_swapped_in_mid_answer_changes_no_token(servers: Servers, clie
 
     assert present["drafter"] == "ngram"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(plain)
-    assert figures["num_spec_steps"] > 0  # of this very answer, since the swap
+    assert figures["num_spec_steps"] > 0  # of this answer, since the swap
 
 
-def test_sigterm_finishes_what_was_begun_and_refuses_the_rest(servers: Servers) -> None:
+def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers) -> None:
     server = servers("patient")
     with client_of(server) as client:
         stream = client.chat.completions.create(
@@ -351,7 +351,7 @@ def test_what_outlasts_the_drain_gets_an_error_event(servers: Servers) -> None:
     assert server.process.wait(20) == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_said_in_one_line(servers: Servers) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(servers: Servers) -> None:
     server = servers("without a model")
 
     rest, _ = server.process.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""The engine's thread over the real engine: answers that are computed again are the same, and nothing leaks."""
+"""The engine's thread with the real engine: recomputed answers are equal, and nothing leaks."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.generate import generate
-from engine.kv_cache import KVCache
 from engine.load import load_engine
 from engine.loop import Engine
 from engine.models.base import Hidden, Rows
@@ -31,7 +31,7 @@ def make_requests() -> list[Request]:
 
 
 def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
-    """A pass with this request in it raises, from the one on that comes `after` others."""
+    """Makes passes with this request raise, after `after` passes."""
     forward = engine.model.forward
     num_passes = 0
 

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /version, in vLLM's shapes."""
+"""/tokenize, /detokenize and /version, with the bodies of vLLM."""
 
 import tomllib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The engine's thread: who fails when a step breaks, and what the others notice."""
+"""The engine's thread: when a step raises, one request fails and the others continue."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ class Reader:
 
     def __init__(self, engine: Engine) -> None:
         self.worker = EngineWorker(engine, deliver=self._deliver)
-        self._news: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.tokens: dict[str, list[int]] = {}
         self.logprob_tokens: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason | Exception] = {}
@@ -38,10 +38,10 @@ class Reader:
 
     def _deliver(self, reports: list[Report]) -> None:
         for report in reports:
-            self._news.put(report)
+            self._reports.put(report)
 
     def _take(self) -> None:
-        report = self._news.get(timeout=10)
+        report = self._reports.get(timeout=10)
         assert report.request_id not in self.ends, "a report after the last"
         if report.failure is not None:
             self.ends[report.request_id] = report.failure
@@ -107,7 +107,7 @@ def test_a_cancelled_request_ends_and_frees_the_engine(start: Start) -> None:
     assert not engine.has_work
 
 
-def test_cancelling_what_has_ended_changes_nothing(start: Start) -> None:
+def test_cancelling_a_finished_request_changes_nothing(start: Start) -> None:
     engine = FakeEngine()
     reader = start(engine)
     reader.worker.submit(make_request("a"))
@@ -146,7 +146,7 @@ def test_an_unlucky_request_fails_alone(start: Start, poison_at: int) -> None:
     assert reader.worker.broken is None
 
 
-def test_what_was_delivered_before_a_broken_step_is_not_delivered_again(start: Start) -> None:
+def test_tokens_delivered_before_a_failed_step_are_not_delivered_again(start: Start) -> None:
     engine = FakeEngine(poison=POISON, poison_at=3, tokens_per_step=3)
     requests = make_request("a", *range(10, 30)), make_request("bad", POISON, *range(30, 50))
 

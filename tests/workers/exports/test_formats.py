@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.adapters import Adapters
 from engine.drafters.block_model import BlockModel
 from engine.drafters.eagle3_module import Eagle3
 from engine.drafters.medusa_heads import MedusaHeads
 from engine.drafters.mtp_model import Mtp
 from engine.load import load_drafter
+from engine.lora.adapters import Adapters
 from engine.models.base import Model
 from tests.engine.tiny_speculators import make_block, transformer_values
 from tests.workers.exports.speculators import LORA, VOCAB, refusal, write_eagle3, write_medusa, write_speculator

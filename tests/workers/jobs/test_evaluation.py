@@ -13,7 +13,7 @@ import torch
 
 from control.models.catalog.folder import inspect_folder
 from engine.config import EngineConfig
-from engine.grammars import GrammarCompiler
+from engine.grammars.compiler import GrammarCompiler
 from engine.load import load_engine
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer

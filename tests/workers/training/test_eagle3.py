@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from engine.load import load_model
 from engine.models.base import Model
-from engine.rotary import tables_of
+from engine.models.rotary import tables_of
 from tests.engine.eagle3_reference import make_config, make_module, reference_layer
 from workers.training.data import IGNORED, Conversation
 from workers.training.eagle3.data import make_batch

@@ -10,7 +10,7 @@ from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_config import Eagle3Config, default_taps
 from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
-from engine.rotary import tables_of
+from engine.models.rotary import tables_of
 from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
 from workers.training.data import draft_places
 from workers.training.eagle3.steps import UnrolledLoss

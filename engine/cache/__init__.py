@@ -1,0 +1,1 @@
+"""The KV cache: its memory, its slots and its size."""

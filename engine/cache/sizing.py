@@ -1,0 +1,37 @@
+"""The size of an engine's KV cache: as many slots as its memory holds, and no more than a full batch can use."""
+
+from engine.cache.kv_cache import KVCache
+from engine.config import EngineConfig
+from engine.draft import MAX_DEPTH
+from engine.models.base import Model
+
+_SPARE_POSITIONS = MAX_DEPTH  # graph decoding may write this far past the end of an answer before the host stops it
+
+
+def make_cache(
+    model: Model,
+    config: EngineConfig,
+    *,
+    max_seq_len: int,
+    max_draft_nodes: int,
+    drafter_slot_bytes: int,
+    graph_decoding: bool,
+) -> KVCache:
+    """
+    Args:
+        max_draft_nodes: per sequence.
+        drafter_slot_bytes: memory that the drafter's own keys and values take for each slot.
+    """
+    # Under graph decoding a sequence holds the slots of two graph steps, each with a slot for the last token.
+    draft_slots = 2 * (1 + max_draft_nodes) if graph_decoding else max_draft_nodes
+    usable_slots = config.max_batch_size * (max_seq_len + draft_slots)
+    slot_bytes = KVCache.slot_bytes(model.config, model.dtype) + drafter_slot_bytes
+    return KVCache(
+        model.config,
+        num_slots=max(1, min(usable_slots, config.kv_cache_bytes // slot_bytes)),
+        max_sequences=config.max_batch_size + graph_decoding,
+        max_seq_len=max_seq_len + _SPARE_POSITIONS * graph_decoding,
+        dtype=model.dtype,
+        device=model.device,
+        num_padding_slots=int(graph_decoding),
+    )

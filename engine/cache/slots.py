@@ -1,0 +1,92 @@
+"""Allocation of the KV cache's slots, one per token: free, held by sequences, or kept as cached prefixes.
+
+Sixteen positions of one text form a block. The key of a block is its tokens and the previous block (for the first
+block, the adapter). So equal prefixes are found by comparing one block at a time, and different texts never share a
+block. All sequences with the same block use the same slots. A block that no sequence holds stays cached until its slots
+are needed; the least recently used block is evicted first. Sharing changes no bit, because a position's key and value
+depend only on the adapter and the tokens up to it (kernels/decoder.py).
+
+Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+BLOCK = 16
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """slots: those of its 16 positions. key: the previous block or the adapter, and its tokens."""
+
+    slots: tuple[int, ...]
+    key: tuple[Hashable, tuple[int, ...]]
+    num_users: int = 1
+
+
+class SlotPool:
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))  # a stack with the lowest on top
+        self._blocks: dict[tuple[Hashable, tuple[int, ...]], Block] = {}
+        self._idle: dict[Block, None] = {}  # held by no sequence, least recently used first
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + BLOCK * len(self._idle)
+
+    def allocate(self, count: int) -> list[int]:
+        assert count <= self.num_available
+        while len(self._free) < count:
+            self._evict(next(iter(self._idle)))
+        return [self._free.pop() for _ in range(count)]
+
+    def free(self, slots: Sequence[int]) -> None:
+        self._free.extend(reversed(slots))
+
+    def match(self, root: Hashable, tokens: Sequence[int]) -> list[Block]:
+        """Blocks of the longest cached prefix of `tokens` that leaves at least one token to compute."""
+        blocks: list[Block] = []
+        before = root
+        for start in range(0, len(tokens) - BLOCK, BLOCK):
+            block = self._blocks.get((before, tuple(tokens[start : start + BLOCK])))
+            if block is None:
+                break
+            blocks.append(block)
+            before = block
+        return blocks
+
+    def num_available_beside(self, blocks: Sequence[Block]) -> int:
+        """`num_available` after holding `blocks`."""
+        return self.num_available - BLOCK * sum(block.num_users == 0 for block in blocks)
+
+    def hold(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._idle.pop(block, None)
+            block.num_users += 1
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        for block in reversed(blocks):  # a block is evicted before its predecessor
+            block.num_users -= 1
+            if block.num_users == 0:
+                self._idle[block] = None
+
+    def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
+        """Returns the block of 16 computed positions and holds it; if it is cached already, `slots` are freed."""
+        known = self._blocks.get((before, tokens))
+        if known is None:
+            known = self._blocks[(before, tokens)] = Block(slots, (before, tokens))
+        else:
+            self.hold([known])
+            self.free(slots)
+        return known
+
+    def forget_idle(self) -> None:
+        """Evicts every block that no sequence holds."""
+        for block in list(self._idle):
+            self._evict(block)
+
+    def _evict(self, block: Block) -> None:
+        del self._idle[block]
+        del self._blocks[block.key]
+        self.free(block.slots)

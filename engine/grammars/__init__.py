@@ -1,0 +1,1 @@
+"""Constrained decoding: grammars, their compiler and the trial of untrusted ones."""

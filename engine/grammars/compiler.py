@@ -1,0 +1,182 @@
+"""Compiles grammars for one tokenizer with xgrammar and caches them, and tracks the state of answers in them.
+
+    grammar ─ cached? ─ trial in a separate process ─ compile ─ cache ─▶ Grammar with `compiled`
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from engine.errors import GrammarTooSlow
+from engine.fields import InvalidRequest
+from engine.grammars.grammar import Constraint, Grammar
+from engine.grammars.trial import GrammarTrial
+from engine.grammars.xgrammar_compile import compile_source, new_compiler
+from engine.tokenizer import Tokenizer
+
+CACHE_BYTES = 256 << 20
+TRIAL_SECONDS = 3
+_ENTRY_BYTES = 4096  # overhead counted for each entry
+_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial refuses a tenth of it
+
+
+class GrammarCompiler:
+    """Thread-safe. One grammar is compiled at a time; cached grammars do not wait for it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trial_seconds: int | None = TRIAL_SECONDS
+    ) -> None:
+        """
+        Args:
+            eos_token_ids: tokens that end an answer.
+            trial_seconds: CPU limit of the trial of a source; None: sources are trusted and not tried.
+        """
+        self._tokenizer = tokenizer
+        self._eos_token_ids = sorted(token for token in eos_token_ids if token < tokenizer.vocab_size)
+        self._trial_seconds = trial_seconds
+        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._trial: GrammarTrial | None = None
+        self._allowable: list[bool] = []  # by token: whether any grammar can allow it
+        self._known = _Cache()
+        self._compiling = threading.Lock()
+
+    def compile(self, grammar: Grammar, *, param: str | None = None) -> Grammar:
+        """Returns the grammar with `compiled` set. It may take seconds, so it must not run in the engine's thread.
+
+        Args:
+            param: the parameter that errors name.
+
+        Raises: InvalidRequest: the grammar is malformed, not supported, unsatisfiable, or takes too long.
+        """
+        found = self._known.get(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._known.get(grammar) or self._compile(grammar)
+        if isinstance(found, str):
+            raise InvalidRequest(f"the {grammar.kind.value} {found}", param=param, code="invalid_grammar")
+        return replace(grammar, compiled=found)
+
+    def close(self) -> None:
+        """Ends the trial process; the next grammar starts it again."""
+        with self._compiling:
+            if self._trial is not None:
+                self._trial.close()
+
+    def _compile(self, grammar: Grammar) -> "_Compiled | str":
+        if self._compiler is None:
+            if not self._eos_token_ids:
+                return "needs a model with an end-of-sequence token, and this one has none"
+            vocabulary = self._tokenizer.vocabulary()
+            self._allowable = [bool(text) or token in self._eos_token_ids for token, text in enumerate(vocabulary)]
+            self._compiler = new_compiler(vocabulary, self._eos_token_ids)
+            if self._trial_seconds is not None:
+                self._trial = GrammarTrial(vocabulary, self._eos_token_ids, cpu_seconds=self._trial_seconds)
+        kind = grammar.kind.value
+        found: _Compiled | str | None = self._trial.find_error(kind, grammar.source) if self._trial else None
+        if found is None:
+            try:
+                compiled = compile_source(self._compiler, kind, grammar.source)
+                found = _Compiled(compiled, self._allowable, self._eos_token_ids)
+            except ValueError as error:
+                found = str(error)
+        self._known.put(grammar, found)
+        return found
+
+
+class _Compiled:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, allowable: list[bool], eos_token_ids: list[int]) -> None:
+        self._compiled = compiled
+        self._allowable = allowable
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._compiled.memory_size_bytes)
+
+    def start(self) -> Constraint:
+        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._allowable, self._eos_token_ids)
+
+
+class _Constraint:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, allowable: list[bool], eos_token_ids: list[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = len(allowable)
+        self._bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        self._allowable = allowable
+        self._eos_token_ids = eos_token_ids
+        self._accepted: list[int] = []
+        self._lost = False  # the grammar excludes an accepted token, so only the end can follow
+
+    def follow(self, answer: Sequence[int]) -> None:
+        if self._accepted == answer:
+            return
+        self._matcher.reset()
+        self._accepted, self._lost = [], False
+        for token in answer:
+            self.accept(token)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        started = time.thread_time()
+        ended = self._lost or self._matcher.is_terminated()
+        if not ended:
+            self._matcher.fill_next_token_bitmask(self._bits)
+        if time.thread_time() - started > _SLOW_SECONDS:
+            raise GrammarTooSlow(f"the grammar takes more than {_SLOW_SECONDS:g} s for a token: it is too ambiguous")
+        bits = np.unpackbits(self._bits[0].numpy().view(np.uint8), count=self._vocab_size, bitorder="little")
+        if ended or not bits.any():
+            bits = np.zeros(self._vocab_size, np.uint8)
+            bits[self._eos_token_ids] = 1
+        return bits.view(np.bool_)
+
+    def accept(self, token: int) -> None:
+        self._accepted.append(token)
+        if not self._lost and not self._matcher.is_terminated():
+            self._lost = not self._matcher.accept_token(token)
+
+    def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        return [] if self._lost else sorted(self._allowed_below(-1, tokens, children))
+
+    def _allowed_below(self, parent: int, tokens: Sequence[int], children: dict[int, list[int]]) -> list[int]:
+        allowed_nodes: list[int] = []
+        for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
+            token = tokens[node]
+            possible = token < self._vocab_size and self._allowable[token]  # the matcher warns about others
+            if possible and self._matcher.accept_token(token):  # takes a microsecond; a row of a pass takes a thousand
+                allowed_nodes += [node, *self._allowed_below(node, tokens, children)]
+                self._matcher.rollback(1)
+        return allowed_nodes
+
+
+class _Cache:
+    """The most recently used grammars, up to a number of bytes; for invalid ones, their error."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Grammar, _Compiled | str] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, grammar: Grammar) -> _Compiled | str | None:
+        with self._lock:
+            if grammar in self._entries:
+                self._entries.move_to_end(grammar)
+            return self._entries.get(grammar)
+
+    def put(self, grammar: Grammar, entry: _Compiled | str) -> None:
+        with self._lock:
+            self._entries[grammar] = entry
+            self._num_bytes += _size(grammar, entry)
+            while self._num_bytes > CACHE_BYTES:
+                self._num_bytes -= _size(*self._entries.popitem(last=False))
+
+
+def _size(grammar: Grammar, entry: _Compiled | str) -> int:
+    return _ENTRY_BYTES + len(grammar.source) + (0 if isinstance(entry, str) else entry.num_bytes)

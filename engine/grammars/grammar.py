@@ -1,0 +1,73 @@
+"""A request's grammar, and the constraint that it puts on an answer.
+
+    Grammar ─ GrammarCompiler.compile ─▶ Grammar with `compiled` ─ start, once per answer ─▶ Constraint
+
+Compiling needs the tokenizer and takes seconds for some grammars. It is done when a request is parsed, not in the
+engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_GRAMMAR_BYTES = 64 * 1024
+
+
+class GrammarKind(StrEnum):
+    """The language of `Grammar.source`."""
+
+    JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON text
+    JSON_OBJECT = "json_object"  # any JSON object; the source is empty
+    REGEX = "regex"  # must match the whole answer
+    EBNF = "ebnf"  # GBNF, as llama.cpp writes it; the rule `root` is the answer
+    CHOICE = "choice"  # a JSON list of strings: the answer is one of them
+    STRUCTURAL_TAG = "structural_tag"  # free text with constrained parts between tags, as JSON text; used for tools
+
+
+class Constraint(Protocol):
+    """State of an answer in its grammar. It depends on the answer's tokens alone and can be recomputed from them."""
+
+    def follow(self, answer: Sequence[int]) -> None:
+        """Moves to the state after these tokens; fast if they are the tokens accepted so far."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Mask [vocabulary] of allowed next tokens, never empty; only end-of-sequence once the grammar is complete.
+
+        Raises: GrammarTooSlow
+        """
+
+    def accept(self, token: int) -> None:
+        """Adds the next token of the answer."""
+
+    def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Returns the draft nodes that the grammar allows, ascending. `parents` as in engine.draft.Draft."""
+
+
+class CompiledGrammar(Protocol):
+    def start(self) -> Constraint: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Grammars with equal kind and source are equal, whether compiled or not."""
+
+    kind: GrammarKind
+    source: str = ""
+    compiled: CompiledGrammar | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.source.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}")
+        if (self.kind is GrammarKind.JSON_OBJECT) != (not self.source):
+            raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")
+
+    def start(self) -> Constraint:
+        """Raises: ValueError: the grammar is not compiled."""
+        if self.compiled is None:
+            raise ValueError(f"the grammar must be compiled before the engine gets it, got {self.kind} as it was read")
+        return self.compiled.start()

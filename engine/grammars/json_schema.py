@@ -1,0 +1,160 @@
+"""Accepts only JSON Schemas that xgrammar enforces in full, so that every complete answer is valid.
+
+xgrammar ignores keywords that it cannot enforce, such as `uniqueItems`, `not` and the siblings of `anyOf`; schemas with
+them are refused. The enforced grammar is narrower than the schema in places: properties come in their order, and there
+are no others unless `additionalProperties` allows them.
+"""
+
+import json
+from typing import Any
+
+MAX_DEPTH = 64
+
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "format"}
+    | {"$schema", "$id", "$comment", "$defs", "definitions"}
+)
+_OF_TYPE: dict[str, frozenset[str]] = {
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"pattern", "minLength", "maxLength"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_NAMED_CHILDREN = frozenset({"properties", "$defs", "definitions"})
+_LISTED_CHILDREN = frozenset({"anyOf", "allOf", "prefixItems"})
+_CHILDREN = frozenset({"items", "additionalProperties"})
+_CHARACTER = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"  # characters that a JSON string may contain unescaped
+# Keywords of JSON Schema that affect validity; other names are annotations.
+_ASSERTIONS = frozenset().union(*_OF_TYPE.values()) | {
+    *("$ref", "$dynamicRef", "const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "type"),
+    *("multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "additionalItems"),
+    *("patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies"),
+}
+
+
+def load_json(source: str) -> Any:
+    """Raises: ValueError: invalid JSON; the message is the end of a sentence."""
+    try:
+        return json.loads(source)
+    except RecursionError:
+        raise ValueError("is too deeply nested") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be JSON: {error}") from error
+
+
+def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
+    """Rewrites a schema with keywords that xgrammar enforces in full.
+
+    Raises: ValueError: a keyword can't be enforced; the message names it and its path, as the end of a sentence.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, dict):
+        raise ValueError(f"must have an object or a boolean at {path}, got {type(schema).__name__}")
+    present = {name for name in schema if name in _ASSERTIONS}
+    allowed = _check_form(schema, present, path)
+    if beyond := sorted(present - allowed):
+        context = f"beside {sorted(present & allowed)}" if present & allowed else "without a type"
+        raise ValueError(f"has {beyond} at {path} {context}, which is not supported")
+    result = _with_length_as_pattern(schema)
+    if implied := _implied_type(present):
+        result["type"] = implied
+    for name in _NAMED_CHILDREN & schema.keys():
+        if isinstance(schema[name], dict):
+            children = schema[name].items()
+            result[name] = {k: enforceable(v, path=f"{path}/{name}/{k}", depth=depth + 1) for k, v in children}
+    for name in _LISTED_CHILDREN & schema.keys():
+        if isinstance(schema[name], list):
+            children = enumerate(schema[name])
+            result[name] = [enforceable(v, path=f"{path}/{name}/{i}", depth=depth + 1) for i, v in children]
+    for name in _CHILDREN & schema.keys():
+        result[name] = enforceable(schema[name], path=f"{path}/{name}", depth=depth + 1)
+    return result
+
+
+def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozenset[str]:
+    """Returns the keywords allowed here. A schema is a reference, a list of values, a union, or has a type."""
+    if "$ref" in present:
+        if not str(schema["$ref"]).startswith("#"):
+            raise ValueError(f"has a $ref at {path} that leaves the schema, got {str(schema['$ref'])[:80]!r}")
+        return frozenset({"$ref"})
+    for name in ("const", "enum"):
+        if name in present:
+            _check_values(schema, [schema[name]] if name == "const" else schema[name], path)
+            return frozenset({name, "type"})
+    if "anyOf" in present:
+        return frozenset({"anyOf"})
+    if "allOf" in present:
+        if not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1:
+            raise ValueError(f"has an allOf at {path} of other than one schema, which is not supported")
+        return frozenset({"allOf"})
+    types = schema.get("type") or _implied_type(present)
+    names = [types] if isinstance(types, str) else types
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in _OF_TYPE for name in names):
+        raise ValueError(f"must have a type at {path} out of {sorted(_OF_TYPE)}, got {str(types)[:80]!r}")
+    _check_string(schema, path)
+    _check_required(schema, path)
+    # Keywords of other types have no effect.
+    irrelevant = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
+    return frozenset({"type"}).union(irrelevant)
+
+
+def _implied_type(present: set[str]) -> list[str]:
+    """The type of a schema without `type` whose keywords fit one type; answers of other types are not allowed then."""
+    fitting = [name for name, words in _OF_TYPE.items() if present <= words]
+    return fitting[:1] if present else []
+
+
+def _check_string(schema: dict[str, Any], path: str) -> None:
+    groups = (("pattern",), ("format",), ("minLength", "maxLength"))
+    given = ["/".join(group) for group in groups if schema.keys() & set(group)]
+    if len(given) > 1:
+        raise ValueError(f"has {' and '.join(given)} at {path}, of which one alone is supported")
+
+
+def _check_required(schema: dict[str, Any], path: str) -> None:
+    required, properties = schema.get("required"), schema.get("properties", {})
+    if not isinstance(required, list) or not isinstance(properties, dict):
+        return
+    if missing := [name for name in required if name not in properties]:
+        raise ValueError(f"requires at {path} what its properties do not name: {str(missing)[:80]}")
+
+
+def _check_values(schema: dict[str, Any], values: Any, path: str) -> None:
+    types = schema.get("type")
+    if types is None or not isinstance(values, list):
+        return
+    names = types if isinstance(types, list) else [types]
+    fitting = tuple(kind for name in names for kind in _PYTHON_TYPES.get(str(name), ()))
+    for value in values:
+        if not isinstance(value, fitting) or (isinstance(value, bool) and bool not in fitting):
+            raise ValueError(f"names a value at {path} that is not of type {types}, got {str(value)[:80]!r}")
+
+
+def _with_length_as_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replaces length limits by a pattern, because xgrammar would allow control characters, which are invalid JSON."""
+    result = dict(schema)
+    least, most = result.pop("minLength", None), result.pop("maxLength", None)
+    if least is None and most is None:
+        return result
+    if not all(length is None or (type(length) is int and length >= 0) for length in (least, most)):
+        raise ValueError(f"must have lengths of at least 0, got minLength {least} and maxLength {most}")
+    if most is not None and (least or 0) > most:
+        raise ValueError(f"has a minLength of {least} above its maxLength of {most}")
+    result["pattern"] = f"^{_CHARACTER}{{{least or 0},{'' if most is None else most}}}$"
+    return result

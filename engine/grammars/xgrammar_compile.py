@@ -1,0 +1,62 @@
+"""Compiles a grammar's source with xgrammar, which may run for hours or crash; see engine/grammars/trial.py."""
+
+import json
+import re
+from typing import Any
+
+import xgrammar
+
+from engine.grammars.grammar import GrammarKind
+from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
+
+_MAX_WHITESPACE = 64  # between two JSON tokens; without a limit a weak model may never stop
+_WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+
+
+def new_compiler(vocabulary: list[bytes], stop_token_ids: list[int]) -> xgrammar.GrammarCompiler:
+    """vocabulary: bytes by token id; b"" for tokens that grammars must not use."""
+    info = xgrammar.TokenizerInfo(
+        vocabulary, xgrammar.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=stop_token_ids
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -> xgrammar.CompiledGrammar:
+    """Raises: ValueError: the source is invalid; the message is the end of a sentence that begins with its name."""
+    try:
+        match GrammarKind(kind):
+            case GrammarKind.JSON_SCHEMA:
+                schema = json.dumps(enforceable(load_json(source)))
+                return compiler.compile_json_schema(schema, max_whitespace_cnt=_MAX_WHITESPACE)
+            case GrammarKind.JSON_OBJECT:
+                return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=_MAX_WHITESPACE)
+            case GrammarKind.REGEX:
+                return compiler.compile_regex(source)
+            case GrammarKind.EBNF:
+                return compiler.compile_grammar(source)
+            case GrammarKind.CHOICE:
+                return compiler.compile_grammar(_ebnf_of_choice(source))
+            case GrammarKind.STRUCTURAL_TAG:
+                return compiler.compile_structural_tag(json.dumps(_tagged(load_json(source))))
+    except RuntimeError as error:
+        reason = _WHERE.sub("", str(error)).strip()[:300] or "it is not well formed"
+        raise ValueError(f"is refused: {reason}") from error
+
+
+def _ebnf_of_choice(source: str) -> str:
+    choices = load_json(source)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError(f"must be a list of at least one string, none of them empty, got {source:.80}")
+    quoted = ('"' + "".join(f"\\U{ord(c):08x}" for c in choice) + '"' for choice in choices)
+    return "root ::= " + " | ".join(quoted)
+
+
+def _tagged(value: Any, depth: int = 0) -> Any:
+    """Makes the schemas in a structural tag enforceable."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, list):
+        return [_tagged(child, depth + 1) for child in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: enforceable(v) if k == "json_schema" else _tagged(v, depth + 1) for k, v in value.items()}

@@ -1,0 +1,100 @@
+"""The state of decoding sequences on the device, which graph steps read and advance without the host.
+
+A batch slot is a row of the cache's slot tables. The last row belongs to no sequence and pads batches to their captured
+size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.graph_decoding.device import Device
+from engine.request import SamplingParams
+from engine.sequence import Sequence
+from kernels.candidates import RowSampling
+
+_SIGN = 2**63
+
+
+def is_filtered(sampling: SamplingParams) -> bool:
+    return sampling.temperature > 0.0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlotState:
+    """State of B batch slots.
+
+    rows: [B] int64, rows of the slot tables.
+    lengths, tokens, ends: [B] int64. Number of tokens, the last token, and the maximum number of tokens.
+    adapters: [B] int64. Index of each sequence's adapter in the stacks, -1 for none.
+    sampling: parameters for the next token of each.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    tokens: Tensor
+    ends: Tensor
+    adapters: Tensor
+    sampling: RowSampling
+
+    def sampling_below(self, depths: Tensor) -> RowSampling:
+        """[B n] parameters for the tokens `depths` positions after the next one; depths: [n] or [B, n] int64."""
+        n, own = depths.shape[-1], self.sampling
+        positions = own.positions.unsqueeze(1) + depths
+        return RowSampling(
+            temperatures=own.temperatures.repeat_interleave(n),
+            seeds=own.seeds.repeat_interleave(n),
+            positions=positions.flatten(),
+            top_ks=own.top_ks.repeat_interleave(n),
+            top_ps=own.top_ps.repeat_interleave(n),
+            min_ps=own.min_ps.repeat_interleave(n),
+        )
+
+
+class BatchSlots:
+    def __init__(self, cache: KVCache, device: Device) -> None:
+        self.slot_tables = cache.slot_tables
+        self.padding_row = cache.slot_tables.shape[0] - 1
+        self.padding_slot = cache.num_slots
+        self._device = device
+        num_batch_slots = cache.slot_tables.shape[0]
+        # integers: length, last token, end, adapter, seed, top_k; floats: temperature, top_p, min_p
+        padding = torch.tensor((1, 0, 1, -1, 0, 0), device=cache.slot_tables.device)
+        self._integers = padding.repeat(num_batch_slots, 1)
+        self._floats = torch.zeros(num_batch_slots, 3, dtype=torch.float64, device=cache.slot_tables.device)
+        self.slot_tables[self.padding_row] = self.padding_slot
+
+    def load_sequence(self, sequence: Sequence, adapter: int) -> None:
+        """Copies a sequence's state to its batch slot; `adapter`: its index in the stacks, -1 for none."""
+        sampling, prompt = sequence.request.sampling, sequence.request.prompt_token_ids
+        seed = (sampling.seed + _SIGN) % 2**64 - _SIGN
+        end = len(prompt) + sampling.max_tokens
+        integers = (len(sequence.tokens), sequence.tokens[-1], end, adapter, seed, sampling.top_k)
+        floats = (sampling.temperature, sampling.top_p, sampling.min_p)
+        self._device.put(self._integers[sequence.table_row], torch.tensor(integers, dtype=torch.int64))
+        self._device.put(self._floats[sequence.table_row], torch.tensor(floats, dtype=torch.float64))
+
+    def fill_for_timing(self, row: int, length: int) -> None:
+        """Gives an unused batch slot `length` tokens, in cache slots that no other batch slot gets."""
+        slots = torch.arange(row * length, (row + 1) * length, dtype=torch.int32)
+        self._device.put(self.slot_tables[row, :length], slots)
+        self._device.put(self._integers[row], torch.tensor((length, 0, length, -1, 0, 0), dtype=torch.int64))
+
+    def state(self, rows: Tensor) -> BatchSlotState:
+        """rows: [B] int64."""
+        lengths, tokens, ends, adapters, seeds, top_ks = self._integers[rows].T.contiguous().unbind()
+        temperatures, top_ps, min_ps = self._floats[rows].T.contiguous().unbind()
+        sampling = RowSampling(
+            temperatures=temperatures, seeds=seeds, positions=lengths, top_ks=top_ks, top_ps=top_ps, min_ps=min_ps
+        )
+        return BatchSlotState(rows, lengths, tokens, ends, adapters, sampling)
+
+    def advance(self, state: BatchSlotState, counts: Tensor, tokens: Tensor) -> None:
+        """Adds counts + 1 [B] tokens, of which `tokens` [B] are the last, but never goes past the end of an answer.
+
+        A finished answer stays at its end until the host removes it; the host drops what later steps compute for it.
+        """
+        moved = torch.minimum(state.lengths + counts + 1, state.ends)
+        self._integers[:, :2].index_copy_(0, state.rows, torch.stack((moved, tokens), dim=1))

@@ -1,0 +1,284 @@
+"""The host's side of graph decoding: it launches a graph step before it has read the tokens of the previous one.
+
+    launch n+1 ─▶ read n ─▶ commit n ─▶ launch n+2 ─▶ read n+1 ...
+
+The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
+sequences and free cache slots: one for the last token and one for each draft node, since acceptance is not known yet.
+The host reads the accepted nodes one step late. It then commits the tokens, frees the slots of rejected nodes, and
+applies stop tokens and limits. If an answer has ended, it drops the results of steps launched meanwhile and frees their
+slots. This is safe because the device executes in order: the next user of a cache slot or batch slot always comes
+later.
+
+The tokens are those of the synchronous step, because they depend neither on drafts nor on other sequences in the batch.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.adjust import needs_adjusting
+from engine.cache.kv_cache import KVCache
+from engine.draft import Draft
+from engine.drafters.base import Kept, Pass
+from engine.drafting import Drafting
+from engine.graph_decoding.batch_slots import BatchSlots, is_filtered
+from engine.graph_decoding.drafters.base import GraphDrafter
+from engine.graph_decoding.runner import LaunchedStep, Outcome, Runner
+from engine.lora.stacks import LoraStacks
+from engine.request import StepOutput
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+
+_NODE_COUNTS = (0, 3, 7, 15, 31)  # plus the last token's row, they divide or fill tiles of 16 rows
+
+
+def node_counts(draft_budget: int | None) -> tuple[int, ...]:
+    """Allowed numbers of draft nodes per sequence, ascending; draft_budget as in EngineConfig."""
+    return _NODE_COUNTS if draft_budget is None else tuple(sorted({0, draft_budget}))
+
+
+class Finish(Protocol):
+    def __call__(
+        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
+    ) -> tuple[StepOutput, tuple[int, ...]]: ...
+
+
+def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
+    """Whether the device can sample its tokens without the host; `adapters`: the device can apply LoRA."""
+    sampling = sequence.request.sampling
+    return (sequence.root is None or adapters) and sampling.num_logprobs is None and not needs_adjusting(sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A sequence in a graph step; slots: the cache slots of its last token, then of each draft node."""
+
+    sequence: Sequence
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    launched: LaunchedStep
+    parts: tuple[_Part, ...]
+    num_nodes: int
+    drafts: tuple[Draft, ...] | None  # made on the host; None: the device drafted
+
+
+class GraphDecoder:
+    """Launches graph steps for the scheduler's decoding sequences and commits their results."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        batch_slots: BatchSlots,
+        cache: KVCache,
+        scheduler: Scheduler,
+        drafting: Drafting,
+        drafter: GraphDrafter | None,
+        *,
+        stacks: LoraStacks | None,
+        finish: Finish,
+        node_counts: tuple[int, ...],
+        phase_seconds: dict[str, float],
+    ) -> None:
+        """
+        Args:
+            drafter: drafts on the device; None: `drafting` drafts on the host, or there is no drafter.
+            stacks: LoRA adapters of the sequences; None: no sequence has one.
+            finish: commits tokens up to the end of the answer; returns the output and the kept nodes.
+            phase_seconds: the time spent in each phase is added here.
+        """
+        self.runner = runner
+        self.batch_slots = batch_slots
+        self._cache = cache
+        self._scheduler = scheduler
+        self._drafting = drafting
+        self.drafter = drafter
+        self._stacks = stacks
+        self._stacks_version = 0
+        self._finish = finish
+        self._in_flight: deque[_InFlight] = deque()
+        self._loaded: set[Sequence] = set()
+        self._node_counts = node_counts
+        self._phase_seconds = phase_seconds
+        self._drafts_on_host = drafter is None and drafting.drafter.max_depth > 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight)
+
+    def step(self) -> list[StepOutput]:
+        """Launches a graph step if any sequence can continue, and reads the previous one."""
+        ahead = 1 if self._launch() and not self._drafts_on_host else 0
+        outputs: list[StepOutput] = []
+        while len(self._in_flight) > ahead:
+            outputs += self._read()
+        if not self._scheduler.running:  # every answer has ended, so nothing more is launched
+            outputs += self.read_all()
+        return outputs
+
+    def read_all(self) -> list[StepOutput]:
+        return [output for _ in range(len(self._in_flight)) for output in self._read()]
+
+    def drain(self) -> list[StepOutput]:
+        """Reads all graph steps in flight. Sequences are loaded again before the next launch."""
+        outputs = self.read_all()
+        self._loaded.clear()
+        return outputs
+
+    def _launch(self) -> bool:
+        """Returns whether a graph step was launched."""
+        started = time.perf_counter()
+        sequences, num_nodes = self._schedule()
+        if not sequences or not self._stacks_are_ready(sequences):
+            return False
+        drafts: list[Draft] | None = None
+        if self._drafts_on_host:
+            room = self._scheduler.pool.num_available - len(sequences)
+            drafts = self._drafting.propose(sequences, 0, room)
+            num_nodes = self._node_count(max(map(len, drafts)))
+            if not self._has_room(sequences, num_nodes):
+                drafts, num_nodes = [draft.only(()) for draft in drafts], 0
+        self._load(sequences)
+        parts = tuple(_Part(s, tuple(self._scheduler.allocate_slots(1 + num_nodes))) for s in sequences)
+        try:
+            launched = self.runner.launch(
+                [sequence.table_row for sequence in sequences],
+                [part.slots for part in parts],
+                num_nodes,
+                drafts=drafts,
+                filtered=any(is_filtered(sequence.request.sampling) for sequence in sequences),
+                adapted=any(sequence.root is not None for sequence in sequences),
+            )
+        except BaseException:
+            for part in parts:
+                self._scheduler.free_slots(part.slots)
+            raise
+        self._in_flight.append(_InFlight(launched, parts, num_nodes, None if drafts is None else tuple(drafts)))
+        self._phase_seconds["host"] += time.perf_counter() - started
+        return True
+
+    def _schedule(self) -> tuple[list[Sequence], int]:
+        """Sequences of the next step and draft nodes of each; none while steps in flight hold the cache slots."""
+        sequences = self._unfinished()
+        num_nodes = self._nodes(sequences) if sequences else 0
+        while sequences and not self._has_room(sequences, num_nodes):
+            if num_nodes:
+                num_nodes = max(count for count in self._node_counts if count < num_nodes)
+            elif self._in_flight:
+                return [], 0
+            else:
+                victim = self._scheduler.preempt_latest()
+                self._loaded.discard(victim)
+                self._drafting.forget(victim.request.request_id)
+                sequences = [sequence for sequence in sequences if sequence is not victim]
+        return sequences, num_nodes
+
+    def _unfinished(self) -> list[Sequence]:
+        """Decoding sequences that do not reach their limit if each step in flight adds one token."""
+        under_way: dict[Sequence, int] = {}
+        for flight in self._in_flight:
+            for part in flight.parts:
+                under_way[part.sequence] = under_way.get(part.sequence, 0) + 1
+        running = self._scheduler.running.values()
+        return [s for s in running if s.is_decoding and s.num_remaining > under_way.get(s, 0)]
+
+    def _nodes(self, sequences: Many[Sequence]) -> int:
+        """Draft nodes of each sequence: the budget's number, which follows from the steps read so far."""
+        if self._drafts_on_host or self.drafter is None:
+            return 0
+        if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
+            return 0
+        return self._node_count(self._drafting.budget.nodes_to_ask(len(sequences)))
+
+    def _stacks_are_ready(self, sequences: Many[Sequence]) -> bool:
+        """Loads the adapters of `sequences` into the stacks; False while steps in flight still use the old indices."""
+        roots = [sequence.root for sequence in sequences]
+        if self._stacks is None or (self._stacks.has(roots) and self._stacks.version == self._stacks_version):
+            return True
+        if self._in_flight:
+            return False
+        if not self._stacks.has(roots):
+            self._stacks.join(roots)
+        self._stacks_version = self._stacks.version
+        self._loaded.clear()
+        return True
+
+    def _has_room(self, sequences: Many[Sequence], num_nodes: int) -> bool:
+        return len(sequences) * (1 + num_nodes) <= self._scheduler.pool.num_available
+
+    def _load(self, sequences: Many[Sequence]) -> None:
+        places: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for sequence in sequences:
+            new = range(sequence.num_tabled, len(sequence.slots))
+            places[0].extend([sequence.table_row] * len(new))
+            places[1].extend(new)
+            places[2].extend(sequence.slots[sequence.num_tabled :])
+            sequence.num_tabled = len(sequence.slots)
+            if sequence not in self._loaded:
+                adapter = -1 if self._stacks is None else self._stacks.index(sequence.root)
+                self.batch_slots.load_sequence(sequence, adapter)
+                if self.drafter is not None:
+                    self.drafter.load_sequence(sequence)
+                self._loaded.add(sequence)
+        self._cache.write_tables(*places)
+
+    def _read(self) -> list[StepOutput]:
+        """Waits for the oldest graph step and commits its results."""
+        flight = self._in_flight.popleft()
+        launched = flight.launched
+        outcomes = Outcome.of(launched.result.wait(), flight.num_nodes)
+        started = time.perf_counter()
+        draft_seconds = launched.drafted.seconds_since(launched.began)
+        verify_seconds = launched.ended.seconds_since(launched.drafted)
+        outputs: list[StepOutput] = []
+        kept: list[Kept] = []
+        drafts: list[Draft] = []
+        for index, (part, outcome) in enumerate(zip(flight.parts, outcomes, strict=False)):
+            sequence = part.sequence
+            if self._scheduler.running.get(sequence.request.request_id) is not sequence:
+                self._loaded.discard(sequence)
+                self._scheduler.free_slots(part.slots)  # it had ended before this step
+                continue
+            drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
+            position, first = sequence.num_computed, index * (1 + flight.num_nodes)
+            self._assign_slots(part, outcome)
+            output, path = self._finish(sequence, drafts[-1], outcome.tokens, outcome.path)
+            outputs.append(output)
+            if output.finish_reason:
+                self._loaded.discard(sequence)
+            else:
+                kept.append(Kept(sequence, position, (first, *(first + 1 + node for node in path))))
+        self._update_budget(flight, drafts, draft_seconds, verify_seconds)
+        if launched.hidden is not None:
+            hidden = launched.hidden
+            taps = None if hidden.taps is None else hidden.taps.clone()
+            self._drafting.observe(Pass(hidden.final.clone(), taps, tuple(kept)))
+        self._phase_seconds["draft"] += draft_seconds
+        self._phase_seconds["verify"] += verify_seconds
+        self._phase_seconds["host"] += time.perf_counter() - started
+        return outputs
+
+    @staticmethod
+    def _assign_slots(part: _Part, outcome: Outcome) -> None:
+        """Gives the step's cache slots to the sequence; the device has written the kept ones to the slot table."""
+        sequence = part.sequence
+        if sequence.num_tabled == len(sequence.slots):
+            sequence.num_tabled += 1 + len(outcome.path)
+        sequence.slots.append(part.slots[0])
+        sequence.draft_slots = list(part.slots[1:])
+
+    def _update_budget(
+        self, flight: _InFlight, drafts: list[Draft], draft_seconds: float, verify_seconds: float
+    ) -> None:
+        budget = self._drafting.budget
+        if flight.num_nodes and flight.drafts is None and drafts:
+            budget.admit(drafts, 0, draft_seconds)
+        budget.record_pass(len(flight.parts) * (1 + flight.num_nodes), verify_seconds)
+
+    def _node_count(self, wanted: int) -> int:
+        """The smallest allowed number of draft nodes that is at least `wanted`."""
+        return next(count for count in self._node_counts if count >= wanted)

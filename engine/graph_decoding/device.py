@@ -1,0 +1,160 @@
+"""A device for graph decoding: replayable programs, asynchronous copies, and a clock.
+
+On CUDA a program becomes a graph. Its first run launches the kernels one by one, which compiles them and warms up. Then
+it is captured, and later runs launch the whole graph at once. All graphs share one memory pool, because only one runs
+at a time. Values that outlive a run are stored in tensors allocated outside of the program.
+
+Source: CUDA graphs in PyTorch; one pool for all of them, as in vLLM.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Program = Callable[[], None]
+
+
+class Mark(Protocol):
+    """A point in the device's queue of work."""
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Waits until the device has passed both points."""
+
+
+class Fetch(Protocol):
+    """An asynchronous copy to the host."""
+
+    def wait(self) -> Tensor: ...
+
+
+class Device(Protocol):
+    def program(self, function: Program) -> Program:
+        """`function` reads and writes tensors at fixed addresses and never synchronizes with the device."""
+
+    def put(self, target: Tensor, values: Tensor) -> None:
+        """Copies `values` from any device after all work queued so far; the caller does not wait."""
+
+    def fetch(self, source: Tensor) -> Fetch:
+        """Copies `source` to the host as it is after all work queued so far, even if later work overwrites it."""
+
+    def mark(self) -> Mark: ...
+
+
+def device_of(device: torch.device) -> Device:
+    return CudaDevice(device) if device.type == "cuda" else HostDevice()
+
+
+class CudaDevice:
+    def __init__(self, device: torch.device) -> None:
+        # thread_local: other threads may allocate during a capture, when they load adapters and speculators
+        pool = torch.cuda.graph_pool_handle()
+        self._capture = partial(torch.cuda.graph, pool=pool, capture_error_mode="thread_local")
+        self._copies = torch.cuda.Stream(device)
+
+    def program(self, function: Program) -> Program:
+        return _Graph(function, self._capture)
+
+    def put(self, target: Tensor, values: Tensor) -> None:
+        target.copy_(values if values.is_cuda else values.pin_memory(), non_blocking=True)
+
+    def fetch(self, source: Tensor) -> Fetch:
+        return _PinnedCopy(source, self._copies)
+
+    def mark(self) -> Mark:
+        return _EventMark()
+
+
+class _Graph:
+    """The first call runs `function` and then captures it; later calls replay the graph."""
+
+    def __init__(
+        self, function: Program, capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]]
+    ) -> None:
+        self._function = function
+        self._capture = capture
+        self._run: Program | None = None
+
+    def __call__(self) -> None:
+        if self._run is not None:
+            self._run()
+            return
+        self._function()
+        self._run = self._captured()
+
+    def _captured(self) -> Program:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with self._capture(graph):
+                self._function()
+        except RuntimeError:
+            logger.exception("a program can't be captured and will be launched kernel by kernel")
+            return self._function
+        return graph.replay
+
+
+class _PinnedCopy:
+    def __init__(self, source: Tensor, stream: torch.cuda.Stream) -> None:
+        snapshot = source.clone()  # the next step may overwrite `source` before it is copied
+        self._values = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            self._values.copy_(snapshot, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record(stream)
+        snapshot.record_stream(stream)
+
+    def wait(self) -> Tensor:
+        self._done.synchronize()
+        return self._values
+
+
+class _EventMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _EventMark)  # of the same device
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1000.0
+
+
+class HostDevice:
+    """Runs everything synchronously on the CPU, in the same order."""
+
+    def program(self, function: Program) -> Program:
+        return function
+
+    def put(self, target: Tensor, values: Tensor) -> None:
+        target.copy_(values)
+
+    def fetch(self, source: Tensor) -> Fetch:
+        return _HostCopy(source)
+
+    def mark(self) -> Mark:
+        return _ClockMark()
+
+
+class _HostCopy:
+    def __init__(self, source: Tensor) -> None:
+        self._values = source.clone()
+
+    def wait(self) -> Tensor:
+        return self._values
+
+
+class _ClockMark:
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _ClockMark)  # of the same device
+        return self._at - earlier._at

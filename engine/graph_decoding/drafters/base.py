@@ -1,0 +1,91 @@
+"""The interface between graph steps and a drafter on the device.
+
+A graph drafter drafts from its state in the batch slots and observes the verified pass, both without the host. It
+shares weights, keys and values with the drafter of engine/drafters. `draft` and `observe` are captured in graphs, so
+they only read and write tensors that exist already.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.graph_decoding.batch_slots import BatchSlotState
+from engine.models.base import Hidden
+from engine.sequence import Sequence
+from kernels.tree import Accepted, Trees
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Kept rows of a pass: for each of B sequences the last token and the accepted nodes, n rows at most.
+
+    rows, positions, tokens, slots, num_keys: [B, n] int64. Index in the pass, position in the sequence, following
+    token,
+        cache slot, and number of positions to attend to. The slot tables have all of these positions. Unused entries
+        repeat the last token's row with the padding slot.
+    last: [B] int64. Index of the last used entry.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    tokens: Tensor
+    slots: Tensor
+    num_keys: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A verified pass of B (1 + N) rows.
+
+    state: the batch slots before the pass.
+    slots: [B, 1 + N] int32, cache slots.
+    depth: the maximum depth of a tree.
+    """
+
+    hidden: Hidden
+    state: BatchSlotState
+    accepted: Accepted
+    slots: Tensor
+    depth: int
+
+    def last_rows(self) -> Tensor:
+        """[B] int64: the row whose output is each sequence's last token."""
+        accepted = self.accepted
+        B, N = accepted.nodes.shape
+        first = torch.arange(B, device=accepted.counts.device) * (1 + N)
+        if not N:
+            return first
+        node = accepted.nodes.gather(1, (accepted.counts - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+        return torch.where(accepted.counts > 0, first + 1 + node, first)
+
+    def kept(self, spare_slot: int, last_position: int) -> Kept:
+        accepted, state = self.accepted, self.state
+        B, N = accepted.nodes.shape
+        n = 1 + min(self.depth, N)
+        device = accepted.counts.device
+        place = torch.arange(n, device=device)
+        inside = place <= accepted.counts.unsqueeze(1)  # [B, n]
+        nodes = torch.cat([accepted.counts.new_full((B, 1), -1), accepted.nodes[:, : n - 1]], dim=1)
+        own = torch.where(inside, nodes, -1) + 1  # [B, n], in 0..N
+        rows = torch.arange(B, device=device).unsqueeze(1) * (1 + N) + own
+        num_keys = state.lengths.unsqueeze(1) + torch.where(inside, place, 0)
+        slots = torch.where(inside, self.slots.long().gather(1, own), spare_slot)
+        tokens = torch.where(inside, accepted.tokens[:, :n], 0)
+        positions = (num_keys - 1).clamp(max=last_position)
+        return Kept(rows, positions, tokens, slots, num_keys, accepted.counts)
+
+
+class GraphDrafter(Protocol):
+    max_depth: int
+
+    def load_sequence(self, sequence: Sequence) -> None:
+        """Copies the host drafter's state of the sequence to its batch slot."""
+
+    def draft(self, state: BatchSlotState, budget: int) -> Trees:
+        """Returns trees [B, budget]; a batch slot without drafter state gets no nodes."""
+
+    def observe(self, verified: Verified) -> None:
+        """Called in every graph step, also without drafts."""

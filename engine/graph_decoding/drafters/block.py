@@ -1,0 +1,142 @@
+"""The block drafter on the device: one pass proposes candidates for every depth, and a tree is grown from them.
+
+With a Markov head, a candidate's score depends on its parent. All pairs of candidates of two adjacent depths are then
+scored at once, and the tree grows level by level: a node finds its children by its index among its depth's candidates.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.drafters.block import BlockDrafter
+from engine.drafters.block_config import LayerAttention
+from engine.drafters.block_heads import CANDIDATES, PAIRED, confident, mass_share
+from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
+from engine.graph_decoding.drafters.base import Verified
+from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.models.dense import Decoder
+from engine.sequence import Sequence
+from kernels.attention import AttentionRows
+from kernels.candidates import Candidates, candidates
+from kernels.growing import Pool
+from kernels.lm_head import BestTokens
+from kernels.tree import Trees, grow_trees
+
+_WIDTH = 8  # nodes of a level that may have children
+
+
+class BlockGraphDrafter:
+    """It keeps no state in batch slots: its keys and values are stored by the target's cache slots."""
+
+    def __init__(self, drafter: BlockDrafter, target: Decoder, batch_slots: BatchSlots) -> None:
+        self.max_depth = drafter.max_depth
+        self._drafter = drafter
+        self._heads = drafter.heads
+        self._head = GuessHead(drafter.heads.own_head or target.weights.lm_head_packed)
+        self._last_position = target.max_positions - 1
+        self._batch_slots = batch_slots
+
+    def load_sequence(self, sequence: Sequence) -> None:
+        return
+
+    def observe(self, verified: Verified) -> None:
+        kept = verified.kept(self._batch_slots.padding_slot, self._last_position)
+        taps = verified.hidden.taps
+        assert taps is not None  # the drafter has tap_layers
+        rows, positions, slots = (integers.flatten() for integers in (kept.rows, kept.positions, kept.slots))
+        self._drafter.layers.write_contexts(taps[rows], positions, slots)
+
+    def draft(self, state: BatchSlotState, budget: int) -> Trees:
+        config = self._drafter.config
+        anchors = (state.lengths - 1).clamp(max=self._last_position)
+        masks = torch.full((anchors.shape[0], config.block_size - 1), config.mask_token_id, device=anchors.device)
+        tokens = torch.cat([state.tokens.unsqueeze(1), masks], dim=1)
+        embeddings = self._drafter.embedding[tokens].float()
+        hidden = self._drafter.layers.run(embeddings, anchors, lambda attention: self._rows(attention, state, anchors))
+        depths = min(self.max_depth, budget)
+        guessing = hidden[:, config.first_row : config.first_row + depths].contiguous()
+        if self._heads.markov is None:
+            found = self._independent(guessing, state)
+            return grow_trees(found.tokens, found.survival, budget)
+        return self._conditional(guessing, state, budget)
+
+    def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
+        """A row attends to its block and to the contexts before the anchor, all or those in the attention window."""
+        B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
+        tables, seqs, prefix_lens = self._batch_slots.slot_tables, state.rows, anchors
+        if attention.window is not None:
+            first = (anchors - attention.window).clamp(min=0).unsqueeze(1)
+            window = first + torch.arange(attention.window, device=device)
+            tables = tables[state.rows.unsqueeze(1), window.clamp(max=tables.shape[1] - 1)]
+            seqs, prefix_lens = torch.arange(B, device=device), anchors.clamp(max=attention.window)
+        scratch = self._drafter.layers.scratch + torch.arange(B * size, device=device).view(B, size)
+        lengths = (
+            torch.arange(1, size + 1, device=device) if attention.causal else torch.full((size,), size, device=device)
+        )
+        return AttentionRows(
+            slot_tables=tables,
+            seqs=seqs.repeat_interleave(size),
+            prefix_lens=prefix_lens.repeat_interleave(size),
+            paths=scratch.int().repeat_interleave(size, dim=0),
+            path_lens=lengths.repeat(B),
+        )
+
+    def _independent(self, hidden: Tensor, state: BatchSlotState) -> Candidates:
+        """[B, depths, k] candidates."""
+        B, depths, _ = hidden.shape
+        best = self._head.best(hidden.flatten(0, 1), CANDIDATES)
+        vocab = self._heads.vocab
+        best = best if vocab is None else BestTokens(best.values, vocab[best.tokens], best.totals)
+        found = candidates(best, state.sampling_below(torch.arange(depths, device=hidden.device)))
+        survival = found.survival
+        if self._heads.confidence is not None:
+            survival = confident(survival, self._heads.confidence(hidden).float().sigmoid().view(-1, 1))
+        return Candidates(found.tokens.view(B, depths, -1), survival.reshape(B, depths, -1).contiguous())
+
+    def _conditional(self, hidden: Tensor, state: BatchSlotState, budget: int) -> Trees:
+        heads = self._heads
+        B, depths, _ = hidden.shape
+        best = self._head.best(hidden.flatten(0, 1), PAIRED)  # tokens are columns, since this head has no vocab
+        P = best.values.shape[1]
+        columns = best.tokens.view(B, depths, P)
+        tokens = columns if heads.vocab is None else heads.vocab[columns]
+        first = state.tokens.view(B, 1, 1).expand(-1, -1, P)
+        parents = torch.cat([first, tokens[:, :-1]], dim=1)
+        scores = best.values.view(B, depths, 1, P) + heads.corrections(hidden, parents, columns)  # [B, depths, P, P]
+        share = mass_share(best.totals, best.values, scores.flatten(0, 1)).view(B, depths, P)
+        values, places = scores.flatten(0, 2).topk(min(CANDIDATES, P), dim=-1)  # [B depths P, k]
+        under = BestTokens(
+            values,
+            tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P).gather(1, places),
+            scores.flatten(0, 2).logsumexp(-1),
+        )
+        below = torch.arange(depths, device=hidden.device).repeat_interleave(P)
+        found = candidates(under, state.sampling_below(below))
+        survival = found.survival * share.reshape(-1, 1)
+        if heads.confidence is not None:
+            survival = confident(survival, heads.chances(heads.confidence, hidden, parents).view(-1, 1))
+        shape = (B, depths, P, values.shape[1])
+        return _grown(tokens, Candidates(found.tokens.view(shape), survival.view(shape)), budget)
+
+
+def _grown(tokens: Tensor, under: Candidates, budget: int) -> Trees:
+    """Grows trees level by level.
+
+    Args:
+        tokens: [B, depths, P]. Candidates of each depth, which are the parents of the next depth.
+        under: [B, depths, P, k]. Candidates below each candidate of the previous depth. At depth 0 the parent is the
+            anchor for every P.
+    """
+    B, depths, _, k = under.tokens.shape
+    width = min(_WIDTH, k)
+    pool = Pool.empty(B, k + (depths - 1) * width * k, tokens.device)
+    pool.offer(0, None, under.tokens[:, 0, :1], under.survival[:, 0, :1])
+    first, count = 0, k
+    for depth in range(1, depths):
+        nodes = pool.frontier(first, count, width)  # [B, W]
+        same = pool.tokens.gather(1, nodes).unsqueeze(-1) == tokens[:, depth - 1].unsqueeze(1)  # [B, W, P]
+        places = same.int().argmax(-1).unsqueeze(-1).expand(-1, -1, k)  # [B, W, k]
+        first, count = first + count, width * k
+        below = slice(depth, depth + 1)
+        offered = [part[:, below].squeeze(1).gather(1, places) for part in (under.tokens, under.survival)]
+        pool.offer(first, nodes, *offered)
+    return pool.trees(budget)

@@ -1,0 +1,127 @@
+"""EAGLE-3 and multi-token prediction on the device, which draft a tree level by level.
+
+    observe   run the module over the kept rows, at the target's cache slots; store the last output in the batch slot
+    draft     propose candidates from that output, run the likeliest as the next level, and repeat to a fixed depth
+
+The input at position t includes token t + 1, so the keys that a draft starts from end one position before the last
+token. The depth of a tree depends on the budget alone, because the device cannot ask the host whether another level
+pays.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
+from engine.graph_decoding.device import Device
+from engine.graph_decoding.drafters.base import Verified
+from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.slot_buffers import BatchSlotBuffers
+from engine.models.base import Hidden
+from engine.sequence import Sequence
+from kernels.attention import AttentionRows
+from kernels.decoder import DecoderRows
+from kernels.growing import Pool
+from kernels.tree import Trees
+
+WIDTH = 4  # nodes run per sequence and level
+_CANDIDATES = 6  # per node
+
+
+class Levels(Protocol):
+    """A drafting module over rows. For each row it returns the output for the head and the feedback input."""
+
+    max_depth: int
+    hidden_size: int
+    dtypes: tuple[torch.dtype, torch.dtype]
+    last_position: int
+    scratch: int  # first of its scratch slots, which follow the cache's: WIDTH for each tree and level
+    head: GuessHead
+
+    def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
+        """The inputs [M, H] for rows [M] of the target's pass."""
+
+    def run(self, inputs: Tensor, tokens: Tensor, rows: DecoderRows) -> tuple[Tensor, Tensor]:
+        """inputs [M, H], overwritten; tokens [M] int64, the tokens after the rows'. Writes keys and values."""
+
+    def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
+        """The host drafter's output and feedback for the sequence's last position, [H] each; None if it has none."""
+
+
+class GrowingTreeGraphDrafter:
+    def __init__(self, module: Levels, batch_slots: BatchSlots, device: Device) -> None:
+        self.max_depth = module.max_depth
+        self._module = module
+        self._batch_slots = batch_slots
+        self._last_output = BatchSlotBuffers(batch_slots, device, module.hidden_size, module.dtypes)
+
+    def load_sequence(self, sequence: Sequence) -> None:
+        self._last_output.load(sequence.table_row, self._module.host_state(sequence))
+
+    def draft(self, state: BatchSlotState, budget: int) -> Trees:
+        (output, feedback), ready = self._last_output.read(state.rows)
+        B, depth, device = output.shape[0], self._depth(budget), output.device
+        k = min(_CANDIDATES, self._module.head.weight.out_features)
+        pool = Pool.empty(B, k + (depth - 1) * WIDTH * k, device)
+        nodes: Tensor | None = None
+        paths = torch.empty(B, 1, 0, dtype=torch.int64, device=device)
+        first, width = 0, 1
+        for level in range(1, depth + 1):
+            below = torch.full((width,), level - 1, device=device)
+            found = self._module.head.ranked(output, k, state.sampling_below(below))
+            pool.offer(first, nodes, found.tokens.view(B, width, k), found.survival.view(B, width, k))
+            if level == depth:
+                break
+            nodes = pool.frontier(first, width * k, WIDTH)  # [B, W]
+            above = (nodes - first) // k  # [B, W], indices in the level
+            paths = torch.cat([_gathered(paths, above), self._scratch(B, level, device).unsqueeze(-1)], dim=-1)
+            feedback = _gathered(feedback.view(B, width, -1), above).flatten(0, 1)
+            tokens = pool.tokens.gather(1, nodes).flatten()
+            output, feedback = self._module.run(feedback, tokens, self._level_rows(state, paths))
+            first, width = first + width * k, WIDTH
+        trees = pool.trees(budget)
+        return Trees(trees.tokens, trees.parents, trees.survival, trees.counts * ready)
+
+    def observe(self, verified: Verified) -> None:
+        kept = verified.kept(self._batch_slots.padding_slot, self._module.last_position)
+        B, n = kept.rows.shape
+        attention = AttentionRows(
+            slot_tables=self._batch_slots.slot_tables,
+            seqs=verified.state.rows.repeat_interleave(n),
+            prefix_lens=kept.num_keys.flatten(),
+            paths=torch.zeros(B * n, 1, dtype=torch.int32, device=kept.rows.device),
+            path_lens=torch.zeros(B * n, dtype=torch.int64, device=kept.rows.device),
+        )
+        rows = DecoderRows(kept.positions.flatten(), kept.slots.flatten(), attention)
+        inputs = self._module.inputs(verified.hidden, kept.rows.flatten())
+        output, feedback = self._module.run(inputs, kept.tokens.flatten(), rows)
+        last = torch.arange(B, device=kept.rows.device) * n + kept.last
+        self._last_output.write(verified.state.rows, (output[last], feedback[last]))
+
+    def _depth(self, budget: int) -> int:
+        """Number of levels: 3, 5, 6 and 7 for budgets of 3, 7, 15 and 31 nodes, but at most the module's depth."""
+        return max(1, min(self.max_depth, budget, 1 + (budget + 1).bit_length()))
+
+    def _scratch(self, num_trees: int, level: int, device: torch.device) -> Tensor:
+        """[B, W] scratch slots of a level."""
+        trees = torch.arange(num_trees, device=device).unsqueeze(1) * (self.max_depth - 1) + level - 1
+        return self._module.scratch + trees * WIDTH + torch.arange(WIDTH, device=device)
+
+    def _level_rows(self, state: BatchSlotState, paths: Tensor) -> DecoderRows:
+        """paths [B, W, level]: scratch slots on the path to each node, top down."""
+        _, W, level = paths.shape
+        positions = (state.lengths - 2 + level).clamp(max=self._module.last_position)
+        attention = AttentionRows(
+            slot_tables=self._batch_slots.slot_tables,
+            seqs=state.rows.repeat_interleave(W),
+            prefix_lens=(state.lengths - 1).repeat_interleave(W),
+            paths=paths.flatten(0, 1).int(),
+            path_lens=torch.full((paths.shape[0] * W,), level, device=paths.device),
+        )
+        return DecoderRows(positions.repeat_interleave(W), paths[..., -1].flatten().contiguous(), attention)
+
+
+def _gathered(values: Tensor, places: Tensor) -> Tensor:
+    """values [B, n, x], places [B, W] int64 in 0..n - 1 -> [B, W, x]."""
+    return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

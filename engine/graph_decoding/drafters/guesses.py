@@ -1,0 +1,29 @@
+"""The likeliest tokens of a drafter's rows, ranked with the target's sampling noise; on CUDA no logits are stored."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.candidates import Candidates, RowSampling, candidates
+from kernels.linear import LinearWeight, linear
+from kernels.lm_head import BestTokens, Head, best_tokens
+from kernels.top_k import top_k
+
+
+@dataclass(frozen=True, slots=True)
+class GuessHead:
+    """weight: [Vd, H]. vocab: [Vd] int64, the target's token id of each row; None if the rows are token ids."""
+
+    weight: LinearWeight
+    vocab: Tensor | None = None
+
+    def best(self, x: Tensor, count: int) -> BestTokens:
+        """x [M, H] in the weight's dtype -> the `count` best tokens of each row, or the whole vocabulary."""
+        count = min(count, self.weight.out_features)
+        if x.is_cuda:
+            return best_tokens(x, Head(data=self.weight.data, scales=self.weight.scales, vocab=self.vocab), count)
+        values, columns, totals = top_k(linear(x, self.weight), count)
+        return BestTokens(values, columns if self.vocab is None else self.vocab[columns], totals)
+
+    def ranked(self, x: Tensor, count: int, rows: RowSampling) -> Candidates:
+        return candidates(self.best(x, count), rows)

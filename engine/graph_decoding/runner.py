@@ -1,0 +1,262 @@
+"""A graph step on the device: two programs that never wait for the host.
+
+    draft    grow a tree below each sequence's last token, from the drafter's state in its batch slot verify   lay out
+    the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted nodes
+             to the slot tables, advance the batch slots, and let the drafter observe the pass
+
+A program is captured for each batch shape (sequences, draft nodes), with its own buffers. Smaller batches are padded
+with the padding slot. Padding changes no bit of the other sequences, because no row depends on another one.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.draft import MAX_DEPTH, Draft
+from engine.graph_decoding.batch_slots import BatchSlots
+from engine.graph_decoding.device import Device, Fetch, Mark, Program
+from engine.graph_decoding.drafters.base import GraphDrafter, Verified
+from engine.graph_decoding.sampling import token_sampler_for
+from engine.lora.stacks import LoraStacks
+from engine.models.base import Hidden, Rows
+from engine.models.dense import Decoder
+from kernels.lora import StackedRows
+from kernels.tree import Accepted, Commit, Trees, accept_trees
+from kernels.tree_rows import Roots, tree_rows
+
+_FEW_SEQUENCES = 8  # batch sizes are powers of two up to this number, and its multiples above
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A graph step in flight.
+
+    result: the input of `Outcome.of`.
+    hidden: for drafters on the host; valid until the next step.
+    """
+
+    result: Fetch
+    began: Mark
+    drafted: Mark
+    ended: Mark
+    hidden: Hidden | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one sequence. tokens: those of the accepted nodes, and the one that the target adds."""
+
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]  # accepted nodes, top down
+    draft: Draft
+
+    @classmethod
+    def of(cls, result: Tensor, num_nodes: int) -> list["Outcome"]:
+        """result: [B, 3 + 5 N], the output of `_packed` on the host."""
+        integers, survival = result[:, : -num_nodes or None], result[:, -num_nodes or result.shape[1] :]
+        chances = survival.contiguous().view(torch.float64)
+        outcomes = []
+        for (accepted, drafted, *rest), likely in zip(integers.tolist(), chances.tolist(), strict=True):
+            nodes, rest = rest[:num_nodes], rest[num_nodes:]
+            tokens, rest = rest[: num_nodes + 1], rest[num_nodes + 1 :]
+            draft = Draft(tuple(rest[:drafted]), tuple(rest[num_nodes:][:drafted]), tuple(likely[:drafted]))
+            outcomes.append(cls(tuple(tokens[: accepted + 1]), tuple(nodes[:accepted]), draft))
+        return outcomes
+
+
+def _packed(accepted: Accepted, trees: Trees) -> Tensor:
+    """[B, 3 + 5 N] int64: numbers of accepted and drafted nodes, then the nodes, survivals as the bits of float64."""
+    counts = torch.stack((accepted.counts, trees.counts), dim=1)
+    survival = trees.survival.double().view(torch.int64)
+    return torch.cat((counts, accepted.nodes, accepted.tokens, trees.tokens, trees.parents, survival), dim=1)
+
+
+class _Buffers:
+    """Buffers and programs for B sequences with N draft nodes each."""
+
+    def __init__(self, num_sequences: int, num_nodes: int, device: torch.device) -> None:
+        B, N = num_sequences, num_nodes
+        self.rows = torch.zeros(B, dtype=torch.int64, device=device)
+        self.slots = torch.zeros(B, 1 + N, dtype=torch.int32, device=device)
+        tokens, parents = torch.zeros(2, B, N, dtype=torch.int64, device=device)
+        counts = torch.zeros(B, dtype=torch.int64, device=device)
+        self.trees = Trees(tokens, parents, torch.zeros(B, N, device=device), counts)
+        self.result = torch.zeros(B, 3 + 5 * N, dtype=torch.int64, device=device)
+        self.hidden: Hidden | None = None
+        self.draft: Program | None = None
+        self.verify: dict[tuple[bool, bool], Program] = {}  # by (filtered, adapted)
+
+
+class Runner:
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        batch_slots: BatchSlots,
+        device: Device,
+        drafter: GraphDrafter | None,
+        *,
+        taps: Many[int] = (),
+        keeps_hidden: bool = False,
+        stacks: LoraStacks | None = None,
+    ) -> None:
+        """
+        Args:
+            drafter: None if the host drafts or there is no drafter.
+            taps: layers whose hidden states the drafter reads, on the device or on the host.
+            keeps_hidden: a drafter on the host reads the hidden states.
+            stacks: the LoRA adapters of the sequences.
+        """
+        self._model = model
+        self._cache = cache
+        self._batch_slots = batch_slots
+        self._device = device
+        self._drafter = drafter
+        self._taps = tuple(taps)
+        self._keeps_hidden = keeps_hidden
+        self._stacks = stacks
+        self._stacks_version = 0
+        self._sampler = token_sampler_for(model)
+        self._buffers: dict[tuple[int, int], _Buffers] = {}
+
+    def launch(
+        self,
+        rows: Many[int],
+        slots: Many[Many[int]],
+        num_nodes: int,
+        *,
+        drafts: Many[Draft] | None = None,
+        filtered: bool = False,
+        adapted: bool = False,
+    ) -> LaunchedStep:
+        """Returns without waiting for the device.
+
+        Args:
+            rows: at least one batch slot.
+            slots: for each batch slot, the cache slot of its last token and one for each draft node.
+            drafts: trees of at most `num_nodes` nodes made on the host; None: the device drafts.
+            filtered: some sequence has top-k, top-p or min-p.
+            adapted: some sequence has an adapter, which is in the stacks.
+        """
+        buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes)
+        missing = buffers.rows.shape[0] - len(rows)
+        batch_slots, padding = self._batch_slots, [[self._batch_slots.padding_slot] * (1 + num_nodes)]
+        self._device.put(buffers.rows, torch.tensor([*rows, *[batch_slots.padding_row] * missing], dtype=torch.int64))
+        self._device.put(buffers.slots, torch.tensor([*slots, *padding * missing], dtype=torch.int32))
+        began = self._device.mark()
+        if drafts is not None or self._drafter is None:
+            self._put_drafts(buffers, drafts or ())
+        elif num_nodes:
+            self._draft_program(buffers)()
+        drafted = self._device.mark()
+        self._verify_program(buffers, filtered, adapted)()
+        return LaunchedStep(self._device.fetch(buffers.result), began, drafted, self._device.mark(), buffers.hidden)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the device drafts."""
+        return self._drafter is not None
+
+    def _buffers_for(self, num_sequences: int, num_nodes: int) -> _Buffers:
+        key = (num_sequences, num_nodes)
+        if key not in self._buffers:
+            self._buffers[key] = buffers = _Buffers(*key, self._model.device)
+            if self._keeps_hidden:
+                buffers.hidden = self._kept(num_sequences * (1 + num_nodes))
+        return self._buffers[key]
+
+    def _kept(self, num_rows: int) -> Hidden:
+        """Buffers for the hidden states that a drafter on the host reads."""
+        width, dtype, device = self._model.config.hidden_size, self._model.dtype, self._model.device
+        final = torch.zeros(num_rows, width, dtype=dtype, device=device)
+        taps = torch.zeros(num_rows, len(self._taps), width, dtype=dtype, device=device) if self._taps else None
+        return Hidden(final, taps)
+
+    def _put_drafts(self, buffers: _Buffers, drafts: Many[Draft]) -> None:
+        B, N = buffers.trees.tokens.shape
+        padded = [
+            [[*draft.tokens, *[0] * (N - len(draft))], [*draft.parents, *[-2] * (N - len(draft))]] for draft in drafts
+        ]
+        padded += [[[0] * N, [-2] * N]] * (B - len(drafts))
+        counts = [*map(len, drafts), *[0] * (B - len(drafts))]
+        if N:
+            host = torch.tensor(padded, dtype=torch.int64)
+            self._device.put(buffers.trees.tokens, host[:, 0].contiguous())
+            self._device.put(buffers.trees.parents, host[:, 1].contiguous())
+        self._device.put(buffers.trees.counts, torch.tensor(counts, dtype=torch.int64))
+
+    def _draft_program(self, buffers: _Buffers) -> Program:
+        if buffers.draft is None:
+            drafter, trees = self._drafter, buffers.trees
+            assert drafter is not None
+
+            def draft() -> None:
+                grown = drafter.draft(self._batch_slots.state(buffers.rows), trees.tokens.shape[1])
+                trees.tokens.copy_(grown.tokens)
+                trees.parents.copy_(grown.parents)
+                trees.survival.copy_(grown.survival)
+                trees.counts.copy_(grown.counts)
+
+            buffers.draft = self._device.program(draft)
+        return buffers.draft
+
+    def _verify_program(self, buffers: _Buffers, filtered: bool, adapted: bool) -> Program:
+        if self._stacks is not None and self._stacks.version != self._stacks_version:
+            self._stacks_version = self._stacks.version
+            for known in self._buffers.values():  # captured graphs still read the old stacks
+                known.verify = {key: program for key, program in known.verify.items() if not key[1]}
+        key = (filtered, adapted)
+        if key not in buffers.verify:
+            buffers.verify[key] = self._device.program(lambda: self._verify(buffers, filtered, adapted))
+        return buffers.verify[key]
+
+    def _verify(self, buffers: _Buffers, filtered: bool, adapted: bool) -> None:
+        batch_slots, trees = self._batch_slots, buffers.trees
+        B, N = trees.tokens.shape
+        state = batch_slots.state(buffers.rows)
+        roots = Roots(
+            slot_tables=batch_slots.slot_tables,
+            table_rows=state.rows,
+            lengths=state.lengths,
+            tokens=state.tokens,
+            slots=buffers.slots,
+        )
+        depth = self.max_path(N)
+        laid = tree_rows(trees, roots, depth=depth, last_position=self._model.max_positions - 1)
+        stacked = None
+        if adapted and self._stacks is not None:
+            stacked = StackedRows(state.adapters.repeat_interleave(1 + N), B, self._stacks.layers)
+        hidden = self._model.forward(Rows(laid.tokens, laid.rows, stacked=stacked), self._cache, self._taps)
+        below = laid.rows.positions.view(B, 1 + N) + 1 - state.lengths.unsqueeze(1)
+        chosen = self._sampler.sample(hidden.final, state.sampling_below(below), filtered=filtered).view(B, 1 + N)
+        commit = Commit(
+            slot_tables=batch_slots.slot_tables,
+            table_rows=state.rows,
+            positions=state.lengths,
+            node_slots=buffers.slots[:, 1:].contiguous(),
+        )
+        accepted = accept_trees(chosen, trees, commit)
+        added = accepted.tokens.gather(1, accepted.counts.unsqueeze(1)).squeeze(1)
+        batch_slots.advance(state, accepted.counts, added)
+        if self._drafter is not None:
+            self._drafter.observe(Verified(hidden, state, accepted, buffers.slots, depth))
+        buffers.result.copy_(_packed(accepted, trees))
+        if buffers.hidden is not None:
+            buffers.hidden.final.copy_(hidden.final)
+            if hidden.taps is not None and buffers.hidden.taps is not None:
+                buffers.hidden.taps.copy_(hidden.taps)
+
+    def max_path(self, num_nodes: int) -> int:
+        """The maximum depth of a tree of `num_nodes` nodes."""
+        deepest = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
+        return max(1, min(num_nodes, deepest))
+
+
+def _rounded(num_sequences: int, most: int) -> int:
+    """The batch size that `num_sequences` are padded to."""
+    if num_sequences <= _FEW_SEQUENCES:
+        return min(1 << (num_sequences - 1).bit_length(), most)
+    return min(-(-num_sequences // _FEW_SEQUENCES) * _FEW_SEQUENCES, most)

@@ -1,0 +1,67 @@
+"""Samples the target's next token of every row of a graph step at once.
+
+A row's own sampling parameters decide how its token is sampled, whatever other rows are in the batch. Rows without
+top-k, top-p or min-p are sampled from hidden states without storing logits; the others are sampled from logits.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.dense import Decoder
+from kernels.candidates import RowSampling
+from kernels.filtered import sample_filtered_rows
+from kernels.lm_head import Head, SampledRows, sample_rows
+from kernels.sampling import sample_token
+
+
+class TokenSampler(Protocol):
+    def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
+        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: some row has top-k, top-p or min-p."""
+
+
+def token_sampler_for(model: Decoder) -> TokenSampler:
+    return HostTokenSampler(model) if model.device.type == "cpu" else DeviceTokenSampler(model)
+
+
+class DeviceTokenSampler:
+    def __init__(self, model: Decoder) -> None:
+        packed = model.weights.lm_head_packed
+        self._model = model
+        self._head = Head(data=packed.data, scales=packed.scales)
+
+    def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
+        tokens = sample_rows(hidden, self._head, SampledRows(rows.temperatures, rows.seeds, rows.positions))
+        if not filtered:
+            return tokens
+        narrowed = (rows.top_ks > 0) | (rows.top_ps < 1.0) | (rows.min_ps > 0.0)
+        others = sample_filtered_rows(self._model.logits(hidden), rows)
+        return torch.where((rows.temperatures > 0.0) & narrowed, others, tokens)
+
+
+class HostTokenSampler:
+    """Samples row by row, as engine/verify.py does."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
+        names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
+        columns = (getattr(rows, name).tolist() for name in names)
+        return torch.tensor(
+            [
+                sample_token(
+                    logits,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    min_p=min_p,
+                    seed=seed % 2**64,
+                    position=position,
+                )
+                for logits, temperature, top_k, top_p, min_p, seed, position in zip(
+                    self._model.logits(hidden), *columns, strict=True
+                )
+            ]
+        )

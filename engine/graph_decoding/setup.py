@@ -1,0 +1,67 @@
+"""Builds the parts of graph decoding for a model and a drafter."""
+
+from engine.cache.kv_cache import KVCache
+from engine.config import EngineConfig
+from engine.drafters.base import Drafter
+from engine.drafters.block import BlockDrafter
+from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.mtp import MtpDrafter
+from engine.drafters.mtp_layer import DensePrediction
+from engine.graph_decoding.batch_slots import BatchSlots
+from engine.graph_decoding.device import Device, device_of
+from engine.graph_decoding.drafters.base import GraphDrafter
+from engine.graph_decoding.drafters.block import BlockGraphDrafter
+from engine.graph_decoding.drafters.growing import GrowingTreeGraphDrafter
+from engine.graph_decoding.drafters.levels import Eagle3Levels, MtpLevels
+from engine.graph_decoding.drafters.medusa import MedusaGraphDrafter
+from engine.graph_decoding.runner import Runner
+from engine.lora.stacks import LoraStacks
+from engine.models.base import Model
+from engine.models.dense import Decoder
+
+
+def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
+    """Only dense decoders can: a forward pass with routed experts, or one of transformers, needs the host."""
+    wanted = config.graph_decoding == "on" or (config.graph_decoding == "auto" and model.device.type == "cuda")
+    return wanted and isinstance(model, Decoder)
+
+
+class GraphDecodingSetup:
+    """The batch slots and the device of an engine, from which it builds a runner for each drafter."""
+
+    def __init__(self, model: Model, cache: KVCache, stacks: LoraStacks | None) -> None:
+        assert isinstance(model, Decoder)  # uses_graph_decoding
+        self.device: Device = device_of(model.device)
+        self.batch_slots = BatchSlots(cache, self.device)
+        self._model = model
+        self._cache = cache
+        self._stacks = stacks
+
+    def runner(self, drafter: Drafter) -> tuple[Runner, GraphDrafter | None]:
+        """Returns the runner, and the drafter's implementation on the device; None if it drafts on the host."""
+        own = graph_drafter(drafter, self._model, self.batch_slots, self.device)
+        runner = Runner(
+            self._model,
+            self._cache,
+            self.batch_slots,
+            self.device,
+            own,
+            taps=drafter.tap_layers,
+            keeps_hidden=own is None and drafter.max_depth > 0,
+            stacks=self._stacks,
+        )
+        return runner, own
+
+
+def graph_drafter(drafter: Drafter, model: Decoder, batch_slots: BatchSlots, device: Device) -> GraphDrafter | None:
+    """Returns the implementation of a prepared drafter on the device; None if it drafts on the host."""
+    if isinstance(drafter, MedusaDrafter):
+        return MedusaGraphDrafter(drafter, batch_slots, device)
+    if isinstance(drafter, Eagle3Drafter):
+        return GrowingTreeGraphDrafter(Eagle3Levels(drafter), batch_slots, device)
+    if isinstance(drafter, MtpDrafter) and isinstance(drafter.module, DensePrediction):
+        return GrowingTreeGraphDrafter(MtpLevels(drafter, drafter.module, model), batch_slots, device)
+    if isinstance(drafter, BlockDrafter):
+        return BlockGraphDrafter(drafter, model, batch_slots)
+    return None

@@ -1,0 +1,92 @@
+"""Times graph steps on the device and on the host, with the same programs that serve requests."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.cost import CostModel
+from engine.draft import MAX_DEPTH, Draft, chain
+from engine.graph_decoding.batch_slots import BatchSlots
+from engine.graph_decoding.runner import Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStepTimes:
+    """Medians over several graph steps."""
+
+    verify_seconds: float  # forward pass, sampling, acceptance, and the drafter's observation of the pass
+    draft_seconds: float  # 0 where the device does not draft
+    host_seconds: float  # to launch the step; hidden while the device takes longer
+
+
+@torch.inference_mode()
+def time_graph_step(
+    runner: Runner,
+    batch_slots: BatchSlots,
+    *,
+    num_sequences: int,
+    num_nodes: int,
+    context: int,
+    max_context: int,
+    repeats: int,
+) -> GraphStepTimes:
+    """Times graph steps of sequences that have `context` tokens and `num_nodes` draft nodes each.
+
+    Where the device does not draft, the drafts are chains, or binary trees if they have more than 64 nodes.
+
+    Raises: ValueError: too many sequences or tokens.
+    Effects: overwrites batch slots and cache slots, so no request may be running and no prefix may be cached.
+    """
+    if not (1 <= num_sequences <= batch_slots.padding_row and 1 <= context <= max_context):
+        most = f"1..{batch_slots.padding_row} sequences of 1..{max_context} tokens"
+        raise ValueError(f"there may be {most}, got {num_sequences} of {context}")
+    needed = num_sequences * (context + 1 + num_nodes)
+    if needed > batch_slots.padding_slot:
+        raise ValueError(f"the cache has {batch_slots.padding_slot} slots, such a graph step needs {needed}")
+    rows = range(num_sequences)
+    for row in rows:
+        batch_slots.fill_for_timing(row, context)
+    unused = iter(range(num_sequences * context, needed))
+    slots = [[next(unused) for _ in range(1 + num_nodes)] for _ in rows]
+    drafts = None if runner.drafts else [_tree(num_nodes)] * num_sequences
+    for _ in range(2):  # the first launch compiles the kernels, the second captures the graph
+        runner.launch(rows, slots, num_nodes, drafts=drafts).result.wait()
+    host: list[float] = []
+    launched = []
+    for _ in range(repeats):  # no launch waits for an earlier step, as in serving
+        started = time.perf_counter()
+        launched.append(runner.launch(rows, slots, num_nodes, drafts=drafts))
+        host.append(time.perf_counter() - started)
+    return GraphStepTimes(
+        verify_seconds=statistics.median(one.ended.seconds_since(one.drafted) for one in launched),
+        draft_seconds=statistics.median(one.drafted.seconds_since(one.began) for one in launched),
+        host_seconds=statistics.median(host),
+    )
+
+
+@torch.inference_mode()
+def measure_graph_steps(runner: Runner, batch_slots: BatchSlots, node_counts: Sequence[int]) -> CostModel:
+    """Returns a cost model of verification in graph steps of one sequence with each number of draft nodes.
+
+    It runs on the padding slot, so sequences may be decoding, but no graph step may be in flight.
+    """
+    row_counts = [1 + count for count in node_counts]
+    return CostModel.measure(lambda num_rows: _verify_seconds(runner, batch_slots, num_rows - 1), row_counts)
+
+
+def _verify_seconds(runner: Runner, batch_slots: BatchSlots, num_nodes: int) -> float:
+    slots = [[batch_slots.padding_slot] * (1 + num_nodes)]
+    drafts = None if runner.drafts else [_tree(num_nodes)]
+    launched = runner.launch([batch_slots.padding_row], slots, num_nodes, drafts=drafts)
+    launched.result.wait()
+    return launched.ended.seconds_since(launched.drafted)
+
+
+def _tree(num_nodes: int) -> Draft:
+    if num_nodes <= MAX_DEPTH:
+        return chain([0] * num_nodes, [1.0] * num_nodes)
+    parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
+    return Draft((0,) * num_nodes, tuple(parents), (1.0,) * num_nodes)

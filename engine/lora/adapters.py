@@ -1,0 +1,202 @@
+"""LoRA adapters of the target: loaded by name and chosen by each request; one pass may mix several.
+
+Reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear layers of
+the decoder is supported. Adapters with more than that (DoRA, biases, embeddings, whole modules) are refused.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.errors import AdapterNotLoadable
+from kernels.linear import pack
+from kernels.lora import LoraLayer, LoraRun, LoraWeight
+
+_NAME = re.compile(
+    r"base_model\.model\.model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<module>\w+)"
+    r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
+_MAX_RANK = 256
+
+
+class LoraAdapter:
+    """Compared by identity: an adapter that is loaded again is a different one, with separate cached prefixes."""
+
+    def __init__(self, name: str, layers: tuple[LoraLayer, ...]) -> None:
+        self.name = name
+        self.layers = layers
+
+
+class Adapters:
+    """The loaded adapters of an engine."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, supported: bool) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._supported = supported
+        self._loaded: dict[str, LoraAdapter] = {}
+        self.default: LoraAdapter | None = None  # for requests that name none
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._loaded)
+
+    def get(self, name: str) -> LoraAdapter:
+        """Raises: ValueError: no such adapter."""
+        if name not in self._loaded:
+            raise ValueError(f"adapter {name!r} is not loaded; there are: {', '.join(self._loaded) or 'none'}")
+        return self._loaded[name]
+
+    def is_current(self, adapter: LoraAdapter) -> bool:
+        """Whether new requests can still use this adapter."""
+        return adapter is self.default or self._loaded.get(adapter.name) is adapter
+
+    def read(self, name: str, folder: Path) -> LoraAdapter:
+        """Reads and packs an adapter without loading it, so it may run in another thread than the engine's.
+
+        Raises: AdapterNotLoadable.
+        """
+        if not self._supported:
+            raise AdapterNotLoadable(f"LoRA is not supported for models of type {self._config.model_type}")
+        try:
+            values = json.loads((folder / "adapter_config.json").read_text())
+            tensors = load_file(folder / "adapter_model.safetensors")
+        except (OSError, ValueError) as error:
+            raise AdapterNotLoadable(f"{folder.name} holds no readable LoRA adapter: {error}") from error
+        return LoraAdapter(name, _layers(values, tensors, self._config, self._dtype, self._device))
+
+    def put(self, adapter: LoraAdapter) -> None:
+        """Makes an adapter available to new requests; running requests keep the adapter they started with."""
+        self._loaded[adapter.name] = adapter
+
+    def load(self, name: str, folder: Path) -> None:
+        self.put(self.read(name, folder))
+
+    def unload(self, name: str) -> None:
+        """Running requests keep the adapter. Raises: ValueError: no such adapter."""
+        del self._loaded[self.get(name).name]
+
+
+def lora_runs(roots: Iterable[Hashable]) -> tuple[LoraRun, ...]:
+    """Groups consecutive rows by adapter; `roots`: the adapter of each row, or None."""
+    runs: list[LoraRun] = []
+    for row, root in enumerate(roots):
+        if not isinstance(root, LoraAdapter):
+            continue
+        last = runs[-1] if runs else None
+        if last is not None and last.layers is root.layers and last.first + last.count == row:
+            runs[-1] = LoraRun(last.first, last.count + 1, root.layers)
+        else:
+            runs.append(LoraRun(row, 1, root.layers))
+    return tuple(runs)
+
+
+def _layers(
+    values: dict[str, Any], tensors: dict[str, Tensor], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[LoraLayer, ...]:
+    _refuse_more_than_lora(values)
+    parts: dict[tuple[int, str, str], Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None or int(match["layer"]) >= config.num_layers:
+            raise AdapterNotLoadable(f"tensor {name} belongs to no layer of this model that can have LoRA")
+        parts[int(match["layer"]), match["module"], match["side"]] = tensor.to(device=device, dtype=torch.float32)
+    if halves := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
+        raise AdapterNotLoadable(f"of {sorted(halves)[0]} there is only one of lora_A and lora_B")
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    H, intermediate = config.hidden_size, config.intermediate_size
+    products = {
+        "qkv": (H, {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}),
+        "output": (heads, {"o_proj": H}),
+        "gate_up": (H, {"gate_proj": intermediate, "up_proj": intermediate}),
+        "down": (intermediate, {"down_proj": H}),
+    }
+    known = {module for _, modules in products.values() for module in modules}
+    if foreign := {module for _, module, _ in parts} - known:
+        raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(known))}, got {', '.join(sorted(foreign))}")
+    scale = _Scale(values)
+    return tuple(
+        LoraLayer(
+            **{
+                name: _fused(index, columns, modules, parts, scale, dtype)
+                for name, (columns, modules) in products.items()
+            }
+        )
+        for index in range(config.num_layers)
+    )
+
+
+class _Scale:
+    """The factor alpha / r, as peft computes it."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._alpha = values.get("lora_alpha", 8)
+        self._by_root = values.get("use_rslora", False)
+
+    def of(self, rank: int) -> float:
+        return float(self._alpha / (rank**0.5 if self._by_root else rank))
+
+
+def _refuse_more_than_lora(values: dict[str, Any]) -> None:
+    if values.get("peft_type") != "LORA":
+        raise AdapterNotLoadable(f"peft_type must be LORA, got {values.get('peft_type')!r}")
+    wanted: dict[str, tuple[Any, ...]] = {
+        "bias": ("none",),
+        "use_dora": (False, None),
+        "modules_to_save": (None, []),
+        "fan_in_fan_out": (False,),
+    }
+    wanted |= {"alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,)}
+    wanted |= {"layer_replication": (None,), "trainable_token_indices": (None,)}
+    for name, allowed in wanted.items():
+        if name in values and values[name] not in allowed:
+            raise AdapterNotLoadable(f"{name} must be {allowed[0]!r} to be served, got {values[name]!r:.80}")
+
+
+def _fused(
+    layer: int,
+    columns: int,
+    modules: dict[str, int],
+    parts: dict[tuple[int, str, str], Tensor],
+    scale: _Scale,
+    dtype: torch.dtype,
+) -> LoraWeight | None:
+    """Merges the updates of modules that share one fused product: A is concatenated, B is block diagonal."""
+    present = {module: rows for module, rows in modules.items() if (layer, module, "A") in parts}
+    if not present:
+        return None
+    ranks = {module: _checked_rank(layer, module, columns, rows, parts) for module, rows in present.items()}
+    down = torch.cat([parts[layer, module, "A"] for module in present])  # [R, K]
+    up = down.new_zeros(sum(modules.values()), down.shape[0])  # [N, R]
+    row = column = 0
+    for module, rows in modules.items():
+        if module in present:
+            up[row : row + rows, column : column + ranks[module]] = parts[layer, module, "B"] * scale.of(ranks[module])
+            column += ranks[module]
+        row += rows
+    if down.shape[0] % 2:  # bfloat16 products need an even rank
+        down = torch.nn.functional.pad(down, (0, 0, 0, 1))
+        up = torch.nn.functional.pad(up, (0, 1))
+    return LoraWeight(pack(down.to(dtype)), pack(up.to(dtype)))
+
+
+def _checked_rank(layer: int, module: str, columns: int, rows: int, parts: dict[tuple[int, str, str], Tensor]) -> int:
+    """Raises: AdapterNotLoadable: A and B don't fit the module or each other."""
+    down, up = parts[layer, module, "A"], parts[layer, module, "B"]
+    rank = down.shape[0]
+    if tuple(down.shape) != (rank, columns) or tuple(up.shape) != (rows, rank):
+        shapes = f"A {list(down.shape)} and B {list(up.shape)}"
+        raise AdapterNotLoadable(
+            f"{module} of layer {layer} must have A [r, {columns}] and B [{rows}, r], got {shapes}"
+        )
+    if rank > _MAX_RANK:
+        raise AdapterNotLoadable(f"rank must be at most {_MAX_RANK}, got {rank} at {module} of layer {layer}")
+    return rank

@@ -1,0 +1,66 @@
+"""The dense decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) over rows.
+
+In a pass (kernels/decoder.py) only attention combines rows, and a row attends only to the keys of its own sequence. So
+a row's bits depend only on the tokens before it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.config import ModelConfig
+from engine.models.base import Hidden, Rows
+from engine.models.reading import read_text
+from engine.models.weights import DecoderWeights
+from kernels.decoder import DecoderLayers, DecoderShape, decoder
+from kernels.linear import linear
+
+
+class Decoder:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, tables: tuple[Tensor, Tensor], dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.device = weights.embedding.device
+        shape = DecoderShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            dtype=dtype,
+        )
+        cosines, sines = (table.to(self.device) for table in tables)
+        self._layers = DecoderLayers(shape, weights.layers, weights.final_norm, cosines, sines)
+
+    @property
+    def lm_head(self) -> Tensor:
+        """[V, H], unpacked."""
+        return self.weights.lm_head
+
+    @property
+    def max_positions(self) -> int:
+        return self._layers.cosines.shape[0]
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        """Writes the rows' keys and values. `tap_layers` as in kernels.decoder.decoder."""
+        residual = self.weights.embedding[rows.token_ids].float()  # [M, H]
+        caches = (cache.keys, cache.values)
+        return Hidden(
+            *decoder(self._layers, residual, rows.rows, *caches, tap_layers, rows.lora_runs, stacked=rows.stacked)
+        )
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, H] in the model's dtype -> [M, V] float32."""
+        return linear(hidden.contiguous(), self.weights.lm_head_packed)
+
+    def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+        """token_ids [T] int64 from position 0 -> T rows, with the same bits as in serving."""
+        return read_text(self, token_ids, tap_layers)

@@ -1,0 +1,142 @@
+"""A dense decoder's weights, read from safetensors files and laid out for the kernels. Other formats are never read."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.errors import ModelNotLoadable
+from kernels.decoder import LayerWeights
+from kernels.linear import LinearWeight, pack, pack_int8
+from kernels.rope import HeadNorms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    embedding: Tensor  # [V, H]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [H] float32
+    lm_head: Tensor  # [V, H], as published: drafters share it
+    lm_head_packed: LinearWeight
+
+
+class TensorSource(Protocol):
+    """Named tensors, from files or from memory."""
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class _Files:
+    """Tensors of a folder's safetensors files, opened on demand."""
+
+    def __init__(self, model_dir: Path) -> None:
+        index = model_dir / "model.safetensors.index.json"
+        if index.exists():
+            places = json.loads(index.read_text())["weight_map"]
+        else:
+            names = sorted(model_dir.glob("*.safetensors"))
+            places = {key: path.name for path in names for key in _keys(path)}
+        self._places: dict[str, str] = places
+        self._folder = model_dir
+        self._open: dict[str, safe_open] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self._places:
+            raise ModelNotLoadable(f"{self._folder} holds no tensor {name}")
+        file = self._places[name]
+        if Path(file).name != file:
+            raise ModelNotLoadable(f"the index of {self._folder} points outside the folder: {file}")
+        if file not in self._open:
+            self._open[file] = safe_open(self._folder / file, framework="pt")
+        return self._open[file].get_tensor(name)  # type: ignore[no-any-return]  # safetensors has no types
+
+
+def _keys(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _as_load_errors(model_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ModelNotLoadable(f"weights in {model_dir} can't be read: {error}") from error
+
+
+@contextmanager
+def open_weights(model_dir: Path) -> Iterator[TensorSource]:
+    """Opens the folder's tensors by name.
+
+    Raises: ModelNotLoadable: a file is missing or damaged; also for errors in the body of the `with` statement.
+    """
+    with _as_load_errors(model_dir):
+        yield _Files(model_dir)
+
+
+def load_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+) -> DecoderWeights:
+    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
+    with open_weights(model_dir) as source:
+        return build_weights(source, config, dtype, device, int8=int8)
+
+
+def build_weights(
+    source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+) -> DecoderWeights:
+    """Fuses query, key and value, and gate and up, into one weight each; `int8` quantizes the linear weights.
+
+    Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
+    """
+    H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
+    packed = pack_int8 if int8 else pack
+
+    def read(name: str, *shape: int) -> Tensor:
+        tensor = source.tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
+        return tensor.to(device=device, dtype=dtype)
+
+    def norm(name: str, size: int) -> Tensor:
+        return read(name, size).float()
+
+    def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
+        weight = torch.cat([read(f"{prefix}.{part}.weight", rows, columns) for part, rows in parts.items()])
+        biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
+        return packed(weight, None if biases is None else torch.cat(biases))
+
+    def layer(index: int) -> LayerWeights:
+        base = f"model.layers.{index}"
+        attention, mlp = f"{base}.self_attn", f"{base}.mlp"
+        head_norms = None
+        if config.qk_norm:
+            query, key = norm(f"{attention}.q_norm.weight", D), norm(f"{attention}.k_norm.weight", D)
+            head_norms = HeadNorms(query, key, config.norm_eps)
+        heads = {"q_proj": config.num_heads * D, "k_proj": config.num_kv_heads * D, "v_proj": config.num_kv_heads * D}
+        return LayerWeights(
+            input_norm=norm(f"{base}.input_layernorm.weight", H),
+            qkv=linear(attention, heads, H, bias=config.attention_bias),
+            head_norms=head_norms,
+            output=linear(attention, {"o_proj": H}, config.num_heads * D, bias=config.output_bias),
+            post_norm=norm(f"{base}.post_attention_layernorm.weight", H),
+            gate_up=linear(mlp, {"gate_proj": intermediate, "up_proj": intermediate}, H, bias=config.mlp_bias),
+            down=linear(mlp, {"down_proj": H}, intermediate, bias=config.mlp_bias),
+        )
+
+    embedding = read("model.embed_tokens.weight", config.vocab_size, H)
+    lm_head = embedding if config.tie_word_embeddings else read("lm_head.weight", config.vocab_size, H)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(config.num_layers)),
+        final_norm=norm("model.norm.weight", H),
+        lm_head=lm_head,
+        lm_head_packed=packed(lm_head),
+    )

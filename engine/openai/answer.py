@@ -1,0 +1,108 @@
+"""Builds one choice of a response from the engine's step outputs: text, log-probabilities and finish reason.
+
+With speculation, a step returns several tokens, and a stop string may end within them. The content of an `Answer`,
+including its number of tokens, depends on the token ids alone and not on how steps group them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.request import FinishReason, TokenLogprob
+from engine.text import TextStream
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLogprob:
+    """A token's log-probability, and the index of the character of the answer at which its text begins."""
+
+    token: TokenLogprob
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The new text and log-probabilities of one step."""
+
+    text: str
+    logprobs: tuple[ShownLogprob, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    text: str
+    logprobs: tuple[ShownLogprob, ...] | None  # of tokens whose text is shown; None if not requested
+    finish_reason: FinishReason
+    num_tokens: int  # generated, including the token that ended the answer
+
+
+class AnswerStream:
+    """Collects the step outputs of one request. Once `finish_reason` is set, further outputs have no effect."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), logprobs: bool = False, keep: bool = True
+    ) -> None:
+        """`keep`: False if the caller uses each piece at once and never calls `answer`."""
+        self._keep = keep
+        self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
+        self._wants_logprobs = logprobs
+        self._waiting: list[ShownLogprob] = []  # the text of these is held back
+        self._shown: list[ShownLogprob] = []
+        self._num_hidden = 0  # 1 after a stop token
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the answer. The caller must then cancel the request in the engine."""
+        return self._stream.stopped
+
+    @property
+    def num_tokens(self) -> int:
+        return self._stream.num_tokens + self._num_hidden
+
+    def push(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        finish_reason: FinishReason | None,
+    ) -> Piece:
+        if self.finish_reason is not None:
+            return Piece(text="", logprobs=(), finish_reason=None)
+        # The stop token is counted but not shown.
+        shown = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
+        before = self._stream.num_tokens
+        text = self._stream.push(shown)
+        if finish_reason is not None:
+            text += self._stream.finish()
+        if self._wants_logprobs:
+            starts = self._stream.token_starts[before:]
+            self._waiting += [ShownLogprob(*pair) for pair in zip(logprobs or (), starts, strict=False)]
+        if self.stopped:
+            self.finish_reason = FinishReason.STOP
+        elif finish_reason is not None:
+            self.finish_reason = finish_reason
+            self._num_hidden = len(token_ids) - len(shown)
+        return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason)
+
+    def answer(self) -> Answer:
+        assert self.finish_reason is not None
+        assert self._keep
+        return Answer(
+            text=self._stream.text,
+            logprobs=tuple(self._shown) if self._wants_logprobs else None,
+            finish_reason=self.finish_reason,
+            num_tokens=self.num_tokens,
+        )
+
+    def _release(self) -> tuple[ShownLogprob, ...]:
+        """Log-probabilities of text shown at least in part; all of them if the answer ended without a stop string."""
+        num_characters = len(self._stream.text)
+        if self.finish_reason is not None and not self.stopped:
+            released = self._waiting
+        else:
+            released = [waiting for waiting in self._waiting if waiting.text_offset < num_characters]
+        self._waiting = self._waiting[len(released) :]  # offsets never decrease, so the released ones come first
+        if self._keep:
+            self._shown += released
+        return tuple(released)

@@ -1,0 +1,321 @@
+"""Parses the JSON bodies of OpenAI's chat and text completions into engine requests.
+
+A body is either supported in full or refused. An option that would change the answer but is not implemented is an error
+(`unsupported_parameter`), and so is an unknown name (`unknown_parameter`). Only options that cannot change an answer,
+such as `user` or `metadata`, are ignored.
+
+    body ─ parse_chat / parse_completion ─ ParsedRequest ─ engine_requests ─ one Request per choice
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.fields import Fields, InvalidRequest, encodable, kind_of
+from engine.grammars.compiler import GrammarCompiler
+from engine.grammars.grammar import Grammar
+from engine.openai import options, output_format, tools
+from engine.openai.messages import mention_tools, parse_messages
+from engine.openai.nesting import check_plain
+from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
+from engine.openai.tools import ToolUse, call_grammar, parse_tools
+from engine.request import Request, SamplingParams
+from engine.tokenizer import ChatTemplateError, Tokenizer
+
+__all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
+
+# Accepted, but without effect on an answer.
+_WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+_WITHOUT_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
+# Not implemented: refused unless it has one of these values, which have no effect.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+_COMMON = frozenset({"model"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
+_CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+_COMPLETION = _COMMON | {"prompt"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    """A parsed request; `compiled` makes it ready for the engine.
+
+    The index of a choice is `prompt index * n + number of the choice for that prompt`.
+    """
+
+    model: str  # as requested; "" if the body names none
+    prompts: tuple[tuple[int, ...], ...]  # chat has one; completions may have several
+    choices: tuple[tuple[int, SamplingParams], ...]  # by index: index of its prompt, sampling parameters
+    seed: int  # of the first choice; the seeds of others are derived from it
+    n: int
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool  # whether every chunk of the stream has usage
+    grammar_param: str | None  # the parameter that set the grammar
+    calls: CallStyle | None = None  # None: answers are text
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first prompt, which is the only one for chat."""
+        return self.prompts[0]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters of the first choice."""
+        return self.choices[0][1]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    def compiled(self, grammars: GrammarCompiler) -> "ParsedRequest":
+        """Returns the request ready for the engine; compiling a grammar may take seconds.
+
+        Raises: InvalidRequest: the grammar is refused.
+        """
+        if self.sampling.grammar is None:
+            return self
+        grammar = grammars.compile(self.sampling.grammar, param=self.grammar_param)
+        choices = tuple((place, replace(sampling, grammar=grammar)) for place, sampling in self.choices)
+        return replace(self, choices=choices)
+
+    def engine_requests(self, request_id: str, *, adapter: str | None = None) -> list[Request]:
+        """Returns one request per choice, in order of index, with ids `<request_id>-<index>`."""
+        return [
+            Request(f"{request_id}-{index}", self.prompts[place], sampling, adapter)
+            for index, (place, sampling) in enumerate(self.choices)
+        ]
+
+
+def parse_chat(
+    body: Mapping[str, Any],
+    *,
+    tokenizer: Tokenizer,
+    max_seq_len: int,
+    default_seed: int | None = None,
+    call_form: CallForm | None = None,
+) -> ParsedRequest:
+    """Reads the body of POST /v1/chat/completions.
+
+    Args:
+        default_seed: for a body without `seed`; None draws one. A caller that may run twice must pass a fixed seed.
+        call_form: the model's format of tool calls; None: the one in its chat template.
+
+    Raises: InvalidRequest
+    """
+    fields = Fields(body)
+    _refuse_foreign(fields, known=_CHAT)
+    use = parse_tools(fields)
+    grammar = output_format.parse_output_format(fields)
+    calls = None
+    if use is not None:
+        form = call_form or _form(tokenizer)
+        calls = CallStyle(form, frozenset(tool.name for tool in use.callable))
+        if grammar is not None:
+            raise InvalidRequest(
+                "an answer cannot both have a format and call tools: leave one out, or send tool_choice none",
+                param="response_format",
+                code="unsupported_parameter",
+            )
+        grammar = call_grammar(use, form)
+    max_tokens = fields.integer("max_completion_tokens", at_least=1)
+    if max_tokens is None:
+        max_tokens = fields.integer("max_tokens", at_least=1)
+    parsed = _parsed(
+        fields,
+        prompts=(encode_messages(fields, tokenizer=tokenizer, use=use),),
+        prompt_param="messages",
+        max_tokens=max_tokens,
+        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)),
+        grammar=grammar,
+        max_seq_len=max_seq_len,
+        default_seed=default_seed,
+    )
+    return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")
+
+
+def parse_completion(
+    body: Mapping[str, Any],
+    *,
+    tokenizer: Tokenizer,
+    max_seq_len: int,
+    default_seed: int | None = None,
+    call_form: CallForm | None = None,
+) -> ParsedRequest:
+    """Reads the body of POST /v1/completions; arguments as in `parse_chat`, but `call_form` has no effect.
+
+    Raises: InvalidRequest
+    """
+    fields = Fields(body)
+    _refuse_foreign(fields, known=_COMPLETION)
+    num_logprobs = fields.integer("logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
+    return _parsed(
+        fields,
+        prompts=_prompts(fields.get("prompt"), tokenizer),
+        prompt_param="prompt",
+        max_tokens=fields.integer("max_tokens", at_least=1),
+        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=num_logprobs),
+        grammar=output_format.parse_output_format(fields),
+        max_seq_len=max_seq_len,
+        default_seed=default_seed,
+    )
+
+
+def encode_messages(
+    fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
+) -> tuple[int, ...]:
+    """Renders the prompt from `messages`, `chat_template_kwargs` and the tools.
+
+    Raises: InvalidRequest
+    """
+    messages = parse_messages(fields)
+    if (use is not None or mention_tools(messages)) and not _knows_tools(tokenizer):
+        raise InvalidRequest(
+            "this model's chat template has no place for tools, their calls or their answers",
+            param="messages" if use is None else "tools",
+            code="unsupported_parameter",
+        )
+    variables = fields.mapping("chat_template_kwargs")
+    check_plain(variables, param="chat_template_kwargs")
+    try:
+        ids = tokenizer.encode_chat(
+            messages,
+            tools=[tool.definition for tool in use.tools] if use else None,
+            add_generation_prompt=add_generation_prompt,
+            template_variables=variables,
+        )
+    except ChatTemplateError as error:
+        raise InvalidRequest(str(error)[:500], param="messages") from error
+    return tuple(ids)
+
+
+def _parsed(
+    fields: Fields,
+    *,
+    prompts: tuple[tuple[int, ...], ...],
+    prompt_param: str,
+    max_tokens: int | None,
+    sampling: SamplingParams,
+    grammar: Grammar | None,
+    max_seq_len: int,
+    default_seed: int | None,
+) -> ParsedRequest:
+    for prompt in prompts:
+        _check_length(prompt, max_seq_len=max_seq_len, param=prompt_param)
+    n = options.parse_num_choices(fields, num_prompts=len(prompts))
+    seed = options.parse_seed(fields, default_seed)
+    stream = fields.boolean("stream", False)
+    include_usage, continuous_usage = options.parse_usage_options(fields, stream=stream)
+    choices = []
+    for index in range(n * len(prompts)):
+        room = max_seq_len - len(prompts[index // n])
+        capped = room if max_tokens is None else min(max_tokens, room)
+        least = options.parse_min_tokens(fields, at_most=capped)
+        one = replace(sampling, max_tokens=capped, min_tokens=least, grammar=grammar)
+        choices.append((index // n, replace(one, seed=options.choice_seed(seed, index))))
+    num_tokens = sum(one.max_tokens for _, one in choices)
+    options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
+    return ParsedRequest(
+        model=fields.string("model", ""),
+        prompts=prompts,
+        choices=tuple(choices),
+        seed=seed,
+        n=n,
+        stop=options.parse_stop_strings(fields),
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        grammar_param=None if grammar is None else output_format.param_of(fields),
+    )
+
+
+def _refuse_foreign(fields: Fields, *, known: frozenset[str]) -> None:
+    for name in fields:
+        value = fields.get(name)
+        if name in known:
+            continue
+        if name not in _NEUTRAL:
+            raise InvalidRequest(f"unknown parameter: {name[:80]}", param=name[:80], code="unknown_parameter")
+        if value is not None and value not in _NEUTRAL[name]:
+            allowed = " or ".join(["absent", *(repr(neutral) for neutral in _NEUTRAL[name])])
+            raise InvalidRequest(
+                f"{name} is not supported by this release: it must be {allowed}, got {kind_of(value)}",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def _knows_tools(tokenizer: Tokenizer) -> bool:
+    return re.search(r"\btools\b", tokenizer.tool_template) is not None
+
+
+def _form(tokenizer: Tokenizer) -> CallForm:
+    form = form_of_template(tokenizer.tool_template)
+    if form is None and _knows_tools(tokenizer):
+        raise InvalidRequest(
+            "the form of this model's tool calls is not known; the server can be told by --tool-call-parser",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return form or CallForm.HERMES  # a template without tools is refused when it is rendered
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs", False)
+    num_top = fields.integer("top_logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
+    if num_top and not wanted:
+        raise InvalidRequest(
+            f"top_logprobs needs logprobs to be true, got top_logprobs {num_top}", param="top_logprobs"
+        )
+    return (num_top or 0) if wanted else None
+
+
+def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """`prompt` is a string, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return (tuple(tokenizer.encode(encodable(prompt, param="prompt"))),)
+    if _is_ids(prompt, tokenizer):
+        return (tuple(prompt),)
+    if isinstance(prompt, list) and prompt:
+        if len(prompt) > options.MAX_CHOICES and not isinstance(prompt[0], int):
+            message = f"there may be at most {options.MAX_CHOICES} prompts, got {len(prompt)}"
+            raise InvalidRequest(message, param="prompt", code="unsupported_parameter")
+        if all(isinstance(item, str) for item in prompt):
+            return tuple(tuple(tokenizer.encode(encodable(item, param="prompt"))) for item in prompt)
+        if all(_is_ids(item, tokenizer) for item in prompt):
+            return tuple(tuple(item) for item in prompt)
+    raise InvalidRequest(
+        f"prompt must be a string, a list of token ids in 0..{tokenizer.vocab_size - 1}, or a list of one of these, "
+        f"got {kind_of(prompt)}",
+        param="prompt",
+    )
+
+
+def _is_ids(value: Any, tokenizer: Tokenizer) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in value)
+    )
+
+
+def _check_length(prompt: Sequence[int], *, max_seq_len: int, param: str) -> None:
+    if not prompt:
+        raise InvalidRequest("the prompt must have at least 1 token, got 0", param=param)
+    if len(prompt) >= max_seq_len:
+        raise InvalidRequest(
+            f"this model's context holds {max_seq_len} tokens, prompt and answer; the prompt has {len(prompt)}",
+            param=param,
+            code="context_length_exceeded",
+        )

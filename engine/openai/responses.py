@@ -1,0 +1,244 @@
+"""Builds OpenAI's response objects as dicts for JSON: whole answers, chunks of a stream, errors.
+
+In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again, and
+`metrics.speculative_decoding`, the speculation statistics of the request.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.openai.answer import Answer, ShownLogprob
+from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
+from engine.request import FinishReason, SpeculationStats
+from engine.tokenizer import Tokenizer
+
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI uses this value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The fields that all chunks of a response share."""
+
+    response_id: str
+    created: int  # Unix seconds
+    model: str
+    seed: int
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "seed": self.seed,
+        }
+
+
+def chat_completion(
+    head: Head,
+    answers: Sequence[Answer],
+    *,
+    num_prompt_tokens: int,
+    num_cached_tokens: int,
+    stats: SpeculationStats,
+    tokenizer: Tokenizer,
+    calls: CallStyle | None = None,
+) -> dict[str, Any]:
+    """`answers` in order of index. `calls`: the format of tool calls in them; None: there are none."""
+    choices = []
+    for index, answer in enumerate(answers):
+        message = _message(head, index, answer.text, calls)
+        called = "tool_calls" in message
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs, tokenizer),
+                "finish_reason": chat_finish_reason(answer.finish_reason, called=called),
+            }
+        )
+    usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
+    return head.fields("chat.completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
+
+
+def text_completion(
+    head: Head,
+    answers: Sequence[Answer],
+    *,
+    num_prompt_tokens: int,
+    num_cached_tokens: int,
+    stats: SpeculationStats,
+    tokenizer: Tokenizer,
+    calls: CallStyle | None = None,
+) -> dict[str, Any]:
+    """As `chat_completion`, but without tool calls."""
+    assert calls is None
+    choices = [
+        {
+            "index": index,
+            "text": answer.text,
+            "logprobs": None if answer.logprobs is None else text_logprobs(answer.logprobs, tokenizer),
+            "finish_reason": str(answer.finish_reason),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
+    return head.fields("text_completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
+
+
+def chat_chunk(
+    head: Head,
+    index: int,
+    *,
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return head.fields("chat.completion.chunk") | {"choices": [choice]}
+
+
+def text_chunk(
+    head: Head,
+    index: int,
+    *,
+    text: str,
+    finish_reason: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    return head.fields("text_completion") | {"choices": [choice]}
+
+
+def usage_chunk(head: Head, kind: str, *, usage: dict[str, Any], stats: SpeculationStats) -> dict[str, Any]:
+    """The last chunk of a stream if the client requested usage; it has no choices."""
+    return head.fields(kind) | {"choices": [], "usage": usage, "metrics": metrics_block(stats)}
+
+
+def call_delta(head: Head, index: int, piece: CallPiece) -> dict[str, Any]:
+    """The delta of a chunk that begins a call or continues its arguments."""
+    function: dict[str, Any] = {"arguments": piece.arguments}
+    call: dict[str, Any] = {"index": piece.index, "function": function}
+    if piece.name is not None:
+        function = {"name": piece.name, "arguments": piece.arguments}
+        call_id = _call_id(head, index, piece.index)
+        call = {"index": piece.index, "id": call_id, "type": "function", "function": function}
+    return {"tool_calls": [call]}
+
+
+def chat_finish_reason(reason: FinishReason, *, called: bool) -> str:
+    return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
+
+
+def usage_block(*, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """`num_cached_tokens`: prompt tokens found in the prefix cache."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+def metrics_block(stats: SpeculationStats) -> dict[str, Any]:
+    """Source: the shape proposed in vLLM pull request 48915."""
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": round(stats.mean_acceptance_length, 4),
+            "draft_acceptance_rate": round(stats.draft_acceptance_rate, 4),
+            "acceptance_histogram": list(stats.acceptance_histogram),
+            "num_spec_steps": stats.num_spec_steps,
+            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_spec_tokens": stats.num_spec_tokens,
+        }
+    }
+
+
+def merged_stats(parts: Iterable[SpeculationStats]) -> SpeculationStats:
+    """Merges the statistics of several choices."""
+    total = SpeculationStats()
+    for part in parts:
+        total.num_spec_steps += part.num_spec_steps
+        total.num_draft_tokens += part.num_draft_tokens
+        total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+        total.num_spec_tokens = max(total.num_spec_tokens, part.num_spec_tokens)
+        longer = max(len(total.acceptance_histogram), len(part.acceptance_histogram))
+        total.acceptance_histogram += [0] * (longer - len(total.acceptance_histogram))
+        for i, count in enumerate(part.acceptance_histogram):
+            total.acceptance_histogram[i] += count
+    return total
+
+
+def error_body(
+    message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def chat_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+    content = [
+        _token(entry.token.token_id, entry.token.logprob, tokenizer)
+        | {"top_logprobs": [_token(token_id, logprob, tokenizer) for token_id, logprob in entry.token.top]}
+        for entry in shown
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "tokens": [_name(entry.token.token_id, tokenizer) for entry in shown],
+        "token_logprobs": [_finite(entry.token.logprob) for entry in shown],
+        "top_logprobs": [
+            {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            for entry in shown  # best last, so that of two tokens with equal text the better one remains
+        ],
+        "text_offset": [entry.text_offset for entry in shown],
+    }
+
+
+def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    return usage_block(
+        num_prompt_tokens=num_prompt_tokens,
+        num_completion_tokens=sum(answer.num_tokens for answer in answers),
+        num_cached_tokens=num_cached_tokens,
+    )
+
+
+def _message(head: Head, index: int, text: str, style: CallStyle | None) -> dict[str, Any]:
+    said, calls = (text, []) if style is None else read_calls(style, text)
+    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    if calls:
+        message["content"] = said or None
+        message["tool_calls"] = [
+            {
+                "id": _call_id(head, index, number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls)
+        ]
+    return message
+
+
+def _call_id(head: Head, index: int, number: int) -> str:
+    """Deterministic, so that repeated requests return the same ids."""
+    return f"call_{head.response_id.partition('-')[2]}_{index}_{number}"
+
+
+def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "token": _name(token_id, tokenizer),
+        "logprob": _finite(logprob),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+def _name(token_id: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST_LOGPROB)

@@ -1,1 +1,0 @@
-"""Drafters whose whole loop runs on the device."""

@@ -1,0 +1,168 @@
+"""Connects the event loop with the engine's thread: admits generations up to a limit and passes reports to them.
+
+All methods run on the event loop, unless noted otherwise. Each choice counts against the limit until it ends. Outputs
+that a client has not read yet are merged per choice, so a slow client holds at most the tokens of its own answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from engine.fields import InvalidRequest
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.server.errors import Draining, EngineBroken, Overloaded, ServerFault
+from engine.server.queue_time import QueueTime
+from engine.server.worker import Engine, EngineWorker, Report
+
+_Result = TypeVar("_Result")
+
+
+class _PendingOutput:
+    """The output of one choice since the last call of `Generation.next`."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._finish_reason: FinishReason | None = None
+        self._speculation: SpeculationStats | None = None
+
+    def add(self, output: StepOutput) -> None:
+        self._token_ids += output.token_ids
+        if output.logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += output.logprobs
+        self._finish_reason = output.finish_reason
+        self._speculation = output.speculation
+
+    def take(self, request_id: str) -> StepOutput:
+        logprobs = None if self._logprobs is None else tuple(self._logprobs)
+        return StepOutput(request_id, tuple(self._token_ids), logprobs, self._finish_reason, self._speculation)
+
+
+class Generation:
+    """The choices of one response. The caller that opened it must call `close`, also if all choices have ended."""
+
+    def __init__(self, async_engine: "AsyncEngine", requests: Sequence[Request]) -> None:
+        self._async_engine = async_engine
+        self._ids = [request.request_id for request in requests]
+        self._open = {request_id: index for index, request_id in enumerate(self._ids)}
+        self._pending: dict[int, _PendingOutput] = {}  # by choice, longest waiting first
+        self._failure: InvalidRequest | ServerFault | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def next(self) -> tuple[int, StepOutput]:
+        """Waits for new output. Returns the index of a choice and its output since the last call.
+
+        Raises: InvalidRequest, ServerFault: a choice failed; the caller must close the generation.
+        """
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        index = next(iter(self._pending))
+        return index, self._pending.pop(index).take(self._ids[index])
+
+    def cancel(self, index: int) -> None:
+        """Cancels a choice; its last output still follows."""
+        self._async_engine.worker.cancel(self._ids[index])
+
+    def close(self) -> None:
+        """Cancels the choices that have not ended."""
+        for request_id in list(self._open):
+            self._async_engine.worker.cancel(request_id)
+            self._remove(request_id)
+
+    def on_report(self, report: Report) -> None:
+        if report.output is not None:
+            index = self._open[report.request_id]
+            self._pending.setdefault(index, _PendingOutput()).add(report.output)
+        self._failure = self._failure or report.failure
+        if report.failure is not None or (report.output and report.output.finish_reason is not None):
+            self._remove(report.request_id)
+        self._changed.set()
+
+    def fail(self, fault: ServerFault) -> None:
+        """Ends all choices with an error of the server."""
+        for request_id in list(self._open):
+            self._async_engine.worker.cancel(request_id)
+            self.on_report(Report(request_id, None, fault))
+
+    def _remove(self, request_id: str) -> None:
+        if self._open.pop(request_id, None) is not None:
+            self._async_engine.forget(request_id)
+
+
+class AsyncEngine:
+    """Call `start` before `open`."""
+
+    def __init__(self, engine: Engine, *, max_open: int) -> None:
+        """`max_open`: maximum choices that run or wait."""
+        self.worker = EngineWorker(engine, deliver=self._deliver)
+        self._max_open = max_open
+        self._generations: dict[str, Generation] = {}
+        self._queue_time = QueueTime()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._generations)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worker.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.worker.stop, 10.0)
+
+    def open(self, requests: Sequence[Request]) -> Generation:
+        """Raises: Overloaded, EngineBroken; InvalidRequest: there are more choices than the limit."""
+        if self.worker.broken:
+            raise EngineBroken(f"the engine is broken: {self.worker.broken}")
+        if len(requests) > self._max_open:
+            raise InvalidRequest(f"n must be at most {self._max_open} on this server, got {len(requests)}", param="n")
+        num_missing = self.num_open + len(requests) - self._max_open
+        if num_missing > 0:
+            raise Overloaded(
+                f"{self.num_open} choices run or wait and this request asks for {len(requests)} more; "
+                f"the limit is {self._max_open}",
+                retry_after_seconds=self._queue_time.seconds_until(num_missing, time.monotonic()),
+            )
+        generation = Generation(self, requests)
+        for request in requests:
+            self._generations[request.request_id] = generation
+            self.worker.submit(request)
+        return generation
+
+    async def call(self, function: Callable[[Engine], _Result]) -> _Result:
+        """Runs `function` on the engine's thread, between two steps.
+
+        Raises: EngineBroken; what the function raises.
+        """
+        if self.worker.broken:
+            raise EngineBroken(f"the engine is broken: {self.worker.broken}")
+        return await asyncio.wrap_future(self.worker.call(function))
+
+    def fail_all(self) -> None:
+        """Ends every generation because the process stops."""
+        for generation in set(self._generations.values()):
+            generation.fail(Draining("the server stopped before the answer was complete"))
+
+    def forget(self, request_id: str) -> None:
+        if self._generations.pop(request_id, None) is not None:
+            self._queue_time.freed(time.monotonic())
+
+    def _deliver(self, reports: list[Report]) -> None:
+        """Runs on the engine's thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._dispatch, reports)
+
+    def _dispatch(self, reports: list[Report]) -> None:
+        for report in reports:
+            if (generation := self._generations.get(report.request_id)) is not None:
+                generation.on_report(report)

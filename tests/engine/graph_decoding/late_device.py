@@ -1,0 +1,95 @@
+"""A device that executes as late as possible: work stays in its queue until the host waits for a result.
+
+So the host decides without any result of the graph steps in flight, as it may happen with a GPU. Prefill passes, which
+the engine under test runs immediately, first execute the queue, as the order of a CUDA stream requires.
+"""
+
+import time
+from collections import deque
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.graph_decoding.device import Fetch, HostDevice, Mark, Program
+from engine.rows import RowBuilder
+
+
+class LateDevice(HostDevice):
+    def __init__(self) -> None:
+        self._queue: deque[Program] = deque()
+        self.most_queued = 0  # copies requested and not executed yet
+        self._requested = self._executed = 0
+
+    def program(self, function: Program) -> Program:
+        return lambda: self._queue.append(function)
+
+    def put(self, target: Tensor, values: Tensor) -> None:
+        copy = values.clone()
+
+        def later() -> None:
+            target.copy_(copy)
+
+        self._queue.append(later)
+
+    def fetch(self, source: Tensor) -> Fetch:
+        fetch = _LateCopy(self, source)
+        self._queue.append(fetch.execute)
+        self._requested += 1
+        self.most_queued = max(self.most_queued, self._requested - self._executed)
+        return fetch
+
+    def mark(self) -> Mark:
+        return _FixedMark()
+
+    def work(self, until: "_LateCopy | None" = None) -> None:
+        """Executes the queue, up to `until` if that is given."""
+        with torch.inference_mode():
+            while self._queue and (until is None or until.values is None):
+                self._queue.popleft()()
+
+    def executed(self) -> None:
+        self._executed += 1
+
+
+class _LateCopy:
+    def __init__(self, device: LateDevice, source: Tensor) -> None:
+        self._device = device
+        self._source = source
+        self.values: Tensor | None = None
+
+    def execute(self) -> None:
+        self.values = self._source.clone()
+        self._device.executed()
+
+    def wait(self) -> Tensor:
+        self._device.work(self)
+        assert self.values is not None
+        return self.values
+
+
+class _FixedMark:
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return 1e-3
+
+
+def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
+    """Makes engines created from now on use this device for graph decoding."""
+    build, write_tables = RowBuilder.build, KVCache.write_tables
+
+    def late_build(builder: RowBuilder) -> object:
+        device.work()
+        return build(builder)
+
+    def late_write_tables(cache: KVCache, rows: list[int], positions: list[int], slots: list[int]) -> None:
+        if slots:
+            device.work()
+        write_tables(cache, rows, positions, slots)
+
+    monkeypatch.setattr("engine.graph_decoding.setup.device_of", lambda _: device)
+    monkeypatch.setattr(RowBuilder, "build", late_build)
+    monkeypatch.setattr(KVCache, "write_tables", late_write_tables)

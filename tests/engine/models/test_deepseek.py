@@ -1,0 +1,167 @@
+"""DeepSeek-V3 gives the results of transformers, and its rows depend on their own path alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import DeepseekV3ForCausalLM
+from transformers.modeling_layers import MtpLayer
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
+
+from engine.config import EngineConfig
+from engine.drafters.none import NoDrafter
+from engine.errors import SpeculatorNotLoadable
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.models.deepseek import Deepseek
+from engine.models.deepseek_mtp import MtpModule
+from engine.models.reading import prefix_rows
+from engine.request import Request, SamplingParams
+from kernels.decoder import DecoderRows
+from tests.engine.drafters import OracleDrafter
+from tests.engine.test_parity import difference
+from tests.tiny_model import make_tiny_model
+
+
+def load(folder: Path, dtype: str = "float32") -> Deepseek:
+    model = load_model(folder, dtype=dtype)
+    assert isinstance(model, Deepseek)
+    return model
+
+
+def add_mtp_module(folder: Path, reference: DeepseekV3ForCausalLM) -> MtpLayer:
+    """Writes random weights to a separate file under the published names."""
+    config = reference.config
+    torch.manual_seed(1)
+    module = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, config.num_hidden_layers)
+    for parameter in module.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.1 + (1.0 if parameter.dim() == 1 else 0.0)
+    for buffer in module.buffers():  # the correction bias of the router's scores
+        buffer.normal_()
+    tensors: dict[str, Tensor] = {}
+    base = f"model.layers.{config.num_hidden_layers}"
+    for name, tensor in module.state_dict().items():
+        renamed = "shared_head.norm.weight" if name == "post_norm.weight" else name.removeprefix("mtp_block.")
+        if "experts." in renamed and "shared" not in renamed:
+            for index, expert in enumerate(tensor):
+                names, parts = (("gate", "up"), expert.chunk(2)) if "gate_up" in name else (("down",), (expert,))
+                for part, weight in zip(names, parts, strict=True):
+                    tensors[f"{base}.mlp.experts.{index}.{part}_proj.weight"] = weight
+        else:
+            tensors[f"{base}.{renamed}"] = tensor
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "mtp.safetensors")
+    return module
+
+
+YARN = {
+    **{"rope_type": "yarn", "factor": 32.0, "rope_theta": 1e4, "original_max_position_embeddings": 32},
+    **{"mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32, "beta_slow": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"q_lora_rank": None, "rope_interleave": False},
+        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        {"rope_parameters": YARN, "attention_bias": True},
+    ],
+    ids=["as published", "no query rank, halves", "one group", "yarn, biases"],
+)
+def test_logits_agree(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    assert difference(make_tiny_model(tmp_path, "deepseek_v3", **overrides)) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neither_trees_nor_company_nor_chunks_change_an_answer(tmp_path: Path, dtype: str) -> None:
+    model = load(make_tiny_model(tmp_path, "deepseek_v3"), dtype)
+    params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
+    requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
+
+    plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
+    known = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    config = EngineConfig(max_batch_size=4, draft_budget=9, prefill_chunk=7)
+    drafted = generate(Engine(model, oracle, config), requests)
+
+    assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]
+    assert sum(a.speculation.num_accepted_draft_tokens for a in drafted) > 5
+
+
+def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    token_ids = torch.arange(20)
+    reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    streams: list[Tensor] = []
+    for layer in reference.model.layers:
+        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+    reference(token_ids.unsqueeze(0))
+
+    taps = load(folder).hidden_states(token_ids, (2, 1)).taps
+
+    assert taps is not None
+    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+
+
+def test_float8_weights_are_widened_by_their_factors(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3", hidden_size=192)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj.weight"  # [384, 192]: the last blocks are incomplete
+    factors = torch.rand(3, 2) + 0.5
+    spread = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :192]
+    narrow = (tensors[name] / spread).to(torch.float8_e4m3fn)
+    tensors[name] = narrow.float() * spread
+    save_file(tensors, folder / "model.safetensors")
+    token_ids = torch.arange(40)
+    widened = load(folder).hidden_states(token_ids).final
+
+    save_file(tensors | {name: narrow, f"{name}_scale_inv": factors}, folder / "model.safetensors")
+
+    assert torch.equal(load(folder).hidden_states(token_ids).final, widened)
+
+
+def test_the_mtp_module_agrees_also_when_it_runs_on_its_own_guess(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = add_mtp_module(folder, reference)
+    token_ids = torch.randint(0, 250, (51,), generator=torch.Generator().manual_seed(1))
+    model = load(folder)
+    module = MtpModule.load(model)
+    hidden = model.hidden_states(token_ids[:-1]).final
+
+    def ours_from(first: int, hidden: Tensor) -> Tensor:
+        """Runs the module over positions `first` .. 49, in the first slots."""
+        places = torch.arange(50 - first)
+        table = places.int().view(1, -1)
+        rows = DecoderRows(places + first, places, prefix_rows(table, places))
+        return module.forward(hidden, token_ids[first + 1 :], rows, module.make_keys(50))
+
+    def theirs_from(first: int, hidden: Tensor) -> Tensor:
+        embedded = reference.model.embed_tokens(token_ids[first + 1 :]).unsqueeze(0)
+        positions = torch.arange(first, 50).unsqueeze(0)
+        rotary = reference.model.rotary_emb(embedded, positions)
+        return theirs(embedded, hidden.unsqueeze(0), rotary, None, positions, None)[0]  # type: ignore[no-any-return]
+
+    once = ours_from(0, hidden)
+    twice = ours_from(1, once[:-1])
+    with torch.inference_mode():
+        expected_once = theirs_from(0, hidden)
+        expected_twice = theirs_from(1, expected_once[:-1])
+        expected_logits = reference.lm_head(expected_twice)
+
+    assert (once - expected_once).abs().max() <= 1e-4
+    assert (twice - expected_twice).abs().max() <= 1e-4
+    assert (module.logits(twice) - expected_logits).abs().max() <= 1e-4
+    assert (once[1:] - twice).abs().max() > 0.1, "a module that ignores the hidden state would agree, too"
+
+
+def test_a_model_without_an_mtp_module_says_so(tmp_path: Path) -> None:
+    model = load(make_tiny_model(tmp_path, "deepseek_v3"))
+    with pytest.raises(SpeculatorNotLoadable, match=r"no multi-token .* holds no tensor model.layers.2.enorm.weight"):
+        MtpModule.load(model)

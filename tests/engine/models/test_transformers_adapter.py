@@ -1,0 +1,106 @@
+"""Models that run through transformers are served exactly, or refused with a reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.drafters.none import NoDrafter
+from engine.errors import ModelNotLoadable
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import Engine
+from engine.request import Request, SamplingParams
+from tests.engine.drafters import OracleDrafter
+from tests.engine.test_parity import difference, edit_config
+from tests.tiny_model import make_tiny_model
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_inner": 128, "scale_attn_by_inverse_layer_idx": True},  # learned positions, Conv1D, scores scaled
+    "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
+    "phi": {},  # biases, also on the head
+    "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
+    "mixtral": EXPERTS,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_agree(tmp_path: Path, family: str) -> None:
+    assert difference(make_tiny_model(tmp_path, family, **FAMILIES[family])) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("mixtral", "bfloat16")]
+)
+def test_a_tree_of_guesses_gives_the_plain_answers(tmp_path: Path, family: str, dtype: str) -> None:
+    model = load_model(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype=dtype)
+    params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
+    requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
+
+    plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
+    known = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    drafted = generate(Engine(model, oracle, EngineConfig(max_batch_size=4, draft_budget=9)), requests)
+
+    assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]
+    assert sum(a.speculation.num_accepted_draft_tokens for a in drafted) > 5
+
+
+def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "granite")
+    token_ids = torch.arange(20)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    streams: list[torch.Tensor] = []
+    for layer in reference.model.layers:
+        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+    reference(token_ids.unsqueeze(0))
+
+    taps = load_model(folder, dtype="float32").hidden_states(token_ids, (2, 1)).taps
+
+    assert taps is not None
+    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+
+
+def test_a_context_is_no_longer_than_an_attention_window(tmp_path: Path) -> None:
+    def limit(folder: str, family: str, **overrides: Any) -> int:
+        return load_model(make_tiny_model(tmp_path / folder, family, **overrides)).max_positions
+
+    assert limit("a", "starcoder2", sliding_window=None) == 1024
+    assert limit("b", "starcoder2", sliding_window=48) == 48
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    longrope["original_max_position_embeddings"] = 64
+    assert limit("c", "phi3", rope_parameters=longrope, original_max_position_embeddings=64) == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "message"),
+    [
+        ("gemma2", {}, r"gemma2 is not served: attention with a soft cap on scores \(softcap\)"),
+        ("gpt_oss", EXPERTS, "experts like GptOssExperts are not supported"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "a product of its own"),
+    ],
+)
+def test_models_that_could_not_be_exact_are_refused_by_name(
+    tmp_path: Path, family: str, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelNotLoadable, match=message):
+        load_model(make_tiny_model(tmp_path, family, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_map": {"AutoConfig": "theirs.Config"}}, r"names code of its own \(auto_map\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config of a gpt_neox is not supported"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"num_hidden_layers": 3}, "holds no tensor gpt_neox.layers.2"),
+    ],
+)
+def test_a_folder_the_adapter_cannot_take_says_why(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelNotLoadable, match=message):
+        load_model(edit_config(make_tiny_model(tmp_path, "gpt_neox"), **changes))

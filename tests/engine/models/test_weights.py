@@ -1,0 +1,51 @@
+"""int8 weights: close to the original model, and as row-invariant as other weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelNotLoadable
+from engine.load import load_model
+from tests.tiny_model import make_tiny_model
+
+TOKEN_IDS = torch.randint(0, 250, (60,), generator=torch.Generator().manual_seed(1))
+
+
+def logits(folder: Path, dtype: str, weights: str, *, tokens: int = 60) -> torch.Tensor:
+    model = load_model(folder, dtype=dtype, weights=weights)
+    return model.logits(model.hidden_states(TOKEN_IDS[:tokens]).final).clone()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_int8_logits_stay_near_the_models(tmp_path: Path, dtype: str, tied: bool) -> None:
+    folder = make_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
+    exact, ours = (logits(folder, dtype, weights).log_softmax(-1) for weights in ("auto", "int8"))
+    divergence = (exact.exp() * (exact - ours)).sum(-1)  # nats per token
+    assert 0 < float(divergence.mean()) < 5e-3
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_int8_logits_of_a_row_do_not_depend_on_other_rows(
+    tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        for module in ("linear", "norm", "swiglu", "rope", "attention"):
+            monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
+    folder = make_tiny_model(tmp_path, "qwen3")
+    together = logits(folder, "bfloat16", "int8")
+    for tokens in (1, 7, 33):
+        assert torch.equal(logits(folder, "bfloat16", "int8", tokens=tokens), together[:tokens]), tokens
+
+
+def test_a_model_without_int8_says_so(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    with pytest.raises(ModelNotLoadable, match="int8 weights are for the dense models"):
+        load_model(folder, weights="int8")
+
+
+def test_unknown_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="weights must be auto or int8, got 'int4'"):
+        EngineConfig(weights="int4")

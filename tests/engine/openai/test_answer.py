@@ -1,0 +1,132 @@
+"""An answer depends on its tokens and not on how steps group them."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.openai.answer import Answer, AnswerStream, ShownLogprob
+from engine.openai.responses import chat_logprobs, merged_stats, metrics_block, text_logprobs
+from engine.request import FinishReason, SpeculationStats, TokenLogprob
+from tests.engine.test_text import BYTE_LEVEL, pieces_of
+
+END = 0  # BYTE_LEVEL's end-of-sequence token
+
+
+def logprobs_of(ids: Sequence[int]) -> list[TokenLogprob]:
+    return [TokenLogprob(token, -0.25 * at, ((token, -0.25 * at),)) for at, token in enumerate(ids)]
+
+
+def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReason, stop: Sequence[str]) -> Answer:
+    stream = AnswerStream(BYTE_LEVEL, stop=stop, logprobs=True)
+    pieces, at, text = pieces_of(ids, sizes), 0, ""
+    shown: list[ShownLogprob] = []
+    for number, piece in enumerate(pieces):
+        last = number == len(pieces) - 1
+        step = stream.push(piece, logprobs_of(ids)[at : at + len(piece)], reason if last else None)
+        text, shown, at = text + step.text, [*shown, *step.logprobs], at + len(piece)
+    answer = stream.answer()
+    assert (answer.text, answer.logprobs) == (text, tuple(shown))  # the stream equals the whole answer
+    return answer
+
+
+@settings(deadline=None)
+@given(
+    st.text("abc é漢\n", min_size=1, max_size=12),
+    st.lists(st.integers(1, 4), min_size=60, max_size=60),
+    st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+    st.lists(st.text("abc é", min_size=1, max_size=3), max_size=2),
+)
+def test_steps_do_not_change_an_answer(text: str, sizes: list[int], reason: FinishReason, stop: list[str]) -> None:
+    ids = [*BYTE_LEVEL.encode(text), END]
+
+    in_steps = answer_in_steps(ids, sizes, reason, stop)
+
+    assert in_steps == answer_in_steps(ids, [len(ids)], reason, stop)
+    assert in_steps == answer_in_steps(ids, [1] * len(ids), reason, stop)
+
+
+def test_the_token_that_ends_an_answer_is_counted_and_not_shown() -> None:
+    ids = [*BYTE_LEVEL.encode("xy"), *BYTE_LEVEL.encode("c")]  # "c" is a stop token that has text
+
+    answer = answer_in_steps(ids, [3], FinishReason.STOP, ())
+
+    assert (answer.text, answer.num_tokens, answer.finish_reason) == ("xy", 3, FinishReason.STOP)
+    assert answer.logprobs is not None
+    assert len(answer.logprobs) == 2
+
+
+def test_a_stop_string_makes_a_length_end_a_stop() -> None:
+    answer = answer_in_steps(BYTE_LEVEL.encode("x y z"), [5], FinishReason.LENGTH, [" "])
+
+    assert (answer.text, answer.num_tokens, answer.finish_reason) == ("x", 2, FinishReason.STOP)
+
+
+def test_log_probabilities_are_of_the_shown_text() -> None:
+    answer = answer_in_steps(BYTE_LEVEL.encode("xyzzy!"), [2, 2, 2], FinishReason.LENGTH, ["zz"])
+
+    assert answer.logprobs is not None
+    assert text_logprobs(answer.logprobs, BYTE_LEVEL)["tokens"] == ["x", "y"]
+
+
+def test_log_probabilities_have_openais_chat_shape() -> None:
+    answer = answer_in_steps(BYTE_LEVEL.encode("xé"), [1, 1], FinishReason.LENGTH, ())
+
+    assert answer.logprobs is not None
+    assert chat_logprobs(answer.logprobs, BYTE_LEVEL) == {
+        "content": [
+            {
+                "token": "x",
+                "logprob": 0.0,
+                "bytes": [120],
+                "top_logprobs": [{"token": "x", "logprob": 0.0, "bytes": [120]}],
+            },
+            {
+                "token": "é",
+                "logprob": -0.25,
+                "bytes": [195, 169],
+                "top_logprobs": [{"token": "é", "logprob": -0.25, "bytes": [195, 169]}],
+            },
+        ],
+        "refusal": None,
+    }
+
+
+def test_log_probabilities_have_openais_completion_shape() -> None:
+    answer = answer_in_steps(BYTE_LEVEL.encode("xéy"), [3], FinishReason.LENGTH, ())
+
+    assert answer.logprobs is not None
+    assert text_logprobs(answer.logprobs, BYTE_LEVEL) == {
+        "tokens": ["x", "é", "y"],
+        "token_logprobs": [0.0, -0.25, -0.5],
+        "top_logprobs": [{"x": 0.0}, {"é": -0.25}, {"y": -0.5}],
+        "text_offset": [0, 1, 2],
+    }
+
+
+def test_an_impossible_token_has_a_finite_log_probability() -> None:
+    stream = AnswerStream(BYTE_LEVEL, logprobs=True)
+    (token,) = BYTE_LEVEL.encode("x")
+    stream.push([token], [TokenLogprob(token, float("-inf"), ())], FinishReason.LENGTH)
+
+    assert chat_logprobs(stream.answer().logprobs or (), BYTE_LEVEL)["content"][0]["logprob"] == -9999.0
+
+
+def test_figures_of_several_choices_add_up() -> None:
+    first, second = SpeculationStats(num_spec_tokens=3), SpeculationStats(num_spec_tokens=5)
+    first.record(drafted=3, accepted=1)
+    second.record(drafted=5, accepted=4)
+    second.record(drafted=0, accepted=0)
+
+    assert metrics_block(merged_stats([first, second])) == {
+        "speculative_decoding": {
+            "mean_acceptance_length": pytest.approx(1 + 5 / 3, abs=1e-4),
+            "draft_acceptance_rate": 0.625,
+            "acceptance_histogram": [1, 1, 0, 0, 1],
+            "num_spec_steps": 3,
+            "num_accepted_draft_tokens": 5,
+            "num_draft_tokens": 8,
+            "num_spec_tokens": 5,
+        }
+    }

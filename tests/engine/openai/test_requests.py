@@ -1,0 +1,281 @@
+"""Parsing of JSON bodies into engine requests, and the errors of invalid ones."""
+
+from typing import Any
+
+import pytest
+
+from engine.fields import InvalidRequest
+from engine.openai.requests import ParsedRequest, parse_chat, parse_completion
+from engine.tokenizer import Tokenizer
+from tests.tiny_model import make_tiny_model
+
+MAX_SEQ_LEN = 100
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+def chat(tokenizer: Tokenizer, **body: Any) -> ParsedRequest:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | body
+    return parse_chat(body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN)
+
+
+def complete(tokenizer: Tokenizer, **body: Any) -> ParsedRequest:
+    return parse_completion({"prompt": "hi"} | body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN)
+
+
+def test_absent_and_null_mean_the_default(tokenizer: Tokenizer) -> None:
+    names = ["temperature", "top_p", "top_k", "min_p", "n", "stop", "stream", "logprobs", "max_tokens", "tools", "user"]
+
+    parsed = chat(tokenizer, **dict.fromkeys(names))
+
+    assert parsed.sampling.temperature == 1.0
+    assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (1.0, 0, 0.0)
+    assert (parsed.n, parsed.stop, parsed.stream, parsed.sampling.num_logprobs) == (1, (), False, None)
+
+
+def test_options_reach_the_sampling_parameters(tokenizer: Tokenizer) -> None:
+    parsed = chat(
+        tokenizer,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=7,
+        max_completion_tokens=3,
+        max_tokens=5,
+        stop="x",
+        stop_token_ids=[5],
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=4,
+        min_tokens=2,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "5": 1.5},
+    )
+
+    assert parsed.sampling.temperature == 0.5
+    assert parsed.sampling.min_tokens == 2
+    assert (parsed.sampling.repetition_penalty, parsed.sampling.presence_penalty) == (1.5, -1.0)
+    assert (parsed.sampling.frequency_penalty, parsed.sampling.logit_bias) == (0.5, ((5, 1.5), (7, -100.0)))
+    assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (0.9, 40, 0.1)
+    assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # the newer name wins
+    assert parsed.sampling.stop_token_ids == frozenset({5})
+    assert parsed.sampling.ignore_eos
+    assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
+
+
+def test_an_answer_may_go_to_the_end_of_the_context_and_no_further(tokenizer: Tokenizer) -> None:
+    room = MAX_SEQ_LEN - 2
+
+    assert complete(tokenizer).sampling.max_tokens == room
+    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == room
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match=r"holds 100 tokens.* has 100") as caught:
+        complete(tokenizer, prompt="x" * MAX_SEQ_LEN)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_choices_have_seeds_of_their_own_and_the_first_the_requests(tokenizer: Tokenizer) -> None:
+    several = chat(tokenizer, seed=7, n=4).engine_requests("r")
+
+    assert len({request.sampling.seed for request in several}) == 4
+    assert several[0].sampling == chat(tokenizer, seed=7).sampling
+    assert [request.request_id for request in several] == ["r-0", "r-1", "r-2", "r-3"]
+    assert chat(tokenizer, seed=7, n=4).engine_requests("r") == several
+
+
+def test_neighbouring_seeds_share_no_choice(tokenizer: Tokenizer) -> None:
+    seeds = [request.sampling.seed for s in range(20) for request in chat(tokenizer, seed=s, n=3).engine_requests("r")]
+
+    assert len(set(seeds)) == 60
+
+
+def test_without_a_seed_one_is_drawn_and_returned(tokenizer: Tokenizer) -> None:
+    first, second = chat(tokenizer), chat(tokenizer)
+
+    assert first.seed != second.seed
+    assert first.seed == first.sampling.seed < 2**53
+
+
+def test_a_caller_that_may_run_twice_gives_its_own_seed(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "hi"}
+
+    assert parse_completion(body, tokenizer=tokenizer, max_seq_len=9, default_seed=5).seed == 5
+    assert parse_completion(body | {"seed": 1}, tokenizer=tokenizer, max_seq_len=9, default_seed=5).seed == 1
+
+
+def test_a_negative_seed_is_read_as_64_bits(tokenizer: Tokenizer) -> None:
+    assert chat(tokenizer, seed=-1).sampling.seed == 2**64 - 1
+
+
+def test_content_may_be_text_parts(tokenizer: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    assert (
+        chat(tokenizer, messages=[{"role": "user", "content": parts}]).prompts
+        == chat(tokenizer, messages=[{"role": "user", "content": "a\nb"}]).prompts
+    )
+
+
+def test_developer_is_the_later_name_of_system(tokenizer: Tokenizer) -> None:
+    user = {"role": "user", "content": "x"}
+
+    assert (
+        chat(tokenizer, messages=[{"role": "developer", "content": "y"}, user]).prompts
+        == chat(tokenizer, messages=[{"role": "system", "content": "y"}, user]).prompts
+    )
+
+
+def test_prompts_may_be_text_or_ids_one_or_several(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("hi")
+
+    assert complete(tokenizer, prompt=ids).prompts == (tuple(ids),)
+    assert complete(tokenizer, prompt=[ids, ids]).prompts == (tuple(ids), tuple(ids))
+    assert complete(tokenizer, prompt=["hi", "h"]).prompts == (tuple(ids), (ids[0],))
+
+
+def test_choices_of_several_prompts_come_prompt_by_prompt(tokenizer: Tokenizer) -> None:
+    requests = complete(tokenizer, prompt=["hi", "h"], n=2).engine_requests("r")
+
+    assert [len(request.prompt_token_ids) for request in requests] == [2, 2, 1, 1]
+    assert [request.sampling.max_tokens for request in requests] == [98, 98, 99, 99]
+    assert len({request.sampling.seed for request in requests}) == 4
+
+
+@pytest.mark.parametrize("name", ["user", "metadata", "store", "service_tier"])
+def test_options_without_effect_on_an_answer_are_accepted(tokenizer: Tokenizer, name: str) -> None:
+    assert chat(tokenizer, **{name: "anything"}).n == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", []),
+        ("function_call", "none"),
+        ("echo", False),
+        ("best_of", 1),
+    ],
+)
+def test_unsupported_options_may_ask_for_nothing(tokenizer: Tokenizer, name: str, value: Any) -> None:
+    assert chat(tokenizer, **{name: value}).n == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{"name": "f"}]),
+        ("echo", True),
+        ("best_of", 2),
+        ("n", 17),
+        ("reasoning_effort", "high"),
+    ],
+)
+def test_unsupported_options_are_refused_by_name(tokenizer: Tokenizer, name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, **{name: value})
+    assert (caught.value.param, caught.value.code, caught.value.status) == (name, "unsupported_parameter", 400)
+    assert name in caught.value.message
+
+
+def test_an_unknown_name_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="max_token") as caught:
+        chat(tokenizer, max_token=5)
+    assert (caught.value.param, caught.value.code) == ("max_token", "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "both_sides"),
+    [
+        ("temperature", 2.1, r"\[0, 2\], got 2.1"),
+        ("temperature", "hot", r"\[0, 2\], got the string 'hot'"),
+        ("temperature", True, r"\[0, 2\], got true"),
+        ("temperature", float("nan"), r"\[0, 2\], got nan"),
+        ("top_p", 0, r"\(0, 1\], got 0"),
+        ("top_p", 1.5, r"\(0, 1\], got 1.5"),
+        ("min_p", -0.1, r"\[0, 1\], got -0.1"),
+        ("top_k", -2, "at least -1, got -2"),
+        ("top_k", 1.5, "at least -1, got 1.5"),
+        ("n", 0, "at least 1, got 0"),
+        ("max_tokens", 0, "at least 1, got 0"),
+        ("max_completion_tokens", -1, "at least 1, got -1"),
+        ("seed", 2**64, "got 18446744073709551616"),
+        ("seed", 1.5, "got 1.5"),
+        ("stop", ["a"] * 17, "at most 16"),
+        ("stop", [""], "1 to 256 characters, got the string ''"),
+        ("min_tokens", 10_000, "0..79, got 10000"),
+        ("repetition_penalty", 0, r"\(0, 10\], got 0"),
+        ("presence_penalty", 2.5, r"\[-2, 2\], got 2.5"),
+        ("frequency_penalty", -3, r"\[-2, 2\], got -3"),
+        ("logit_bias", [1], "a JSON object, got a list"),
+        ("logit_bias", {"x": 1}, "token ids in 0..258 for keys, got 'x'"),
+        ("logit_bias", {"259": 1}, "token ids in 0..258 for keys, got '259'"),
+        ("logit_bias", {"-1": 1}, "token ids in 0..258 for keys, got '-1'"),
+        ("logit_bias", {str(i): 1 for i in range(1025)}, "1024 tokens, got 1025"),
+        ("stop", 5, "got 5"),
+        ("stop_token_ids", ["a"], "list of at most 1024 token ids"),
+        ("stream", "yes", "true or false, got the string 'yes'"),
+        ("logprobs", 3, "true or false, got 3"),
+        ("top_logprobs", 21, "0..20, got 21"),
+        ("top_logprobs", 2, "needs logprobs to be true"),
+        ("stream_options", {"include_usage": True}, "needs stream to be true"),
+        ("model", 5, "a string, got 5"),
+        ("messages", [], "at least one message, got an empty list"),
+        ("messages", "hi", "got the string 'hi'"),
+        ("chat_template_kwargs", [], "a JSON object, got a list"),
+    ],
+)
+def test_a_bad_value_is_named_with_both_sides(tokenizer: Tokenizer, name: str, value: Any, both_sides: str) -> None:
+    with pytest.raises(InvalidRequest, match=both_sides) as caught:
+        chat(tokenizer, **{name: value})
+    assert (caught.value.param, caught.value.code, caught.value.status) == (name, "invalid_value", 400)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("hi", "messages[1]"),
+        ({"role": "wizard", "content": "x"}, "messages[1].role"),
+        ({"content": "x"}, "messages[1].role"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "user", "content": 5}, "messages[1].content"),
+        ({"role": "user", "content": []}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
+        ({"role": "function", "content": "x"}, "messages[1]"),
+        ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": "x"}, "messages[1].tool_calls"),
+        ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name"),
+    ],
+)
+def test_a_bad_message_is_named_by_its_place(tokenizer: Tokenizer, message: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, messages=[{"role": "user", "content": "x"}, message])
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], [[]], [-1], [10**6], [1.5], [True], ["a", 1], {}, 5])
+def test_a_bad_prompt_is_refused(tokenizer: Tokenizer, prompt: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        complete(tokenizer, prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_text_that_no_encoding_has_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        complete(tokenizer, prompt="a\ud800")
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        chat(tokenizer, messages=[{"role": "user", "content": "a\ud800"}])
+
+
+def test_several_prompts_count_against_the_choices(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="at most 16, got 2 times 9"):
+        complete(tokenizer, prompt=["x"] * 9, n=2)

@@ -21,7 +21,7 @@ from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
-from engine.drafters.growing_tree import GrowingTree
+from engine.drafters.growing_tree import WIDTH, GrowingTree
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.kv_cache import KVCache
 from engine.models.base import Model
@@ -29,7 +29,6 @@ from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 
 MAX_DEPTH = 8
-_WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
 _FEW = 32  # rows observed in one call; of more, only a sequence's last goes on beyond its key and value
 _WORTH = 0.15  # tokens a level must promise per sequence that it is run for; one costs about that much of a pass
@@ -87,7 +86,7 @@ class Eagle3Drafter(Drafter):
     def prepare(self, cache: KVCache) -> None:
         self._tables = cache.slot_tables
         self.scratch = cache.num_slots
-        num_scratch = cache.slot_tables.shape[0] * _WIDTH * (MAX_DEPTH - 1)
+        num_scratch = cache.slot_tables.shape[0] * WIDTH * (MAX_DEPTH - 1)
         self.keys_values = self.layer.make_cache(cache.num_slots + num_scratch, self._device)
 
     def forget(self, request_id: str) -> None:
@@ -166,7 +165,7 @@ class Eagle3Drafter(Drafter):
             parents: list[int] = []
             below: list[_Node] = []
             for index, tree in trees.items():
-                for node in tree.frontier(_WIDTH):
+                for node in tree.frontier(WIDTH):
                     row = row_of[index, tree.parent(node)]
                     parents.append(row)
                     below.append(_Node(index, node, depth, (*nodes[row].path, free)))

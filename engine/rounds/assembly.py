@@ -3,21 +3,13 @@
 from engine.config import EngineConfig
 from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
-from engine.drafters.block import BlockDrafter
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.mtp import MtpDrafter
-from engine.drafters.mtp_layer import DensePrediction
+from engine.kinds import KINDS
 from engine.kv_cache import KVCache
 from engine.lora_stacks import LoraStacks
 from engine.model import Decoder
 from engine.models.base import Model
 from engine.rounds.device import Device, device_of
 from engine.rounds.drafters.base import RoundDrafter
-from engine.rounds.drafters.block import BlockInRounds
-from engine.rounds.drafters.growing import GrowingInRounds
-from engine.rounds.drafters.levels import Eagle3Levels, MtpLevels
-from engine.rounds.drafters.medusa import MedusaInRounds
 from engine.rounds.lanes import Lanes
 from engine.rounds.runner import Runner
 
@@ -58,13 +50,8 @@ class RoundParts:
 
 
 def round_drafter(drafter: Drafter, model: Decoder, lanes: Lanes, device: Device) -> RoundDrafter | None:
-    """Prepared drafters as they draft on the device; None: those that do on the host."""
-    if isinstance(drafter, MedusaDrafter):
-        return MedusaInRounds(drafter, lanes, device)
-    if isinstance(drafter, Eagle3Drafter):
-        return GrowingInRounds(Eagle3Levels(drafter), lanes, device)
-    if isinstance(drafter, MtpDrafter) and isinstance(drafter.module, DensePrediction):
-        return GrowingInRounds(MtpLevels(drafter, drafter.module, model), lanes, device)
-    if isinstance(drafter, BlockDrafter):
-        return BlockInRounds(drafter, model, lanes)
-    return None
+    """Returns the part of a prepared drafter that drafts on the device, or None if it drafts on the host."""
+    kind = KINDS.get(drafter.name)  # a combined drafter has no kind
+    if kind is None or kind.graph_decoding is None:
+        return None
+    return kind.graph_decoding(drafter, model, lanes, device)

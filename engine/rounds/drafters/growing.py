@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.drafters.growing_tree import WIDTH
 from engine.models.base import Hidden
 from engine.rounds.device import Device
 from engine.rounds.drafters.base import Verified
@@ -24,7 +25,6 @@ from kernels.decoder import DecoderRows
 from kernels.growing import Pool
 from kernels.tree import Trees
 
-WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
 
 

@@ -34,7 +34,7 @@ from control.workflows.quotes.models import Quote
 from control.workflows.quotes.selectors import quote_get, quotes_list
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.services import quote_create
-from workers.hyperparameters.kinds import KINDS
+from workers.kinds import TRAINED_KINDS
 
 EXPIRIES = [
     (json.dumps({"anchor": "created_at", "seconds": days * 86400}), f"after {days} days") for days in (1, 7, 30)
@@ -142,7 +142,7 @@ CREATE_PIPELINE = Ask(
         "held_out_file": prompts(organization),
         "distillation_id": ids(distillations_list(organization)),
         "quote_id": ids(quotes_list(organization)),
-        "training.kind": same(KINDS),
+        "training.kind": same(TRAINED_KINDS),
         "training.initial_speculator": ready(organization),
     },
 )

@@ -31,7 +31,8 @@ from benchmarks.workload import WorkloadError, add_engine, arguments, read_promp
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.generate import generate
-from engine.load import DRAFTERS, load_engine
+from engine.kinds import KINDS
+from engine.load import load_engine
 from engine.loop import Engine
 from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
@@ -122,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return measure_all(argv)
     parser = arguments("Measures tokens per second, acceptance length and the time of each phase.")
-    drafters = f"one of {', '.join(DRAFTERS)}, or several joined by +"
+    drafters = f"one of {', '.join(KINDS)}, or several joined by +"
     parser.add_argument("--drafter", required=True, metavar="NAME", help=drafters)
     parser.add_argument("--speculator", type=Path, metavar="DIR", help="folder of a trained speculator")
     parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help="longest answer, in tokens")

@@ -47,7 +47,7 @@ _DEPTH = 5  # where the folder does not say how many tokens it drafts
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
 # Every drafter grows a tree as far as that pays. These settings leave the best guess of each depth, down to the last.
 _CHAINS: dict[str, dict[str, Any]] = {
-    "engine.drafters.eagle3": {"_WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
+    "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
     "engine.drafters.block_heads": {"CANDIDATES": 1},
     "engine.drafters.draft_model": {"_BRANCHES": 1},

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.report import Machine
 from benchmarks.train_plot import draw
 from benchmarks.workload import arguments
-from workers.hyperparameters.kinds import KINDS
+from workers.kinds import TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _FEWER_AND_MORE = 300, (100, 1000)
@@ -54,7 +54,7 @@ class Line:
 def run(args: argparse.Namespace) -> list[Line]:
     """Effects: `write` after each line."""
     lines = read(args.results)
-    for kind in KINDS:
+    for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
     for rows in _FEWER_AND_MORE:
         for kind in best(lines):

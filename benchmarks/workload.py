@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.load import DRAFTERS
+from engine.kinds import KINDS
 from engine.tokenizer import ChatTemplateError, Tokenizer
 from examples.prompts import messages, prompt_sets
 
@@ -117,6 +117,6 @@ def speculator_kind(folder: Path) -> str:
         kind = "mtp"
     else:
         kind = "draft_model"
-    if kind not in DRAFTERS:
+    if kind not in KINDS:
         raise WorkloadError(f"{folder} holds a speculator of kind {kind}, which this engine does not serve")
     return kind

@@ -5,16 +5,10 @@ from pathlib import Path
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
-from engine.drafters.block import BlockDrafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.mtp import MtpDrafter
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.none import NoDrafter
-from engine.drafters.suffix import SuffixDrafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
+from engine.kinds import KINDS, DrafterSource
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
@@ -24,9 +18,6 @@ from engine.models.rotary import rotary_tables
 from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.tokenizer import Tokenizer
-
-# several of them are joined by a plus: "eagle3+suffix"
-DRAFTERS = ("none", "ngram", "suffix", "medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
@@ -69,28 +60,13 @@ def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_
 def _load_drafter(name: str, model: Model, speculator_dir: Path | None, model_dir: Path | None) -> Drafter:
     if "+" in name:
         return CombinedDrafter([load_drafter(n, model, speculator_dir, model_dir=model_dir) for n in name.split("+")])
-    if name not in DRAFTERS:
-        raise SpeculatorNotLoadable(f"drafter must be one of {', '.join(DRAFTERS)}, got {name!r}")
-    if name == "none":
-        return NoDrafter()
-    if name == "ngram":
-        return NgramDrafter()
-    if name == "suffix":
-        return SuffixDrafter()
-    if name == "mtp":
-        return MtpDrafter.load(speculator_dir, model)
-    if speculator_dir is None:
-        raise SpeculatorNotLoadable(f"drafter {name} needs a speculator folder")
-    if name == "draft_model":
-        return _load_draft_model(speculator_dir, model, model_dir)
-    if name == "eagle3":
-        return Eagle3Drafter.load(speculator_dir, model)
-    if name == "block":
-        return BlockDrafter.load(speculator_dir, model)
-    return MedusaDrafter.load(speculator_dir, model)  # of turbo_lora too, whose adapter is `apply_adapter`'s
+    if name not in KINDS:
+        raise SpeculatorNotLoadable(f"drafter must be one of {', '.join(KINDS)}, got {name!r}")
+    return KINDS[name].load(DrafterSource(kind=name, target=model, speculator_dir=speculator_dir, target_dir=model_dir))
 
 
-def _load_draft_model(folder: Path, target: Model, target_dir: Path | None) -> Drafter:
+def load_draft_model(folder: Path, target: Model, target_dir: Path | None) -> Drafter:
+    """Raises: SpeculatorNotLoadable."""
     try:
         draft = load_model(folder, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
     except ModelNotLoadable as error:

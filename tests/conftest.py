@@ -126,7 +126,7 @@ if importlib.util.find_spec("django"):
         return str(connection.vendor)
 
 else:
-    collect_ignore += ["control", "workers/tasks", "e2e", "sdk"]
+    collect_ignore += ["control", "workers/supervisor", "e2e", "sdk"]
 
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, configuration, settings

@@ -1,9 +1,11 @@
 """The one rule of imports, read off the syntax trees, so that it holds without torch and without Django too.
 
-    kernels  <-  engine  <-  workers.jobs, workers.training        (the child process)
+    kernels  <-  engine  <-  workers.inference, workers.training   (the child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
-    control  ->  workers.contracts, .hyperparameters, .exports     (no torch in the web image)
-    workers.tasks  ->  control services, workers.contracts         (no torch in the supervisor)
+    workers.kinds  <-  everything                                  (names of the kinds that can be trained)
+    control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
+                 .exports, .model_folders, .parent_death
+    workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
 Within `control`, the rooms are in an order: a room imports those before it in ROOMS, never those after it. Within a
 room, no cycle of imports joins more than two apps.
@@ -26,6 +28,9 @@ SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "
 TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
 CONTRACTS = "workers.contracts"
 HYPERPARAMETERS = "workers.hyperparameters"  # what the API checks before the trainer reads it
+KINDS = "workers.kinds"  # the names of what can be trained
+MODEL_FOLDERS = "workers.model_folders"  # which files and keys may come in
+PARENT_DEATH = "workers.parent_death"
 EXPORTS = "workers.exports"  # what the API converts, as bytes
 
 
@@ -45,26 +50,33 @@ ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "
 # The longest `module` that fits a file is its layer.
 LAYERS = (
     Layer(module="kernels", others=frozenset({"torch", "triton", "numpy"})),
-    Layer(module="engine", ours=("kernels", CONTRACTS), others=ENGINE),
+    Layer(module="engine", ours=("kernels", CONTRACTS, KINDS), others=ENGINE),
     Layer(
         module="engine.server",
         ours=("engine", "kernels"),
         others=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
     ),
     Layer(module=CONTRACTS, others=frozenset()),
-    Layer(module=HYPERPARAMETERS, ours=(EXPORTS,), others=frozenset()),
-    Layer(module=EXPORTS, others=frozenset()),
-    Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS), banned=SERVICES),
-    Layer(module="workers.tasks", ours=("control", CONTRACTS, "workers.celery_app"), banned=TENSORS),
-    Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.tasks"), banned=TENSORS),
-    Layer(module="control", ours=(CONTRACTS, HYPERPARAMETERS, EXPORTS), banned=TENSORS),
+    Layer(module=KINDS, others=frozenset()),
+    Layer(module=MODEL_FOLDERS, others=frozenset()),
+    Layer(module=PARENT_DEATH, others=frozenset()),
+    Layer(module=HYPERPARAMETERS, ours=(EXPORTS, KINDS), others=frozenset()),
+    Layer(module=EXPORTS, ours=(KINDS, MODEL_FOLDERS), others=frozenset()),
+    Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS, KINDS), banned=SERVICES),
+    Layer(module="workers.supervisor", ours=("control", CONTRACTS, PARENT_DEATH, "workers.celery_app"), banned=TENSORS),
+    Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.supervisor"), banned=TENSORS),
+    Layer(
+        module="control",
+        ours=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),
+        banned=TENSORS,
+    ),
     Layer(module="slipstream", others=frozenset({"httpx2", "standardwebhooks"})),
     Layer(module="slipstream.certificates", ours=("slipstream.errors",), others=frozenset({"cryptography"})),
     Layer(module="slipstream.cli", ours=("slipstream",), others=frozenset({"typer", "rich"})),
     Layer(module="examples", ours=("slipstream",), banned=SERVICES),
     Layer(
         module="benchmarks",
-        ours=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS),
+        ours=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
         banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
@@ -97,8 +109,10 @@ def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and _is_import_call(node):
             argument = node.args[0]
+            if isinstance(argument, ast.JoinedStr):  # it counts as the package that it begins with
+                argument = argument.values[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield node.lineno, argument.value
+                yield node.lineno, argument.value.rstrip(".")
 
 
 def _is_import_call(node: ast.Call) -> bool:
@@ -230,20 +244,22 @@ def test_every_import_obeys_the_rule() -> None:
         ("engine/loop.py", "import boto3"),
         ("engine/loop.py", "import redis"),
         ("engine/loop.py", "from engine.server import app"),
-        ("engine/loop.py", "from workers import jobs"),
+        ("engine/loop.py", "from workers import inference"),
         ("workers/contracts.py", "import pydantic"),
         ("workers/contracts.py", "import workers.failures"),
         ("workers/hyperparameters/mtp.py", "import torch"),
         ("workers/hyperparameters/mtp.py", "from workers.failures import UserConfigError"),
-        ("workers/jobs/batch.py", "from control.queue.jobs import services"),
-        ("workers/training/medusa/loss.py", "from workers.tasks import run"),
+        ("workers/inference/batch.py", "from control.queue.jobs import services"),
+        ("workers/training/medusa/loss.py", "from workers.supervisor import run"),
         ("workers/run.py", "import celery"),
-        ("workers/tasks/run.py", "import torch"),
-        ("workers/tasks/run.py", "def late() -> None:\n    from engine.loop import Engine"),
-        ("workers/tasks/run.py", "from workers.jobs import batch"),
+        ("workers/supervisor/run.py", "import torch"),
+        ("workers/supervisor/run.py", "def late() -> None:\n    from engine.loop import Engine"),
+        ("workers/supervisor/run.py", "from workers.inference import batch"),
+        ("workers/exports/own.py", "from importlib import import_module\nimport_module(f'workers.training.{1}')"),
+        ("workers/kinds.py", "from engine.kinds import KINDS"),
         ("workers/celery_app.py", "import transformers"),
         ("platform/control/queue/jobs/services.py", "import torch"),
-        ("platform/control/queue/jobs/services.py", "from workers.tasks import run"),
+        ("platform/control/queue/jobs/services.py", "from workers.supervisor import run"),
         ("platform/control/core/ids.py", "from importlib import import_module\nimport_module('engine.loop')"),
         ("platform/control/queue/jobs/services.py", "from . import models"),
         ("sdk/slipstream/client.py", "from control.queue.jobs import models"),
@@ -269,8 +285,8 @@ def test_a_planted_fault_is_found(tmp_path: Path, path: str, statement: str) -> 
         ("kernels/linear.py", "import torch"),
         ("engine/loop.py", "from kernels.linear import linear"),
         ("engine/server/app.py", "from engine.loop import Engine\nfrom starlette.routing import Route"),
-        ("workers/jobs/batch.py", "from engine.loop import Engine\nfrom workers.contracts import BatchSpec"),
-        ("workers/tasks/run.py", "import celery\nfrom control.core import ids\nfrom workers import contracts"),
+        ("workers/inference/batch.py", "from engine.loop import Engine\nfrom workers.contracts import BatchSpec"),
+        ("workers/supervisor/run.py", "import celery\nfrom control.core import ids\nfrom workers import contracts"),
         ("platform/control/queue/jobs/services.py", "from django.db import models\nfrom workers.contracts import Spec"),
         ("sdk/slipstream/client.py", "import platform\nimport httpx2"),
     ],

@@ -1,4 +1,4 @@
-"""Which build made a result: commit, sources, packages. Standard library only."""
+"""Identifies the build that made a result: commit, sources, packages. Standard library only."""
 
 import hashlib
 import platform
@@ -14,7 +14,7 @@ _GIT_SECONDS = 10
 
 
 def build_identity() -> dict[str, Any]:
-    """`commit` is None where there is no repository; `code_sha256` names the sources there too, as they are."""
+    """Returns JSON. `commit` is None without a repository; `code_sha256` covers the sources as they are."""
     return {
         "commit": _commit(),
         "code_sha256": _code_sha256(),
@@ -28,7 +28,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _commit() -> str | None:
-    if not (_ROOT / ".git").exists():  # else git would look for one further up
+    if not (_ROOT / ".git").exists():  # git would search the parent folders
         return None
     try:
         found = subprocess.run(
@@ -47,7 +47,7 @@ def _version(package: str) -> str | None:
 
 
 def _code_sha256() -> str:
-    """Over the sources that decide the result."""
+    """Returns the SHA-256 over the sources that determine the result."""
     digest = hashlib.sha256()
     for folder, patterns in _SOURCES.items():
         paths = {path for pattern in patterns for path in (_ROOT / folder).rglob(pattern)}

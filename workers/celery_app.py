@@ -1,12 +1,12 @@
 """The worker over Redis: `celery -A workers.celery_app worker`.
 
-A message says "look at job N", which is to say that some job is due; whose turn it is stands in the table
-(`control.queue.jobs.fair`). So messages are acknowledged early and may be lost: with late acknowledgement this
+A message names a job, but it only means that some job is due: the table decides which job is next
+(`control.queue.jobs.fair`). Messages are therefore acknowledged early and may be lost. With late acknowledgement this
 transport lost a message for good when a worker died between two of its commands, ran a long task five times, and
-restarted a crashing one 173 times in 25 s.
+restarted a crashing task 173 times in 25 s.
 
-The pool is `solo`: the task runs in the process that Celery's signals reach and that `kill -9` ends, and the job's
-child dies with it. One worker process per GPU.
+The pool is `solo`: the task runs in the process that receives Celery's signals. If that process is killed, the child
+process of the job dies with it. One worker process per GPU.
 """
 
 import os
@@ -47,14 +47,14 @@ app.conf.update(
 
 
 class _Process:
-    """This process's worker, made once Celery is ready."""
+    """Holds the worker of this process, which is created once Celery is ready."""
 
     worker: Any = None  # a JobWorker; its module needs Django's models, which are not loaded yet
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def _start(**_: object) -> None:
-    from workers.tasks.worker import JobWorker
+    from workers.supervisor.worker import JobWorker
 
     _Process.worker = JobWorker()
     _Process.worker.start()
@@ -73,11 +73,11 @@ def _close(**_: object) -> None:
 
 
 @app.task(name=TASK_NAME, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
-def look_at(job_id: str, **later: object) -> None:
-    """Not that job, but the one whose turn it is: no tenant's thousand messages may delay another tenant's one.
+def work_on_next_job(job_id: str, **later: object) -> None:
+    """Works on the next due job, which need not be `job_id`: many messages of one tenant must not delay another tenant.
 
     Args:
-        later: whatever the next release says more, while both are at work.
+        later: arguments that a newer release may add while both releases run.
     """
     assert _Process.worker is not None, "tasks run in a worker only"
-    _Process.worker.look()
+    _Process.worker.claim_next()

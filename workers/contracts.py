@@ -1,8 +1,8 @@
-"""What crosses the border between the supervisor and the child process. Standard library only.
+"""The messages between the supervisor and the child process. Standard library only.
 
 The supervisor writes a spec as JSON, starts `python -m workers.run SPEC.json`, and reads one JSON event per
-line of the child's standard output (standard error is a log). The child sees local paths alone: the supervisor
-stages inputs in and uploads what an event names. So the child holds no database password and no S3 key.
+line of the child's standard output (standard error is a log). The child sees only local paths: the supervisor copies
+inputs there and uploads the files that events name. The child therefore needs no database password and no S3 key.
 
     {"event": "progress", "done": 12, "total": 160, "unit": "rows"}
     {"event": "metrics", "step": 40, "data": {"loss": 1.9, "acceptance_length": 1.7}}
@@ -24,7 +24,7 @@ MAX_SHARD_ROWS = 256
 
 
 class FailureClass(StrEnum):
-    """Whether another attempt can help. Only `INFRA` is retried without end, and only while there is progress."""
+    """Tells whether another attempt can help. Only `INFRA` is retried without limit, while the job makes progress."""
 
     INVALID_INPUT = "invalid_input"
     USER_CONFIG = "user_config"
@@ -54,7 +54,7 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Answer rows of `input_path` and write one file per shard into `output_dir`.
+    """Answers rows of `input_path` and writes one file per shard into `output_dir`.
 
     `input_path` holds normalised rows, one JSON object a line: {"custom_id", "url", "body"}.
     Each shard file is written under a temporary name, synced and renamed before its event is printed. Its lines:
@@ -79,18 +79,18 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """Train a speculator on answers; resume from `checkpoint_dir` when it holds a checkpoint.
+    """Trains a speculator on answers, and resumes from `checkpoint_dir` if it holds a checkpoint.
 
     `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
     `hyperparameters` are those of `method` (see workers/hyperparameters); unknown keys are an error.
-    `initial_speculator_dir` holds one of the same method to go on from.
+    `initial_speculator_dir` holds a speculator of the same method, from which training continues.
     """
 
     kind: str = "training"
     job_id: str
     model_dir: str
     target_revision: str
-    method: str  # one of workers.hyperparameters.kinds.KINDS
+    method: str  # one of workers.kinds.TRAINED_KINDS
     tokens_paths: tuple[str, ...]
     output_dir: str
     checkpoint_dir: str
@@ -102,11 +102,11 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """Answer held-out prompts with and without the speculator and compare tokens and time; go on with what
-    `checkpoint_dir` holds.
+    """Answers held-out prompts with and without the speculator, and compares tokens and time. It resumes from
+    `checkpoint_dir`.
 
     `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json`, `report.png`, `report.svg` and
-    `evidence.json`, which is what a certificate says, into `output_dir`.
+    `evidence.json`, the contents of a certificate, into `output_dir`.
     """
 
     kind: str = "evaluation"
@@ -122,7 +122,7 @@ class EvaluationSpec:
     max_tokens: int | None = None  # caps every row's own max_tokens
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
-    training_seconds: float | None = None  # of a worker, to be earned back
+    training_seconds: float | None = None  # of worker time, for the break-even point
     dtype: str = "auto"
     weights: str = "auto"  # or int8
     device: str = "auto"
@@ -205,9 +205,9 @@ def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
 
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> str:
-    """SHA-256 over names, relative to `folder`, and contents, so that a renamed file makes another one.
+    """Returns the SHA-256 over names, relative to `folder`, and contents, so that a renamed file changes it.
 
-    A model's revision is that of its `config.json` and then its `*.safetensors` by name.
+    The revision of a model is the fingerprint of its `config.json`, followed by its `*.safetensors` by name.
     """
     whole = hashlib.sha256()
     for path in files:
@@ -218,7 +218,7 @@ def fingerprint(folder: Path, files: Iterable[Path]) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """By name, so that a folder has one fingerprint."""
+    """Returns files sorted by name, so that a folder has one fingerprint."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

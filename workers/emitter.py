@@ -1,4 +1,4 @@
-"""The child's end of the event stream: one line per event, progress at most twice a second. Standard library only."""
+"""Writes events of the child process: one line per event, progress at most twice a second. Standard library only."""
 
 import time
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""How a child process says what went wrong. Standard library only.
+"""The errors of a child process, and how they become events. Standard library only.
 
 JobError
-├── UserConfigError    the customer's model or settings cannot work; never retried
+├── UserConfigError    the model or the settings of the customer cannot work; never retried
 ├── InvalidInputError  the customer's rows cannot work; never retried
-└── InfraError         this machine's fault; another attempt may succeed
+└── InfraError         this machine failed; another attempt may succeed
 """
 
 import errno
@@ -36,7 +36,7 @@ class InfraError(JobError):
 
 
 def failed_event(error: BaseException) -> Failed:
-    """Tells whether retrying helps; unknown exceptions are bugs, which are retried a few times only."""
+    """Returns the event with its failure class. Unknown exceptions are bugs, which are retried only a few times."""
     failure_class, code = _classify(error)
     message = str(error) or type(error).__name__
     if failure_class is FailureClass.BUG and not isinstance(error, JobError):

@@ -1,6 +1,6 @@
-"""A child's log: one line an event on standard error, in the form of its supervisor's and with the ids of its job.
+"""The log of a child process: one line per event on standard error, in the supervisor's form, with the ids of its job.
 
-    SLIPSTREAM_CHILD_LOG={"json": true, "ids": {"organization_id": …, "job_id": …, "fence": …, "request_id": …}}
+SLIPSTREAM_CHILD_LOG={"json": true, "ids": {"organization_id": …, "job_id": …, "fence": …, "request_id": …}}
 """
 
 import json
@@ -26,7 +26,7 @@ def configure_logging(stream: TextIO) -> None:
     common: list[Processor] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(),  # what a line's `extra` says, as the number of a shard
+        structlog.stdlib.ExtraAdder(),  # the fields of `extra`, such as the number of a shard
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         identify,
     ]

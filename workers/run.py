@@ -1,8 +1,8 @@
 """The child process of a job: `python -m workers.run SPEC.json`.
 
-It reads a spec, works, and prints one JSON event per line (see `workers.contracts`). Its exit status is 0 after
+It reads a spec, runs the job, and prints one JSON event per line (see `workers.contracts`). Its exit status is 0 after
 `finished` and 1 after `failed`; any other status means that it was killed or crashed below Python.
-Standard output holds events only: whatever else prints, in Python or in C, goes to standard error.
+Standard output holds events only. All other output, from Python or C, goes to standard error.
 """
 
 import logging
@@ -42,7 +42,7 @@ def _events_only_stdout() -> TextIO:
 def _run(spec_path: Path, emit: Emit) -> int:
     try:
         finished = _dispatch(read_spec(spec_path), emit)
-    except Exception as error:  # the boundary of the job: every failure becomes an event with its class
+    except Exception as error:  # the boundary of the job: every failure becomes an event
         logger.exception("job failed")
         emit(failed_event(error))
         return 1
@@ -54,7 +54,7 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
     # Imported late: torch must see the environment set above, and a bad spec should not cost its import.
     match spec:
         case BatchSpec():
-            from workers.jobs.batch import run_batch
+            from workers.inference.batch import run_batch
 
             return run_batch(spec, emit)
         case TrainingSpec():
@@ -62,7 +62,7 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
 
             return run_training(spec, emit)
         case EvaluationSpec():
-            from workers.jobs.evaluation import run_evaluation
+            from workers.inference.evaluation import run_evaluation
 
             return run_evaluation(spec, emit)
 

@@ -23,14 +23,13 @@ from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
-from engine.drafters.growing_tree import GrowingTree
+from engine.drafters.growing_tree import WIDTH, GrowingTree
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 
 MAX_DEPTH = 8
-_WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
 _FEW = 32  # with more observed rows, only the last of each sequence is run beyond its key and value
 _WORTH = 0.15  # expected accepted tokens per sequence that a level needs; it costs about this share of a pass
@@ -88,7 +87,7 @@ class Eagle3Drafter(Drafter):
     def prepare(self, cache: KVCache) -> None:
         self._tables = cache.slot_tables
         self.scratch = cache.num_slots
-        num_scratch = cache.slot_tables.shape[0] * _WIDTH * (MAX_DEPTH - 1)
+        num_scratch = cache.slot_tables.shape[0] * WIDTH * (MAX_DEPTH - 1)
         self.keys_values = self.layer.make_cache(cache.num_slots + num_scratch, self._device)
 
     def forget(self, request_id: str) -> None:
@@ -167,7 +166,7 @@ class Eagle3Drafter(Drafter):
             parents: list[int] = []
             below: list[_Node] = []
             for index, tree in trees.items():
-                for node in tree.frontier(_WIDTH):
+                for node in tree.frontier(WIDTH):
                     row = row_of[index, tree.parent(node)]
                     parents.append(row)
                     below.append(_Node(index, node, depth, (*nodes[row].path, free)))

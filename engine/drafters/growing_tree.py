@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from engine.draft import Draft
 
+WIDTH = 4  # nodes of a sequence that are run per level; scratch memory is sized by it
 _LEAST_SURVIVAL = 0.01  # less likely nodes are neither run nor verified
 
 

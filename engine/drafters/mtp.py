@@ -20,7 +20,7 @@ from engine.cache.kv_cache import KVCache
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafters.choice import choose
-from engine.drafters.growing_tree import GrowingTree
+from engine.drafters.growing_tree import WIDTH, GrowingTree
 from engine.drafters.mtp_layer import DensePrediction, PredictionModule
 from engine.drafters.mtp_model import Mtp
 from engine.errors import SpeculatorNotLoadable
@@ -32,7 +32,6 @@ from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
 _DEEPSEEK_STEPS = 4  # its module was trained for one step; later ones predict worse
-_WIDTH = 4  # nodes of a sequence run per level
 _CANDIDATES = 6  # per node
 _WORTH = 0.15  # expected accepted tokens per sequence that a level needs
 
@@ -94,7 +93,7 @@ class MtpDrafter(Drafter):
     def prepare(self, cache: KVCache) -> None:
         self._tables = cache.slot_tables
         self.scratch = cache.num_slots
-        num_scratch = cache.slot_tables.shape[0] * _WIDTH * self.max_depth
+        num_scratch = cache.slot_tables.shape[0] * WIDTH * self.max_depth
         self.keys = self.module.make_keys(cache.num_slots + num_scratch)
 
     def forget(self, request_id: str) -> None:
@@ -151,7 +150,7 @@ class MtpDrafter(Drafter):
             row_of = {(row.tree, row.node): place for place, row in enumerate(level)}
             below: list[_Row] = []
             for index, tree in trees.items():
-                for node in tree.frontier(_WIDTH):
+                for node in tree.frontier(WIDTH):
                     place = row_of[index, tree.parent(node)]
                     below.append(_node_row(level[place], place, node, tree.token(node), free))
                     free += 1

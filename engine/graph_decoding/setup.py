@@ -3,19 +3,11 @@
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
-from engine.drafters.block import BlockDrafter
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.mtp import MtpDrafter
-from engine.drafters.mtp_layer import DensePrediction
 from engine.graph_decoding.batch_slots import BatchSlots
 from engine.graph_decoding.device import Device, device_of
 from engine.graph_decoding.drafters.base import GraphDrafter
-from engine.graph_decoding.drafters.block import BlockGraphDrafter
-from engine.graph_decoding.drafters.growing import GrowingTreeGraphDrafter
-from engine.graph_decoding.drafters.levels import Eagle3Levels, MtpLevels
-from engine.graph_decoding.drafters.medusa import MedusaGraphDrafter
 from engine.graph_decoding.runner import Runner
+from engine.kinds import KINDS
 from engine.lora.stacks import LoraStacks
 from engine.models.base import Model
 from engine.models.dense import Decoder
@@ -56,12 +48,7 @@ class GraphDecodingSetup:
 
 def graph_drafter(drafter: Drafter, model: Decoder, batch_slots: BatchSlots, device: Device) -> GraphDrafter | None:
     """Returns the implementation of a prepared drafter on the device; None if it drafts on the host."""
-    if isinstance(drafter, MedusaDrafter):
-        return MedusaGraphDrafter(drafter, batch_slots, device)
-    if isinstance(drafter, Eagle3Drafter):
-        return GrowingTreeGraphDrafter(Eagle3Levels(drafter), batch_slots, device)
-    if isinstance(drafter, MtpDrafter) and isinstance(drafter.module, DensePrediction):
-        return GrowingTreeGraphDrafter(MtpLevels(drafter, drafter.module, model), batch_slots, device)
-    if isinstance(drafter, BlockDrafter):
-        return BlockGraphDrafter(drafter, model, batch_slots)
-    return None
+    kind = KINDS.get(drafter.name)  # a combined drafter has no kind
+    if kind is None or kind.graph_decoding is None:
+        return None
+    return kind.graph_decoding(drafter, model, batch_slots, device)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import train_table
-from workers.hyperparameters.kinds import KINDS
+from workers.kinds import TRAINED_KINDS
 
 ACCEPTED = {"turbo_lora": 9.0, "eagle3": 3.0, "mtp": 2.5}  # the others: 2
 
@@ -49,7 +49,7 @@ def test_a_table_goes_on_where_it_failed_and_trains_the_best_two_with_fewer_and_
     assert train_table.main(["--results", str(tmp_path)]) == 2
     assert train_table.main(["--results", str(tmp_path)]) == 0
 
-    every = [(kind, 300) for kind in KINDS]
+    every = [(kind, 300) for kind in TRAINED_KINDS]
     assert trained == [*every, ("eagle3", 100), ("mtp", 100), ("eagle3", 1000), ("mtp", 1000)]
     lines = json.loads((tmp_path / "results.json").read_text())["lines"]
     assert [(line["kind"], line["rows"]) for line in lines] == trained

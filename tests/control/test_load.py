@@ -16,9 +16,9 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_job, make_key
 from tests.control.operations.console.support import operator_client
 from tests.control.world import World
-from tests.workers.tasks.conftest import migrated_database as migrated_database
-from tests.workers.tasks.conftest import stack as stack
-from tests.workers.tasks.live import LiveStack
+from tests.workers.supervisor.conftest import migrated_database as migrated_database
+from tests.workers.supervisor.conftest import stack as stack
+from tests.workers.supervisor.live import LiveStack
 
 NUM_REQUESTS, PER_SECOND = 200, 50
 NUM_JOBS, LIST_SECONDS, LIST_QUERIES = 100_000, 0.5, 15

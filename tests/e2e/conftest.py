@@ -11,7 +11,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 from tests.databases import connected_to
 from tests.e2e.stack import Stack, assert_nothing_is_left, start_stack, wait_for
 from tests.tiny_model import make_tiny_model
-from tests.workers.tasks.history import check_histories
+from tests.workers.supervisor.history import check_histories
 
 MODEL = "tiny"
 SHORT_LEASES = {

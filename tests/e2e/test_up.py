@@ -22,7 +22,7 @@ def kill(stack: Stack, fragment: str) -> None:
 
 
 def is_keeper(pid: int) -> bool:
-    return b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"parent_death.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def serves(stack: Stack) -> bool:

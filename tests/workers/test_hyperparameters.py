@@ -4,10 +4,11 @@ import pytest
 
 from workers.exports.formats import formats_of
 from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import KINDS, as_values, read_hyperparameters
+from workers.hyperparameters.kinds import as_values, read_hyperparameters
+from workers.kinds import TRAINED_KINDS
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_what_is_not_given_takes_its_default_and_values_come_back_as_they_were(kind: str) -> None:
     found = read_hyperparameters(kind, {"max_steps": 7, "learning_rate": 1})
     assert (found.loop.max_steps, found.loop.learning_rate, found.loop.max_seconds) == (7, 1, None)
@@ -52,7 +53,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(kind: str, values: dict[str
 
 def test_every_kind_can_be_trained_so_that_it_leaves_in_each_of_its_formats() -> None:
     heads = {"token_input": False}
-    for kind in KINDS:
+    for kind in TRAINED_KINDS:
         for form in formats_of(kind):
             values = heads if form in ("medusa", "lorax") else {}
             assert read_hyperparameters(kind, {"export_as": form, **values}).loop.export_as == form

@@ -1,1 +1,1 @@
-"""Speculators in the formats of other engines, both ways. Standard library only: the API uses it."""
+"""Speculators in the formats of other engines, export and import. Standard library only: the API uses it."""

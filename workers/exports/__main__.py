@@ -1,9 +1,9 @@
-"""From an artifact to another engine's folder, and back.
+"""Converts an artifact to the format of another engine, and back.
 
     python -m workers.exports export FOLDER OUT --format speculators --model DIR
     python -m workers.exports import FOLDER OUT --format specforge --model DIR
 
-FOLDER holds what is read, OUT must not exist. `python -m workers.exports formats` lists what can leave as what.
+FOLDER is the input; OUT must not exist. `python -m workers.exports formats` lists the formats of each kind.
 """
 
 import argparse

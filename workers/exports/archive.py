@@ -1,4 +1,4 @@
-"""A folder as one file: a zip, stored and not compressed, since weights would not shrink."""
+"""Packs a folder into a zip file without compression, because weights do not shrink."""
 
 import lzma
 import shutil
@@ -11,7 +11,7 @@ from workers.exports.errors import invalid
 
 _COPY_BYTES = 1 << 20
 _MAX_FILES = 200
-# What zipfile and what unpacks for it say of a damaged or strange archive.
+# Errors of zipfile and of its decompressors for a damaged or unusual archive.
 _DAMAGES = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
     *(zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),
@@ -19,7 +19,7 @@ _DAMAGES = (
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """The same bytes for the same files: no times, no order of the disk."""
+    """Writes the same bytes for the same files, without times and independent of the order on disk."""
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             entry = zipfile.ZipInfo(path.name)
@@ -28,9 +28,9 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Files of the archive, or of the one folder it holds, into an existing folder.
+    """Unpacks the files of the archive, or of its only folder, into an existing folder.
 
-    Raises: ExchangeError: no zip, names that lead elsewhere, more files or bytes than a speculator has.
+    Raises: ExchangeError: not a zip file, a name outside the folder, or too many files or bytes.
     """
     try:
         with zipfile.ZipFile(archive) as source:
@@ -52,7 +52,7 @@ def _unpack(source: zipfile.ZipFile, folder: Path, limit_bytes: int) -> None:
         if not name or name in (".", "..") or "\\" in name or "\0" in name or (folder / name).exists():
             raise invalid(f"{entry.filename!r:.120} can't be the name of a file in the archive")
         with source.open(entry) as data, (folder / name).open("xb") as copy:
-            while chunk := data.read(_COPY_BYTES):  # what the archive says of its sizes is not relied on
+            while chunk := data.read(_COPY_BYTES):  # the sizes in the archive are not trusted
                 left -= len(chunk)
                 if left < 0:
                     raise invalid(f"the files must have at most {limit_bytes:,} bytes together")

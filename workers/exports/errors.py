@@ -1,8 +1,8 @@
-"""Why a speculator cannot leave, or a folder cannot come in."""
+"""Errors of exporting a speculator or importing a folder."""
 
 
 class ExchangeError(ValueError):
-    """`code` is permanent, the message says what was found and what would do."""
+    """`code` is permanent; the message names what was found and what is allowed."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -11,10 +11,10 @@ class ExchangeError(ValueError):
 
 
 def unsupported(message: str) -> ExchangeError:
-    """The speculator is sound, but the other side has no place for what it is."""
+    """Returns the error for a valid speculator that the format cannot hold."""
     return ExchangeError("speculator_not_exportable", message)
 
 
 def invalid(message: str) -> ExchangeError:
-    """What was given is no speculator of the format, or none that this model can have."""
+    """Returns the error for a folder that does not have the format or does not fit the model."""
     return ExchangeError("speculator_invalid", message)

@@ -1,4 +1,4 @@
-"""Folders that come in: looked at before anything is made of them. What is let in can hold no code."""
+"""Reads the files of a speculator's folder, and checks a folder that comes from outside before anything uses it."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,10 @@ from typing import Any
 
 from workers.exports.errors import invalid
 from workers.exports.tensors import Stored, read_tensors
+from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, SPECULATOR_NAMES, code_key
 
-ALLOWED_NAMES = (
-    "config.json",
-    "adapter_config.json",
-    "generation_config.json",
+TOKENIZER_NAMES = (
+    "generation_config.json",  # how a model of that tokenizer generates
     "tokenizer*.json",
     "tokenizer.model",
     "special_tokens_map.json",
@@ -20,29 +19,24 @@ ALLOWED_NAMES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "draft_vocab.json",
-    "provenance.json",
-    "report.json",
-    "LICENSE*",
-    "*.md",
-    ".gitattributes",
 )
-TOKENIZER_NAMES = ALLOWED_NAMES[2:10]  # and how a model of that tokenizer generates
-MAX_JSON_BYTES = 64 << 20
 
 
-def check_names(folder: Path) -> None:
-    """Raises: ExchangeError: a file that may not be part of a speculator, a link, or a folder in the folder."""
+def check_folder(folder: Path) -> None:
+    """Raises: ExchangeError: a forbidden file, a link, a folder in the folder, or a configuration that names code."""
     for entry in sorted(folder.iterdir()):
-        allowed = any(fnmatch(entry.name, pattern) for pattern in ALLOWED_NAMES)
+        allowed = any(fnmatch(entry.name, pattern) for pattern in SPECULATOR_NAMES)
         if entry.is_symlink() or not entry.is_file() or not allowed:
-            raise invalid(f"{entry.name:.120} may not be part of a speculator; allowed are {', '.join(ALLOWED_NAMES)}")
+            raise invalid(
+                f"{entry.name:.120} may not be part of a speculator; allowed are {', '.join(SPECULATOR_NAMES)}"
+            )
+    for name in CONFIG_NAMES:
+        if (folder / name).exists():
+            read_json(folder / name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ExchangeError: missing, too long, no object, or it names code."""
+    """Raises: ExchangeError: the file is missing, too long or no object, or it names code."""
     if not path.is_file():
         raise invalid(f"there is no {path.name}")
     if path.stat().st_size > MAX_JSON_BYTES:
@@ -53,8 +47,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise invalid(f"{path.name} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise invalid(f"{path.name} must hold an object")
-    if "auto_map" in values:
-        raise invalid(f"{path.name} names code of its own (auto_map), which is never run")
+    if (key := code_key(values)) is not None:
+        raise invalid(f"{path.name} names code of its own ({key}), which is never run")
     return values
 
 
@@ -63,7 +57,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of every file. Raises: ExchangeError: no file, a damaged one, or a name twice."""
+    """Reads the tensors of all files. Raises: ExchangeError: no file, a damaged file, or a duplicate name."""
     tensors: dict[str, Stored] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in read_tensors(path).items():

@@ -1,4 +1,4 @@
-"""The table of formats and kinds, and the two ways through it."""
+"""The table of formats and kinds, with export and import."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 from workers.exports import hugging_face, lorax, medusa, specforge, speculators
 from workers.exports.artifact import Artifact
 from workers.exports.errors import ExchangeError, unsupported
-from workers.exports.folder import check_names
+from workers.exports.folder import check_folder
 from workers.exports.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """kinds: that can leave in it."""
+    """kinds: the kinds that it can hold."""
 
     name: str
     kinds: tuple[str, ...]
@@ -24,16 +24,19 @@ class Format:
 
 _MODULES = (speculators, specforge, medusa, hugging_face, lorax)
 FORMATS = {module.NAME: Format(module.NAME, module.KINDS, module.export, module.read) for module in _MODULES}
-_CHECKS = {medusa.NAME: medusa.check, lorax.NAME: lorax.check}  # where not all that a kind can be has a place
+_CHECKS = {
+    medusa.NAME: medusa.check,
+    lorax.NAME: lorax.check,
+}  # for formats that do not hold every speculator of a kind
 
 
 def formats_of(kind: str) -> tuple[str, ...]:
-    """That a speculator of this kind can leave in."""
+    """Returns the formats that can hold a speculator of this kind."""
     return tuple(name for name, form in FORMATS.items() if kind in form.kinds)
 
 
 def check_possible(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
-    """Before there is a speculator: can what will be trained so leave in this format? Raises: ExchangeError: no."""
+    """Checks before training whether the format can hold the speculator. Raises: ExchangeError: it cannot."""
     _check_kind(kind, _format(form))
     if form in _CHECKS:
         _CHECKS[form](hyperparameters)
@@ -55,7 +58,7 @@ def import_speculator(folder: Path, form: str, target: Target, out: Path, *, pro
 
     Raises: ExchangeError: no such format, or what the folder holds cannot be served with this model.
     """
-    check_names(folder)
+    check_folder(folder)
     artifact = _format(form).read(folder, target)
     artifact.check(target)
     artifact.write(out, {"imported_from": form, **provenance})
@@ -65,7 +68,8 @@ def import_speculator(folder: Path, form: str, target: Target, out: Path, *, pro
 def _check_kind(kind: str, form: Format) -> None:
     """Raises: ExchangeError."""
     if kind not in form.kinds:
-        raise unsupported(f"{kind} can be exported as {', '.join(formats_of(kind))}, not as {form.name}")
+        possible = ", ".join(formats_of(kind)) or "nothing"
+        raise unsupported(f"{kind} can be exported as {possible}, not as {form.name}")
 
 
 def _format(name: str) -> Format:

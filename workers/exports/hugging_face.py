@@ -1,4 +1,4 @@
-"""A plain folder of a causal model: what every engine takes as the draft model of another.
+"""A Hugging Face folder of a causal model, which every engine can use as a draft model.
 
 Source: transformers' `save_pretrained`.
 """

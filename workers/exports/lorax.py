@@ -3,7 +3,7 @@
     config.json  medusa_num_heads ...     adapter_config.json  peft's, of the pair alone
     adapter_model.safetensors             {head}.0.linear.{weight,bias}, and with LoRA base_model.model.*
 
-Heads read the model's whole lm_head, so what they propose is not bound to a reduced vocabulary there.
+LoRAX's heads use the model's whole lm_head, so they are not limited to a reduced vocabulary.
 
 Source: https://github.com/predibase/lorax, server/lorax_server/adapters (medusa.py, medusa_lora.py).
 """
@@ -25,7 +25,7 @@ KINDS = ("medusa", "turbo_lora")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: heads that version 2 does not have."""
+    """Raises: ExchangeError: version 2 has no such heads."""
     check(artifact.heads)
     values = {
         "base_model_name_or_path": target.name,
@@ -41,7 +41,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any]) -> None:
-    """As medusa's. Raises: ExchangeError."""
+    """Applies the check of the format `medusa`. Raises: ExchangeError."""
     medusa.check(heads, "LoRAX's Medusa of version 2")
     if heads["num_layers"] != 1:
         raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")

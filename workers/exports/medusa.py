@@ -2,9 +2,9 @@
 
     blocks.{head}.layers.{layer}.{weight,bias}   lm_head.weight [V, H]
 
-Rows of tokens that the heads do not propose are zero: their logit 0 is no argmax where any guess is worth making. The
-format has a map of tokens for this, `token_map`, but vLLM 0.32 refuses files that hold one: it looks for it among the
-weights that it set itself.
+Rows of tokens that the heads do not propose are zero: a logit of 0 is not the maximum for any guess of use. The format
+has a `token_map` for this, but vLLM 0.32 refuses files that hold one: it looks for it among the weights that it set
+itself.
 
 Source: vLLM, model_executor/models/medusa.py and transformers_utils/configs/medusa.py.
 """
@@ -27,7 +27,7 @@ _LAYER_OF_OLD = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: heads with an input or an output that the format does not have."""
+    """Raises: ExchangeError: the format does not have such an input or output of the heads."""
     heads = artifact.heads
     check(heads)
     tensors: dict[str, Stored] = {}
@@ -51,7 +51,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any], form: str = "vLLM's Medusa") -> None:
-    """heads: their sizes, or the hyperparameters they will have. Raises: ExchangeError."""
+    """heads: the sizes of the heads, or their hyperparameters before training. Raises: ExchangeError."""
     if heads.get("token_input"):
         raise unsupported(f"{form} heads read the hidden state alone; train with token_input false to export them")
     if not heads.get("tied", True):
@@ -98,7 +98,7 @@ def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
 def heads_artifact(
     tensors: dict[str, Stored], vocab: Stored, target: Target, *, num_heads: int, num_layers: int
 ) -> Artifact:
-    """Tied heads with the names of the artifact; where there are no biases they are zero."""
+    """Returns tied heads with the names of the artifact; missing biases become zero."""
     H = target.hidden_size
     tensors = dict(tensors)
     for name in list(tensors):

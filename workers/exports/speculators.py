@@ -8,15 +8,16 @@ Source: https://github.com/vllm-project/speculators (models/*/config.py); vLLM, 
 
 from pathlib import Path
 
-from workers.exports.artifact import WEIGHTS_FILE, Artifact
+from workers.exports.artifact import WEIGHTS_FILE, Artifact, artifact_kind
 from workers.exports.errors import invalid
 from workers.exports.folder import integer, read_json, read_weights, section, write_json
 from workers.exports.target import Target
 from workers.exports.tensors import write_tensors
+from workers.kinds import TRAINED_KINDS
 
 NAME = "speculators"
-KINDS = ("eagle3", "block", "mtp")
-_KIND_OF = {"eagle3": "eagle3", "dflash": "block", "dspark": "block", "mtp": "mtp"}
+_KIND_OF = {name: kind for kind in TRAINED_KINDS for name in artifact_kind(kind).speculators_types}
+KINDS = tuple(dict.fromkeys(_KIND_OF.values()))
 # vLLM keeps a layer's configuration as it is written, without the defaults that transformers has for it.
 _DEFAULTS = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False}
 _COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the model's own, or derived

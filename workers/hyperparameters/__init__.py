@@ -1,4 +1,4 @@
-"""What each kind of speculator can be told about its training: names, types, ranges, defaults. Standard library only.
+"""The hyperparameters of each kind of speculator: names, types, ranges, defaults. Standard library only.
 
-Both sides read it: the API refuses a wrong value before anything is computed, the trainer takes what it was sent.
+The API refuses wrong values before a job begins; the trainer reads the same classes.
 """

@@ -17,9 +17,9 @@ class BlockHyperparameters:
     intermediate_size: int = 0  # of the layers' MLPs; 0: the target's
     markov_rank: int = 64  # 0: no Markov head
     confidence: bool = True  # a head that learns how far the drafter can be trusted
-    draft_vocab_size: int = 8192  # at most; only tokens that the answers use are kept
+    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers are kept
     anchors: int = 32  # blocks drawn from a conversation each time it comes up
-    soft_target_weight: float = 0.5  # of the target's own distribution against its chosen token
+    soft_target_weight: float = 0.5  # weight of the target's distribution against its chosen token
     decay: float = 4.0  # the loss of depth d counts exp(-d / decay)
     confidence_weight: float = 0.2  # of the confidence head's loss
     # measured as in mtp.py: batches of eight at 1e-3 1.93, of three at 1.5e-3 2.11

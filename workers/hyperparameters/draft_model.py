@@ -10,8 +10,8 @@ from workers.hyperparameters.loop import LoopParameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelHyperparameters:
     num_layers: int = 0  # kept of the target's, evenly spread; 0: an eighth of them
-    draft_vocab_size: int = 8192  # at most; only tokens that the answers use can be drafted
-    soft_target_weight: float = 0.5  # of the target's own distribution against its chosen token
+    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers can be drafted
+    soft_target_weight: float = 0.5  # weight of the target's distribution against its chosen token
     # measured as in mtp.py: batches of four at 5e-4 1.80, of two at 1e-3 1.93
     loop: LoopParameters = field(default_factory=partial(LoopParameters, batch_rows=2))
 

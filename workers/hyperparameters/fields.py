@@ -9,7 +9,7 @@ class HyperparameterError(ValueError):
     """A value of another type or out of range, or an unknown name; the message names both sides.
 
     name: the hyperparameter at fault; "kind" for an unknown kind.
-    known: whether there is one of that name.
+    known: whether a hyperparameter of that name exists.
     """
 
     def __init__(self, name: str, message: str, *, known: bool = True) -> None:
@@ -19,7 +19,7 @@ class HyperparameterError(ValueError):
 
 
 def require_range(record: object, low: float, high: float, *names: str) -> None:
-    """Raises: HyperparameterError: a field's value is not in low..high; None always is."""
+    """Raises: HyperparameterError: the value of a field is not in low..high. None is always allowed."""
     for name in names:
         value = getattr(record, name)
         if value is not None and not low <= value <= high:
@@ -33,7 +33,7 @@ def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
-    """`values`: of fields of any of the dataclasses `records`. Raises: HyperparameterError."""
+    """Checks `values` by name against the fields of the dataclasses `records`. Raises: HyperparameterError."""
     types = {f.name: f.type for record in records for f in fields(record)}
     for name, value in values.items():
         if not _fits(value, types[name]):
@@ -42,7 +42,7 @@ def check_types(values: Mapping[str, Any], *records: type) -> None:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """JSON writes 1.0 as 1, so an integer fits a float; true is no number."""
+    """Accepts an integer for a float, because JSON writes 1.0 as 1. Booleans are not numbers."""
     allowed = {
         int: (int,),
         float: (int, float),

@@ -1,49 +1,35 @@
-"""The kinds of speculators that can be trained, and their hyperparameters from a customer's values."""
+"""Reads the hyperparameters of a kind from a customer's values."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import Field, asdict, fields, replace
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
 
 from workers.exports.errors import ExchangeError
 from workers.exports.formats import check_possible
-from workers.hyperparameters.block import BlockHyperparameters
-from workers.hyperparameters.draft_model import DraftModelHyperparameters
-from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
 from workers.hyperparameters.fields import HyperparameterError, check_types
 from workers.hyperparameters.loop import LoopParameters
-from workers.hyperparameters.medusa import MedusaHyperparameters
-from workers.hyperparameters.mtp import MtpHyperparameters
-from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
+from workers.kinds import TRAINED_KINDS, class_prefix
 
-Hyperparameters = (
-    MedusaHyperparameters
-    | TurboLoraHyperparameters
-    | Eagle3Hyperparameters
-    | MtpHyperparameters
-    | BlockHyperparameters
-    | DraftModelHyperparameters
-)
 
-_RECORDS: Mapping[str, type[Hyperparameters]] = {
-    "medusa": MedusaHyperparameters,
-    "turbo_lora": TurboLoraHyperparameters,
-    "eagle3": Eagle3Hyperparameters,
-    "mtp": MtpHyperparameters,
-    "block": BlockHyperparameters,
-    "draft_model": DraftModelHyperparameters,
-}
-KINDS = tuple(_RECORDS)
+class Hyperparameters(Protocol):
+    """A frozen dataclass, all of whose fields have defaults."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def loop(self) -> LoopParameters: ...
 
 
 def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameters:
-    """`values`: by name, the loop's among the kind's own; what is missing takes its default.
+    """Reads the hyperparameters of the kind and of the loop by name; missing ones take their defaults.
 
-    Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range, or what would be
-        trained cannot be exported as it has to be.
+    Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range, or `export_as` names
+        a format that cannot hold the speculator.
     """
-    if kind not in _RECORDS:
-        raise HyperparameterError("kind", f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
-    record = _RECORDS[kind]
+    if kind not in TRAINED_KINDS:
+        raise HyperparameterError("kind", f"kind must be one of {', '.join(TRAINED_KINDS)}, got {kind!r:.80}")
+    record = hyperparameters_class(kind)
     of_loop = {f.name for f in fields(LoopParameters)}
     known = of_loop | {f.name for f in fields(record)} - {"loop"}
     if unknown := sorted(values.keys() - known):
@@ -52,9 +38,15 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
     check_types(values, record, LoopParameters)
     defaults = record()
     loop = replace(defaults.loop, **{name: value for name, value in values.items() if name in of_loop})
-    found = replace(defaults, loop=loop, **{name: value for name, value in values.items() if name not in of_loop})
+    own = {name: value for name, value in values.items() if name not in of_loop}
+    found: Hyperparameters = replace(defaults, loop=loop, **own)
     if loop.export_as is not None:
         _check_export(kind, loop.export_as, found)
+    return found
+
+
+def hyperparameters_class(kind: str) -> type[Any]:  # found by its name, so no type checker knows it
+    found: type[Any] = getattr(import_module(f"workers.hyperparameters.{kind}"), f"{class_prefix(kind)}Hyperparameters")
     return found
 
 
@@ -66,7 +58,7 @@ def _check_export(kind: str, form: str, parameters: Hyperparameters) -> None:
 
 
 def as_values(parameters: Hyperparameters) -> dict[str, Any]:
-    """What `read_hyperparameters` takes."""
+    """Returns values that `read_hyperparameters` reads."""
     values = asdict(parameters)
     loop: dict[str, Any] = values.pop("loop")
     return values | loop

@@ -1,5 +1,4 @@
-"""Hyperparameters that every kind has: of the loop, of what is kept in memory, of how acceptance is simulated, and of
-what the speculator is for."""
+"""Hyperparameters of every kind: the loop, memory, the simulation of acceptance, and the export format."""
 
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParameters:
     epochs: int = 8
-    max_steps: int | None = None  # ends earlier than the epochs would
+    max_steps: int | None = None  # ends training before the epochs do
     max_seconds: float | None = None  # ends after this time, the schedule stretched to fit; not reproducible to the bit
-    batch_rows: int = 4  # conversations; of medusa single rows
+    batch_rows: int = 4  # conversations; for medusa single rows
     accumulate: int = 1  # batches that make up a step
-    optimizer: str = "adamw"  # muon: of matrices, everything else by adamw; at the same learning rate
+    optimizer: str = "adamw"  # muon: for matrices, with adamw for all other parameters at the same learning rate
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup_steps: int = 20
@@ -24,12 +23,10 @@ class LoopParameters:
     validation_fraction: float = 0.05
     evaluate_every: int = 200  # steps
     patience: int = 3  # evaluations without a longer acceptance before training stops; 0 never stops early
-    draft_budget: int = 15  # nodes of the tree with which acceptance is simulated: with the root one tile of 16 rows
+    draft_budget: int = 15  # nodes of the simulated draft tree; with the root it fills one tile of 16 rows
     cache_memory_bytes: int = 4 << 30  # hidden states beyond this go to a file
-    precision: str = (
-        "auto"  # of products: auto is bfloat16 on CUDA and where AVX512-BF16 halves their time, else float32
-    )
-    export_as: str | None = None  # a format that it has to be able to leave in (docs/exports.md); refused if it can't
+    precision: str = "auto"  # of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
+    export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 
     def __post_init__(self) -> None:
         require_range(self, 1, 10_000, "epochs", "accumulate", "evaluate_every")

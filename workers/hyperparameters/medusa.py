@@ -15,8 +15,8 @@ class MedusaHyperparameters:
     num_layers: int = 1  # ResBlocks per head; two: 2.14 -> 2.21 for 1.8 times the time
     tied: bool = True  # share the target's lm_head; False gives each head its own copy to train
     token_input: bool = True  # heads read the last token beside the hidden state that chose it: 2.16 -> 2.39
-    draft_vocab_size: int = 8192  # at most; only tokens that the answers use are kept
-    soft_target_weight: float = 0.9  # of the target's own distribution against its chosen token: 2.10 without, 2.16
+    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers are kept
+    soft_target_weight: float = 0.9  # weight of the target's distribution against its chosen token: 2.10 without, 2.16
     depth_decay: float = 0.8  # loss of head i counts depth_decay ** i; Medusa's own choice
     dropout: float = 0.0  # of the hidden state
     # acceptance was level from the sixth epoch on

@@ -10,9 +10,9 @@ from workers.hyperparameters.loop import LoopParameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpHyperparameters:
     steps: int = 4  # how often the module runs on its own output, in training and when served
-    intermediate_size: int = 0  # of the layer's MLP; 0: the target's
-    draft_vocab_size: int = 8192  # at most; only tokens that the answers use are kept
-    soft_target_weight: float = 0.5  # of the target's own distribution against its chosen token
+    intermediate_size: int = 0  # of the layer's MLP; 0: as in the target
+    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers are kept
+    soft_target_weight: float = 0.5  # weight of the target's distribution against its chosen token
     step_decay: float = 0.9  # loss of step s counts step_decay ** s
     # Measured with SmolLM2-135M on 300 answers to GSM8K questions, two processor minutes, trees of 31 nodes: batches of
     # four at 1e-3 2.19, of two 2.25, at 2e-3 2.28.

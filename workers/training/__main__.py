@@ -1,10 +1,10 @@
-"""From prompts to a speculator in one command, without the service: what its batch and training jobs do, in turn.
+"""Trains a speculator from prompts in one command, without the service: the steps of its batch and training jobs.
 
     python -m workers.training MODEL PROMPTS.jsonl FOLDER --method eagle3 --hyperparameters '{"epochs": 8}'
 
 PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes some). The model answers them greedily or as
 each row says, then the speculator is trained on the answers. FOLDER keeps both: tokens.jsonl and output/speculator.
-A second run goes on where the first ended: answers that are there are not given again, training resumes. With
+A second run resumes where the first ended: existing answers are kept, and training continues. With
 `torchrun --nproc-per-node N -m workers.training ...` N processes share each batch.
 """
 
@@ -74,8 +74,8 @@ def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
 
 
 def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
-    """Effects: `tokens` is there whole or not at all; rows without an answer are left out and counted by the events."""
-    from workers.jobs.batch import run_batch
+    """Effects: `tokens` is written completely or not at all. Rows without an answer are left out; events count them."""
+    from workers.inference.batch import run_batch
 
     with prompts.open(encoding="utf-8") as rows:
         count = sum(1 for row in rows if row.strip())

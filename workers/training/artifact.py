@@ -1,6 +1,6 @@
-"""The artifact of a training job: the speculator's own files, where it came from, how it did, and its curves.
+"""The artifact of a training job: the speculator's files, its provenance, its report and its curves.
 
-config.json  weights  report.json  plots/  tensorboard/  provenance.json: names all the others with their hashes
+config.json  weights  report.json  plots/  tensorboard/  provenance.json: lists all other files with their hashes
 """
 
 import json
@@ -63,7 +63,7 @@ def write_artifact(
 ) -> None:
     """`save` writes the speculator's own files into a folder.
 
-    Effects: the folder is there whole or not at all.
+    Effects: the folder is written completely or not at all.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     for old in (partial, folder):
@@ -90,7 +90,7 @@ def write_artifact(
 
 
 def _copy_curves(source: Path, folder: Path) -> None:
-    """A tracker that hangs may still be writing; what can't be copied is left out."""
+    """Copies the files of trackers. A tracker that hangs may still be writing; files that fail to copy are left out."""
     for name in FOLDERS:
         if not (source / name).is_dir():
             continue

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder of safetensors and JSON that is there whole or not at all.
+"""Checkpoints: a folder of safetensors and JSON that is written completely or not at all.
 
     checkpoint-00000120/
         tensors.safetensors   weights, optimizer moments, random state, best weights

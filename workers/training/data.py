@@ -1,10 +1,10 @@
-"""Training rows: what the target itself said, as token ids; never text that is tokenised again.
+"""Training rows: answers of the target as token ids, never as text that is tokenised again.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target's final hidden state h[j] at
-absolute position P - 1 + j (0 <= j < N) chose c[j]. A drafter that reads h[j] knows c[j] too (it was just sampled)
-and drafts c[j + 1], c[j + 2], ... So row j of a conversation has the labels c[j + 1 + depth], and loss falls on the
-model's own tokens alone. An answer that was cut by the length limit has no end: nothing after its last token is
-learned, and it is counted.
+absolute position P - 1 + j (0 <= j < N) chose c[j]. A drafter that reads h[j] also knows c[j] (it was just sampled)
+and drafts c[j + 1], c[j + 2], ... Row j of a conversation therefore has the labels c[j + 1 + depth], and only tokens
+of the model contribute to the loss. An answer that was cut by the length limit has no end: nothing after its last
+token is learned, and such answers are counted.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.failures import InvalidInputError
 
-IGNORED = -1  # label of what must not be learned
+IGNORED = -1  # label of positions without a loss
 MIN_VALIDATION_CONVERSATIONS = 4
 MIN_CONVERSATIONS = 8
 
@@ -42,12 +42,12 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Conversations in file order, split by a hash of their custom_id, so that a resumed run splits alike."""
+    """Conversations in file order, split by a hash of their custom_id, so that a resumed run has the same split."""
 
     train: tuple[Conversation, ...]
     validation: tuple[Conversation, ...]
     sha256: str  # over the files' bytes, in the given order
-    num_skipped: int  # answers of fewer than two tokens: nothing to draft
+    num_skipped: int  # answers of fewer than two tokens, which leave nothing to draft
 
     @property
     def num_cut_by_length(self) -> int:
@@ -82,7 +82,7 @@ def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
 def split_by_hash(
     conversations: Sequence[Conversation], *, fraction: float
 ) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
-    """Conversations with the smallest hashes validate; equal ids fall on one side. Both sides keep file order."""
+    """Holds out the conversations with the smallest hashes. Equal ids share a side, and both sides keep file order."""
     hashes = sorted({split_key(c.custom_id) for c in conversations})
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
     if size >= len(hashes):
@@ -96,7 +96,7 @@ def split_by_hash(
 
 
 def split_key(custom_id: str) -> str:
-    """The smallest are held out."""
+    """Returns the hash; the smallest are held out."""
     return hashlib.sha256(custom_id.encode()).hexdigest()
 
 
@@ -146,8 +146,8 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
 
     Args:
         counts: [V] int64.
-        size: the most tokens to keep.
-        always: kept even if unseen (ends of sequence).
+        size: the maximal number of tokens.
+        always: tokens kept even if they do not occur (ends of sequence).
 
     Returns:
         [Vd] int64, sorted, Vd <= size.

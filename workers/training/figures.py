@@ -1,10 +1,10 @@
-"""Sums over rows, and the figures they make once nothing is to be added any more."""
+"""Sums over rows, and the figures that are computed from the totals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workers.training.acceptance import Acceptance
 from workers.training.loop import Validation
-from workers.training.simulate import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Sums:
 
 
 def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> Validation:
-    """batches: of each, the sums of every depth."""
+    """batches: the sums of every depth, for each batch."""
     depths = [sum(at[1:], start=at[0]) for at in zip(*batches, strict=True)]
     return Validation(
         acceptance_length=acceptance.length,
@@ -29,5 +29,5 @@ def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> 
 
 
 def batches_of(count: int, size: int) -> list[list[int]]:
-    """0 .. count - 1 in order, `size` at a time."""
+    """Yields 0 .. count - 1 in order, `size` at a time."""
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]

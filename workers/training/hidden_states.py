@@ -1,4 +1,4 @@
-"""The target's final hidden states over every conversation, computed once and kept in memory or in a file.
+"""The hidden states of the target for every conversation, computed once and kept in memory or in a file.
 
 Training reads each row many times, and the target's pass costs far more than the drafter's. One row takes
 H elements of the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
@@ -53,10 +53,10 @@ def compute_hidden_rows(
     """Runs the target over each conversation.
 
     Args:
-        file: keeps the rows there, mapped into memory; None keeps them in memory.
+        file: holds the rows, mapped into memory; None keeps them in memory.
         on_done: called with the number of conversations done.
-        kept: what is known from earlier runs, and kept for later ones.
-        processes: each runs the target over its share, and in the end has the rows of all.
+        kept: hidden states of earlier runs, to which this run adds.
+        processes: each runs the target over its share, and all receive all rows.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -76,7 +76,7 @@ def compute_hidden_rows(
 
 @dataclass(frozen=True, slots=True)
 class TapRows:
-    """Every position of several conversations, one conversation after the other, and what chose their answers.
+    """Every position of several conversations, one after the other, and the hidden states that chose their answers.
 
     taps: [R, T, H] in the model's dtype, the residual streams of each position; where none were asked for, T is 1 and
         it is the final hidden state.
@@ -113,7 +113,7 @@ def compute_tap_rows(
     kept: KeptStates | None = None,
     processes: Processes = ALONE,
 ) -> TapRows:
-    """As `compute_hidden_rows`; `file` keeps the taps, which are most of it.
+    """Works like `compute_hidden_rows`; `file` holds the taps, which need most of the memory.
 
     tap_layers: as the model's `hidden_states`; may be empty, as said of `TapRows`.
     """
@@ -154,7 +154,7 @@ def _states(model: Model, token_ids: Sequence[int], tap_layers: Sequence[int], k
 
 
 def _parts(rows: Tensor, starts: Sequence[int]) -> list[Tensor]:
-    """Of each conversation."""
+    """Returns the rows of each conversation."""
     return [rows[start:end] for start, end in itertools.pairwise(starts)]
 
 

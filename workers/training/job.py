@@ -1,4 +1,4 @@
-"""A training job: rows of answers in, a speculator's folder out.
+"""A training job: reads answers and writes the folder of a speculator.
 
 tokens ─ corpus ─ hidden states of the target, once ─ loop ─ best weights ─ artifact
 """
@@ -15,8 +15,9 @@ from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
 from workers.failures import UserConfigError
 from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import KINDS, Hyperparameters, as_values, read_hyperparameters
-from workers.jobs.loading import loading_failures
+from workers.hyperparameters.kinds import Hyperparameters, as_values, read_hyperparameters
+from workers.inference.loading import loading_failures
+from workers.kinds import TRAINED_KINDS
 from workers.training.artifact import training_report, write_artifact
 from workers.training.data import read_corpus
 from workers.training.kept_states import KeptStates
@@ -35,7 +36,7 @@ def run_training(
     kept: KeptStates | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Of several processes the first alone writes the artifact; the others' results are empty.
+    """Only rank 0 writes the artifact; the results of other processes are empty.
 
     clock: seconds, of which `max_seconds` are for the loop.
     """
@@ -64,8 +65,9 @@ def run_training(
 
 
 def _read_parameters(spec: TrainingSpec) -> Hyperparameters:
-    if spec.method not in KINDS:
-        raise UserConfigError("unknown_method", f"method must be one of {', '.join(KINDS)}, got {spec.method!r}")
+    if spec.method not in TRAINED_KINDS:
+        message = f"method must be one of {', '.join(TRAINED_KINDS)}, got {spec.method!r}"
+        raise UserConfigError("unknown_method", message)
     try:
         return read_hyperparameters(spec.method, spec.hyperparameters)
     except HyperparameterError as error:
@@ -80,7 +82,7 @@ def _train(
     clock: Callable[[], float],
 ) -> Finished:
     try:
-        method = make_method(parameters, preparation)
+        method = make_method(spec.method, parameters, preparation)
     except SpeculatorNotLoadable as error:
         raise UserConfigError("speculator_not_loadable", str(error)) from error
     output_dir = Path(spec.output_dir)

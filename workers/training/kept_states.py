@@ -1,7 +1,7 @@
-"""Hidden states that outlast a run: many speculators learn from the same answers, and the target's passes cost most.
+"""Hidden states that are kept across runs: many speculators learn from the same answers, and the target costs most.
 
-A folder has a file per conversation, named by its tokens; it belongs to one model, device and dtype. A run that asks
-for other layers than those before it computes anew what is there, and adds to it.
+A folder belongs to one model, device and dtype, and has one file per conversation, named by the hash of its tokens. A
+run that needs further layers recomputes the file of a conversation with all layers.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class KeptStates:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
-        """As the model's `hidden_states`. Effects: a file is there whole or not at all."""
+        """Returns what `Model.hidden_states` returns. Effects: a file is written completely or not at all."""
         path = self._folder / f"{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()}.safetensors"
         known = load_file(path, device=str(model.device)) if path.exists() else {}
         if not {_FINAL, *map(str, tap_layers)} <= known.keys():

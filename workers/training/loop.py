@@ -1,10 +1,10 @@
 """The training loop of every method: optimizer, schedule, evaluation, early stopping, checkpoints.
 
-A step is a pure function of the snapshot before it: its rows and all other randomness follow from (seed, step). So a
-run killed anywhere goes on from its last checkpoint to the same bits (same machine, build and number of threads and of
-processes). A budget in seconds gives this up: its schedule follows the clock.
+A step is a pure function of the snapshot before it: its rows and all other random draws follow from (seed, step). A run
+that is killed and resumed from its last checkpoint therefore gives the same bits, with the same machine, build and
+number of threads and processes. This does not hold for a budget in seconds, whose schedule follows the clock.
 
-    snapshot ─ rows(step) ─ loss of every part ─ gradients added up ─ clip ─ AdamW, Muon
+    snapshot ─ rows(step) ─ loss of every part ─ gradients summed ─ clip ─ AdamW, Muon
              ─ every n steps: validate, keep the best, checkpoint
 """
 
@@ -31,26 +31,26 @@ from workers.training.optimizers import (
 )
 from workers.training.processes import ALONE, Processes
 
-_FINAL_LEARNING_RATE = 0.05  # of the highest
-_LIVE_EVERY = 10  # steps between figures of the training loss alone
+_FINAL_LEARNING_RATE = 0.05  # as a share of the highest
+_LIVE_EVERY = 10  # steps between two events with the training loss only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Figures on conversations that are never trained on."""
+    """Figures on held-out conversations."""
 
     acceptance_length: float  # simulated as served
     acceptance_rate_per_position: tuple[float, ...]
     accuracy_per_depth: tuple[float, ...]
-    loss: float  # nats per token, all depths alike
+    loss: float  # nats per token, all depths weighted equally
 
 
 class Method(Protocol):
-    """A kind of speculator under training."""
+    """The training method of a kind of speculator."""
 
     @property
     def module(self) -> nn.Module:
-        """Its parameters that require a gradient are trained."""
+        """Returns the module; its parameters that require a gradient are trained."""
         ...
 
     @property
@@ -67,12 +67,12 @@ class Method(Protocol):
 class BatchLoss:
     total: Tensor  # scalar, differentiable; a mean over tokens
     nats: float  # sum over tokens and depths
-    num_tokens: int  # a token counts once a depth
+    num_tokens: int  # a token counts once per depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progression:
-    """What the loop remembers beside tensors; JSON in a checkpoint."""
+    """The state of the loop other than tensors; JSON in a checkpoint."""
 
     step: int = 0
     elapsed_seconds: float = 0.0
@@ -80,7 +80,7 @@ class Progression:
     best: Validation | None = None  # of the weights of `best_step`
     num_worse: int = 0  # evaluations in a row without a new best
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
-    stopped: str = ""  # why it ended: steps, seconds or patience; "" while it runs
+    stopped: str = ""  # the reason: steps, seconds or patience; "" while it runs
 
     @property
     def best_acceptance_length(self) -> float:
@@ -105,7 +105,7 @@ def train(
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Trains to the end, from the newest whole checkpoint if there is one; every process sees the same folder."""
+    """Trains to the end, from the newest complete checkpoint if there is one. All processes share the folder."""
     return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).to_the_end()
 
 
@@ -142,7 +142,7 @@ class _Run:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
             self._restore(snapshot)
         else:
-            self._evaluate()  # untrained: what an early stop falls back to
+            self._evaluate()  # the untrained weights are the fallback of early stopping
         while not self._at.stopped:
             self._step()
             if self._at.stopped or self._at.step % self._config.evaluate_every == 0:
@@ -172,7 +172,7 @@ class _Run:
         for optimizer in self._optimizers:
             optimizer.step()
         self._processes.share(self._parameters)
-        elapsed = self._processes.told_by_first(self._clock() - self._started)
+        elapsed = self._processes.broadcast_from_rank0(self._clock() - self._started)
         self._at = replace(self._at, step=self._at.step + 1, elapsed_seconds=elapsed)
         if self._fraction_done() >= 1.0:
             self._at = replace(self._at, stopped="steps" if self._at.step >= self._total_steps else "seconds")
@@ -181,7 +181,7 @@ class _Run:
         self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
 
     def _add_gradients(self) -> tuple[float, int]:
-        """Leaves the gradient of the mean over all tokens of the step. Returns its nats and tokens."""
+        """Sets the gradients of the mean loss over all tokens of the step. Returns nats and tokens of the step."""
         torch.manual_seed(_step_seed(self._seed, self._at.step, self._processes.rank))
         self._method.module.train()
         for parameter in self._parameters.values():
@@ -193,7 +193,7 @@ class _Run:
                 torch.autograd.backward(loss.total * loss.num_tokens)
                 sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        nats, num_tokens = self._processes.add_up(gradients, sums)
+        nats, num_tokens = self._processes.all_reduce(gradients, sums)
         for gradient in gradients:
             gradient.div_(max(1, num_tokens))
         return nats, int(num_tokens)
@@ -207,7 +207,7 @@ class _Run:
     def _evaluate(self) -> None:
         self._method.module.eval()
         found = self._method.validate()
-        better = self._processes.told_by_first(found.acceptance_length) > self._at.best_acceptance_length
+        better = self._processes.broadcast_from_rank0(found.acceptance_length) > self._at.best_acceptance_length
         if better:
             self._best = _copies(self._mine)
         num_worse = 0 if better else self._at.num_worse + 1
@@ -225,7 +225,7 @@ class _Run:
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, found: Validation) -> dict[str, float]:
-        """Those that a resumed run repeats exactly; `loss` is there once a step was made."""
+        """Returns the figures that a resumed run repeats exactly. `loss` is absent before the first step."""
         figures = {
             "validation_loss": found.loss,
             "acceptance_length": found.acceptance_length,
@@ -250,7 +250,7 @@ class _Run:
         for name, parameter in self._mine.items():
             tensors[f"weights.{name}"] = parameter.detach()
             tensors[f"best.{name}"] = self._best[name]
-        tensors = self._processes.told_to_first({name: tensor.cpu() for name, tensor in tensors.items()})
+        tensors = self._processes.gather_to_rank0({name: tensor.cpu() for name, tensor in tensors.items()})
         if not self._processes.is_first:
             return
         snapshot = Snapshot(self._at.step, tensors, self._state())
@@ -259,7 +259,7 @@ class _Run:
 
     def _state(self) -> dict[str, object]:
         values = asdict(self._at)
-        del values["step"]  # the snapshot's own
+        del values["step"]  # the snapshot has it
         return values
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -290,7 +290,7 @@ class _Window:
 
 
 class RowOrder:
-    """Which rows each step takes: every epoch a new permutation, drawn from seed and epoch alone."""
+    """The rows of each step: every epoch is a new permutation, which depends only on seed and epoch."""
 
     def __init__(self, num_rows: int, batch_rows: int, seed: int) -> None:
         if num_rows < 1:
@@ -303,7 +303,7 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._num_rows // self._batch_rows  # what is left over sits this epoch out
+        return self._num_rows // self._batch_rows  # the remaining rows are left out of this epoch
 
     def batch(self, step: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
@@ -315,19 +315,19 @@ class RowOrder:
 
 
 def learning_rate_factor(step: int, fraction_done: float, warmup_steps: int) -> float:
-    """Rises linearly over the warm-up, falls as a cosine to `_FINAL_LEARNING_RATE`."""
+    """Returns a factor that rises linearly during the warm-up and falls as a cosine to `_FINAL_LEARNING_RATE`."""
     warmup = min(1.0, (step + 1) / max(1, warmup_steps))
     cosine = 0.5 * (1.0 + math.cos(math.pi * fraction_done))
     return warmup * (_FINAL_LEARNING_RATE + (1.0 - _FINAL_LEARNING_RATE) * cosine)
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:
-    """Of all that a step draws; 32 bits, which is what torch's generator on the CPU takes in."""
+    """Returns the seed of all random draws of a step; 32 bits, since torch's CPU generator uses no more."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4])
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As they were before JSON made lists of them."""
+    """Restores the tuples that JSON stored as lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Optimizers by name, and their state by the parameters' names, as checkpoints keep it."""
+"""Optimizers, and their state by parameter name, as checkpoints store it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ from workers.hyperparameters.loop import LoopParameters
 
 _BETAS = (0.9, 0.95)
 _PREFIX = "optimizer."
-_NOT_MATRICES = ("lm_head.weight", "markov_w1.weight")  # one row a token: rows that no label touches must not move
+_NOT_MATRICES = ("lm_head.weight", "markov_w1.weight")  # one row per token: rows without a label must not change
 
 
 def make_optimizers(parameters: Mapping[str, nn.Parameter], loop: LoopParameters) -> list[Optimizer]:
-    """Muon takes the hidden layers' matrices at AdamW's learning rate (arXiv:2502.16982), AdamW what is left."""
+    """Muon updates the matrices of hidden layers at AdamW's learning rate (arXiv:2502.16982), AdamW the rest."""
     of_muon: list[nn.Parameter] = []
     if loop.optimizer == "muon":
         of_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_MATRICES)]

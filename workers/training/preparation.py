@@ -1,4 +1,4 @@
-"""What a training method is made from, and where it may keep what it computes once."""
+"""The inputs of a training method, and where it may keep hidden states that it computes once."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -23,10 +23,10 @@ _Module = TypeVar("_Module", bound=nn.Module)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
     """
-    cache: folder for what does not fit into memory, made when it is needed.
-    initial: folder of a speculator of the same kind to go on from.
+    cache: a folder for tensors that do not fit into memory, created when it is needed.
+    initial: the folder of a speculator of the same kind, from which training continues.
     kept: hidden states of other runs.
-    processes: that run the target together.
+    processes: the process group.
     """
 
     model_dir: Path
@@ -44,18 +44,21 @@ class Preparation:
         return (*self.corpus.train, *self.corpus.validation)
 
     def draft_vocab(self, size: int) -> Tensor:
-        """[Vd] int64. Counted on training answers alone: validation must judge an unseen vocabulary too."""
+        """Returns [Vd] int64. Only training answers are counted, because validation must include unseen tokens."""
         config = self.target.config
         counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
         return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
 
     def file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
-        """None where `needed_bytes` for all conversations may stay in memory, or there is a device that holds them."""
+        """Returns None if `needed_bytes` for all conversations may stay in memory or on a device."""
         in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
         return None if in_memory else self.cache / f"{name}.bin"
 
     def tap_rows(self, tap_layers: Sequence[int], *, memory_bytes: int) -> tuple[TapRows, TapRows]:
-        """Runs the target over all conversations. Rows for training and for validation; `tap_layers` may be empty."""
+        """Runs the target over all conversations. `tap_layers` may be empty.
+
+        Returns: rows for training, and rows for validation.
+        """
         target, corpus = self.target, self.corpus
         row_bytes = max(1, len(tap_layers)) * target.config.hidden_size * target.dtype.itemsize
         needed = sum(c.num_tokens for c in self.conversations) * row_bytes
@@ -76,18 +79,18 @@ class Preparation:
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 
     def reporter(self, *, before: int) -> Callable[[int], None]:
-        """Of progress over all conversations, `before` of them done already."""
+        """Returns a function that reports progress over all conversations, after the first `before`."""
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
 
 
 def in_bfloat16(precision: str, device: torch.device) -> bool:
-    """Whether products are made so; `precision` as in LoopParameters."""
+    """Tells whether matrix products use bfloat16; `precision` as in LoopParameters."""
     if precision != "auto":
         return precision == "bfloat16"
     return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def as_stored(module: _Module) -> _Module:
-    """A copy whose weights are what is read back from the artifact, where they lie in bfloat16."""
+    """Returns a copy with weights rounded to bfloat16, as the artifact stores them."""
     return deepcopy(module).to(torch.bfloat16).float()

@@ -1,14 +1,13 @@
-"""Training by several processes: each has both models, runs the target over a share of the conversations, once, and
-takes a share of every batch; gradients are added up. Each moves a share of the parameters and tells the others, so that
-the optimizer's state and the best weights so far, which are most of what training needs beside the target, lie in one
-process only.
+"""Data-parallel training. Each process has both models, runs the target over a share of the conversations once, and
+takes a share of every batch; gradients are summed. Each process updates a share of the parameters and broadcasts it, so
+that the optimizer state and the best weights so far, which need most of the memory beside the target, exist only once.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
 
-Weights and gradients are whole in every process, as FSDP's would not be: they are small beside the target, of which
-every process holds a copy, too.
+Unlike with FSDP, every process holds all weights and gradients: they are small compared with the target, of which every
+process holds a copy as well.
 
-All take the same decisions: what depends on a clock is told by the first, which alone writes files and events.
+All processes take the same decisions: rank 0 broadcasts what depends on a clock. Only rank 0 writes files and events.
 """
 
 import os
@@ -20,7 +19,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed, nn
 
-_LONGEST_WAIT = timedelta(days=2)  # the first answers prompts while the others wait
+_LONGEST_WAIT = timedelta(days=2)  # rank 0 answers prompts while the others wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +32,21 @@ class Processes:
         return self.rank == 0
 
     def my_rows(self, rows: Tensor) -> Tensor:
-        """Of a batch."""
+        """Returns the rows of a batch that this process works on."""
         return rows[self.rank :: self.count]
 
     def is_mine(self, index: int) -> bool:
-        """Of the conversations."""
+        """Tells whether this process works on the conversation of this index."""
         return index % self.count == self.rank
 
     def exchange(self, parts: Sequence[Tensor]) -> None:
-        """Each part is filled in by the process whose it is, and then by all, to the same bits. All are contiguous."""
+        """Broadcasts each part from the process that owns it, bit for bit. All parts are contiguous."""
         if self.count > 1:
             for index, part in enumerate(parts):
                 distributed.broadcast(part.view(torch.uint8), index % self.count)  # as bytes: gloo knows few dtypes
 
-    def add_up(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
-        """Replaces each tensor by its sum over processes, to the same bits in all. Returns the sums of the numbers."""
+    def all_reduce(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
+        """Replaces each tensor by its sum over processes, equal to the bit in all. Returns the sums of the numbers."""
         if self.count == 1:
             return list(numbers)
         own = tensors[0].new_tensor(numbers)
@@ -59,28 +58,32 @@ class Processes:
         return [float(total) for total in totals[-1]]
 
     def my_share(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Those that this process moves."""
+        """Returns the parameters that this process updates."""
         return {name: parameters[name] for name in _largest_first(parameters)[self.rank :: self.count]}
 
     def share(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Each becomes what the process has made of it whose share it is in."""
+        """Copies each parameter from the process that updates it to all others."""
         self.exchange([parameters[name].detach() for name in _largest_first(parameters)])
 
-    def told_to_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of all processes, which have different names; in the others, their own. All are on the CPU."""
+    def gather_to_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors of all processes in rank 0, and the own ones in others. Names differ between processes.
+
+        Args:
+            tensors: on the CPU.
+        """
         own = dict(tensors)
         if self.count == 1:
             return own
-        told: list[dict[str, Tensor]] | None = [{}] * self.count if self.is_first else None
-        distributed.gather_object(own, told)
-        return {name: tensor for part in told or [own] for name, tensor in part.items()}
+        gathered: list[dict[str, Tensor]] | None = [{}] * self.count if self.is_first else None
+        distributed.gather_object(own, gathered)
+        return {name: tensor for part in gathered or [own] for name, tensor in part.items()}
 
-    def told_by_first(self, value: float) -> float:
+    def broadcast_from_rank0(self, value: float) -> float:
         if self.count == 1:
             return value
-        told = torch.tensor(value, dtype=torch.float64)
-        distributed.broadcast(told, 0)
-        return float(told)
+        shared = torch.tensor(value, dtype=torch.float64)
+        distributed.broadcast(shared, 0)
+        return float(shared)
 
     def wait_for_all(self) -> None:
         if self.count > 1:
@@ -88,7 +91,7 @@ class Processes:
 
 
 def _largest_first(parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """So that shares are of about one size."""
+    """Returns names by size, so that shares have about the same size."""
     return sorted(parameters, key=lambda name: (-parameters[name].numel(), name))
 
 
@@ -97,7 +100,7 @@ ALONE = Processes()
 
 @contextmanager
 def joined_processes() -> Iterator[Processes]:
-    """Those that torchrun started, or this one alone."""
+    """Yields the process group that torchrun started, or this process alone."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield ALONE

@@ -1,4 +1,4 @@
-"""What an artifact was made from and by, beside the artifact: enough to make it again."""
+"""The provenance of an artifact: everything that is needed to reproduce it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ def provenance(
 ) -> dict[str, Any]:
     """
     Args:
-        initial: folder of the speculator that training went on from.
-        command: what the job was asked for, without paths of this machine.
-        folder: with the artifact's own files, all of which are named with their hashes.
+        initial: folder of the speculator from which training continued.
+        command: the parameters of the job, without paths of this machine.
+        folder: holds the files of the artifact, which are listed with their hashes.
     """
     return {
         "target_revision": target_revision,

@@ -1,11 +1,11 @@
-"""Metrics for people who look on, beside the events that the supervisor reads.
+"""Sends metrics to experiment trackers, in addition to the events that the supervisor reads.
 
-TensorBoard's files are always written. SLIPSTREAM_TRACKERS=mlflow,wandb adds others, whose packages must be there:
-MLflow writes to MLFLOW_TRACKING_URI, Weights & Biases as WANDB_MODE says, offline unless it says anything; by default
-both write beside TensorBoard, into the artifact.
+TensorBoard's files are always written. SLIPSTREAM_TRACKERS=mlflow,wandb adds others, whose packages must be installed:
+MLflow writes to MLFLOW_TRACKING_URI, Weights & Biases as WANDB_MODE says, offline by default. By default both write
+into the artifact, beside TensorBoard.
 
-Each tracker works in a thread of its own, behind a queue. Whether it raises, hangs or cannot keep up: that is logged
-once, and the run goes on without it.
+Each tracker works in a thread of its own, behind a queue. If it raises, hangs or cannot keep up, this is logged once,
+and the run continues without it.
 """
 
 import logging
@@ -26,10 +26,10 @@ from workers.contracts import Event, Metrics
 from workers.emitter import Emit
 
 TRACKERS_VARIABLE = "SLIPSTREAM_TRACKERS"
-FOLDERS = ("tensorboard", "mlflow", "wandb")  # of the trackers, below that of the run
-_FLUSH_SECONDS = 10  # how far behind a looker-on may be
+FOLDERS = ("tensorboard", "mlflow", "wandb")  # of the trackers, in the folder of the run
+_FLUSH_SECONDS = 10  # the largest delay of what TensorBoard shows
 _LAST_SECONDS = 20.0  # for all trackers together, once the run has ended
-_QUEUED = 1000  # metrics that a tracker may be behind
+_QUEUED = 1000  # the most metrics that wait for a tracker
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Tracker(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
     name: str
-    folder: Path  # for what a tracker writes on this machine
+    folder: Path  # for files of a tracker
     parameters: Mapping[str, Any]
 
 
@@ -51,7 +51,7 @@ Open = Callable[[TrackedRun], Tracker]
 
 
 def configured_trackers() -> list[Open]:
-    """TensorBoard and what the environment names; unknown names are logged and left out."""
+    """Returns TensorBoard and the trackers that the environment names; unknown names are logged and left out."""
     names = [name.strip() for name in os.environ.get(TRACKERS_VARIABLE, "").split(",") if name.strip()]
     if unknown := sorted(set(names) - set(_TRACKERS)):
         logger.error("%s knows %s, got %s", TRACKERS_VARIABLE, ", ".join(_TRACKERS), ", ".join(unknown))
@@ -62,7 +62,7 @@ def configured_trackers() -> list[Open]:
 def tracked(
     emit: Emit, run: TrackedRun, trackers: Sequence[Open], *, last_seconds: float = _LAST_SECONDS
 ) -> Iterator[Emit]:
-    """Hands every event on, metrics to the trackers too; in the end waits for them, but not for ever."""
+    """Passes every event on, and metrics also to the trackers. At the end it waits for them for a limited time."""
     followers = [_Follower(run, tracker) for tracker in trackers]
 
     def watched(event: Event) -> None:
@@ -82,7 +82,7 @@ def tracked(
 
 
 class _Follower:
-    """One tracker's thread; a daemon, so that a tracker that hangs does not keep the process."""
+    """The thread of one tracker; a daemon, so that a tracker that hangs does not keep the process alive."""
 
     def __init__(self, run: TrackedRun, open_tracker: Open) -> None:
         self._name = open_tracker.__name__
@@ -92,7 +92,7 @@ class _Follower:
         self._thread.start()
 
     def tell(self, event: Metrics | None) -> None:
-        """None: that was all."""
+        """Queues an event; None ends the thread."""
         if self._is_lost:
             return
         try:
@@ -111,13 +111,13 @@ class _Follower:
             with closing(open_tracker(run)) as tracker:
                 while not self._is_lost and (event := self._queue.get()) is not None:
                     tracker.log(event.step, event.data)
-        except Exception:  # the boundary of foreign code: whatever it was, the run must not learn of it
+        except Exception:  # the boundary of foreign code: its errors must not end the run
             self._is_lost = True
             logger.exception("%s failed: metrics are no longer tracked there", self._name)
 
 
 class TensorBoard:
-    """A run that goes on adds a file to those that are there."""
+    """A resumed run adds a file to the existing ones."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), flush_secs=_FLUSH_SECONDS)
@@ -136,7 +136,7 @@ class Mlflow:
         if "MLFLOW_TRACKING_URI" not in os.environ:
             folder = run.folder.resolve() / "mlflow"
             folder.mkdir(parents=True, exist_ok=True)
-            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # it writes plain files no more
+            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # it does not write plain files any more
         self._mlflow.start_run(run_name=run.name)
         self._mlflow.log_params(dict(run.parameters))
 
@@ -154,8 +154,8 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", "slipstream"),
             name=run.name,
             id=run.name,
-            resume="allow",  # a run that was killed goes on under its name
-            dir=str(folder),  # makes a folder `wandb` there
+            resume="allow",  # a killed run resumes under its name
+            dir=str(folder),  # it makes a folder `wandb` there
             config=dict(run.parameters),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.drafters.growing_tree import WIDTH
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.device import Device
 from engine.graph_decoding.drafters.base import Verified
@@ -25,7 +26,6 @@ from kernels.decoder import DecoderRows
 from kernels.growing import Pool
 from kernels.tree import Trees
 
-WIDTH = 4  # nodes run per sequence and level
 _CANDIDATES = 6  # per node
 
 

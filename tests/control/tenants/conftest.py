@@ -5,8 +5,8 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests.databases import UNAVAILABLE, connected_to, fresh_postgres
 from tests.postgres import is_available
-from tests.workers.tasks.conftest import migrated_database as migrated_database
-from tests.workers.tasks.conftest import stack as stack
+from tests.workers.supervisor.conftest import migrated_database as migrated_database
+from tests.workers.supervisor.conftest import stack as stack
 
 
 @pytest.fixture

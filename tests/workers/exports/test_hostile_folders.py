@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_model import make_tiny_model
 from tests.workers.exports.speculators import refusal
-from workers.exports.artifact import KINDS
 from workers.exports.formats import formats_of, import_speculator
 from workers.exports.target import Target
+from workers.kinds import TRAINED_KINDS
 
-PAIRS = [(kind, form) for kind in KINDS for form in formats_of(kind)]
+PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -82,6 +82,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (_pickle, "pytorch_model.bin may not be part"),
     "code": (_code, "modeling_own.py may not be part"),
     "auto_map": (_auto_map, "auto_map"),
+    "auto_map of a part": (lambda folder: _layer(folder, auto_map={}), "code of its own (auto_map)"),
+    "custom code of pipelines": (
+        lambda folder: edit(folder, custom_pipelines={}),
+        "code of its own (custom_pipelines)",
+    ),
+    "trust in remote code": (lambda folder: edit(folder, **{"trust_remote_code": True}), "(trust_remote_code)"),
+    "code in a file beside": (
+        lambda folder: void((folder / "tokenizer_config.json").write_text('{"auto_map": {}}')),
+        "tokenizer_config.json names code of its own",
+    ),
     "a link": (_link, "README.md may not be part"),
     "a folder": (lambda folder: (folder / "model.safetensors.index.json").mkdir(), "may not be part"),
     "no weights": (_no_weights, "no *.safetensors"),

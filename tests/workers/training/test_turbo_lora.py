@@ -17,7 +17,7 @@ from tests.workers.support import Recorder, chat_rows, write_lines
 from workers.contracts import EvaluationSpec
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
-from workers.jobs.evaluation import load_arms, run_evaluation
+from workers.inference.evaluation import load_arms, run_evaluation
 from workers.training.data import Conversation, Corpus
 from workers.training.hidden_states import compute_tap_rows
 from workers.training.medusa.model import first_heads

@@ -1,4 +1,4 @@
-"""A block drafter under training: ties rows, blocks and loss together, and validates with the drafter that serves.
+"""The training method of block drafters, from rows, blocks and loss. The serving drafter validates.
 
 Taps are trained on at unit size, each dimension divided by its root mean square over the training rows, because a
 target's residual streams differ by orders of magnitude; the served `fc` takes them as they are.
@@ -17,17 +17,17 @@ from engine.drafters.block_config import BlockConfig
 from engine.drafters.block_model import BlockModel
 from engine.models.base import Model
 from workers.hyperparameters.block import BlockHyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.block.data import Blocks, blocks_of, num_anchors
 from workers.training.block.loss import DepthSums, block_loss, weighted
 from workers.training.data import draft_places
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.replay import simulate
-from workers.training.simulate import Acceptance
+from workers.training.simulation import simulate
 
 _INITIAL_SCALE = 0.02  # standard deviation of matrices
-_SCALE_ROWS = 16_384  # rows that sizes are taken from
+_SCALE_ROWS = 16_384  # rows from which scales are estimated
 
 
 class BlockMethod:
@@ -40,7 +40,7 @@ class BlockMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`module`: as it is served."""
+        """`module`: the module as it is served."""
         self._target, self._parameters = target, parameters
         self._train, self._validation = train, validation
         sizes = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
@@ -53,11 +53,11 @@ class BlockMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: BlockHyperparameters) -> "BlockMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
         target = preparation.target
         if preparation.initial is not None:
             module = BlockModel.load(preparation.initial)
-            BlockDrafter(module, target)  # does it fit the target?
+            BlockDrafter(module, target)  # raises if it does not fit the target
         else:
             vocab = preparation.draft_vocab(parameters.draft_vocab_size)
             config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
@@ -93,7 +93,7 @@ class BlockMethod:
 
     @torch.no_grad()
     def served(self) -> BlockModel:
-        """With an `fc` for taps as the target gives them."""
+        """Returns the module with an `fc` for unscaled taps of the target."""
         served = deepcopy(self.block)
         served.fc.weight.mul_(self._scale.flatten())
         return served
@@ -133,7 +133,7 @@ class BlockMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """What serving the validation conversations at temperature 0 would accept."""
+        """Simulates serving the validation conversations at temperature 0."""
         drafter = BlockDrafter(as_stored(self.served()), self._target)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
@@ -152,7 +152,7 @@ class BlockMethod:
         )
 
     def _hidden(self, blocks: Blocks) -> Tensor:
-        """[A, D, H]: of the rows that guess."""
+        """Returns [A, D, H], the hidden states of the guessing rows."""
         config = self.block.config
         tokens = torch.full((len(blocks.anchors), config.block_size), config.mask_token_id, device=blocks.tokens.device)
         tokens[:, 0] = blocks.tokens[:, 0]
@@ -168,7 +168,7 @@ class BlockMethod:
 
 
 def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int) -> BlockConfig:
-    """Layers of the target's own shape, with Qwen3's head norms."""
+    """Returns a config with layers of the target's shape and the head norms of Qwen3."""
     target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     transformer = {
         "model_type": "qwen3",
@@ -202,7 +202,7 @@ def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, d
 
 
 def _unused_token(preparation: Preparation) -> int:
-    """The first that no conversation holds: its embedding says nothing but that a guess is wanted."""
+    """Returns the first token that no conversation holds: its embedding only marks the places of guesses."""
     used = {t for c in preparation.conversations for t in (*c.prompt_token_ids, *c.completion_token_ids)}
     return next((token for token in range(preparation.target.config.vocab_size) if token not in used), 0)
 
@@ -218,5 +218,5 @@ def _initial_module(config: BlockConfig, vocab: Tensor, target: Model, *, seed: 
             elif name.endswith(".bias"):
                 parameter.zero_()
         if block.markov_head is not None:
-            block.markov_head.markov_w2.weight.zero_()  # no correction before there is something to correct
+            block.markov_head.markov_w2.weight.zero_()  # no correction at the start
     return block

@@ -1,4 +1,4 @@
-"""A draft model under training: model, batches and loss together; the drafter that serves validates."""
+"""The training method of draft models, from model, batches and loss. The serving drafter validates."""
 
 import tempfile
 from pathlib import Path
@@ -10,6 +10,7 @@ from torch.nn import functional
 from engine.drafters.draft_model import DraftModelDrafter
 from engine.load import load_model
 from workers.hyperparameters.draft_model import DraftModelHyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.data import draft_places
 from workers.training.draft_model.data import make_batch
 from workers.training.draft_model.model import DraftModel, trained_head
@@ -18,8 +19,7 @@ from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, in_bfloat16
-from workers.training.replay import simulate
-from workers.training.simulate import Acceptance
+from workers.training.simulation import simulate
 
 
 class DraftModelMethod:
@@ -84,7 +84,7 @@ class DraftModelMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """What serving the validation conversations at temperature 0 would accept; read back as it will be served."""
+        """Simulates serving the validation conversations at temperature 0, with the model read back from its files."""
         target = self._target
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder), base_model="")
@@ -108,6 +108,6 @@ class DraftModelMethod:
 
     @torch.no_grad()
     def _target_probabilities(self, hidden: Tensor) -> Tensor:
-        """[A, Vd + 1]: the target's own, cut to the draft vocabulary; nothing is left for the others."""
+        """Returns [A, Vd + 1]: the target's probabilities of draft tokens, renormalised, and 0 for all others."""
         logits = functional.linear(hidden, self._head[:-1, :-1])
         return functional.pad(logits.softmax(-1), (0, 1))

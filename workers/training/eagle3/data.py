@@ -2,7 +2,7 @@
 
 A conversation is a prompt of P tokens and an answer c[0 .. N - 1]. The target's taps are known at its L = P + N - 1
 positions; position t is read together with token t + 1. Anchor j (0 <= j < N - 1) is position P - 1 + j: c[j] is the
-last known token there, and step s of the unroll drafts c[j + 1 + s] having been told c[j + 1 .. j + s].
+last known token there, and step s of the unroll drafts c[j + 1 + s] and is given c[j + 1 .. j + s].
 
     R rows      positions with taps, conversation after conversation
     A rows      anchors, conversation after conversation
@@ -26,7 +26,7 @@ class Eagle3Batch:
     tokens: [R] int64. The token after each position.
     positions: [R] int64.
     anchors: [A] int64. Each anchor's place among the R rows.
-    drafted: [A, S] int64. The token that step s is told: c[j + s]; at step 0 that of `tokens`. 0 past the answer's end.
+    drafted: [A, S] int64. The token given to step s: c[j + s]; at step 0 that of `tokens`. 0 past the answer's end.
     labels: [A, S] int64. c[j + 1 + s] as a place in the draft vocabulary; `IGNORED` past the end and outside of it.
     chosen: [A, S] int64. Row of `hidden` that chose c[j + 1 + s]; meaningless without a label.
     hidden: [A + B, Ht] float32. The target's final hidden states that chose the answers' tokens.

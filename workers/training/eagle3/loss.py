@@ -1,10 +1,10 @@
-"""The loss of EAGLE-3, and of the others that read one row a token, in nats per token of each step of the unroll.
+"""The loss of EAGLE-3, and of other drafters with one row per token, in nats per token of each unroll step.
 
     loss_s = (1 - w) * -log p_s(token) + w * -sum_v q(v) log p_s(v)        loss = sum_s step_decay**s * loss_s
 
-p_s is the drafter's distribution over the draft vocabulary after s drafted tokens, q the target's own at that position,
-cut to the same vocabulary. Rows are worked on in chunks and each chunk's gradient is kept instead of its probabilities,
-so that no more than a chunk of logits is ever there.
+p_s is the drafter's distribution over the draft vocabulary after s drafted tokens, q the target's at that position, cut
+to the same vocabulary. Rows are processed in chunks, and the gradient of each chunk is kept instead of its
+probabilities, so that no more than one chunk of logits exists at a time.
 
 Source: Li et al. 2025, arXiv:2503.01840; the chunks: Liger's fused linear cross-entropy, arXiv:2410.10989.
 """
@@ -25,12 +25,12 @@ _CHUNK = 2048 * 8192  # logits
 def step_loss(
     features: Tensor, lm_head: Tensor, labels: Tensor, target: Tensor | None, chosen: Tensor, soft_weight: float
 ) -> tuple[Tensor, Sums]:
-    """The mean over labelled rows of one step.
+    """Returns the mean over labelled rows of one step.
 
     Args:
-        features: [A, H], the drafter's, after its last norm.
+        features: [A, H]. The drafter's features after its last norm.
         lm_head: [Vd, H]; gets a gradient if it requires one.
-        labels: [A] int64, `IGNORED` where there is nothing to learn.
+        labels: [A] int64, `IGNORED` at positions without a loss.
         target: [R, Vd] float32, the target's probabilities; None where `soft_weight` is 0.
         chosen: [A] int64. Row of `target` for each label.
     """
@@ -43,7 +43,7 @@ def step_loss(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum over rows; gradients are computed on the way forward, chunk by chunk, where the features want one."""
+    """Sum over rows. The forward pass computes gradients chunk by chunk, if the features require them."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""EAGLE-3 under training: ties rows, unroll and loss together, and validates with the drafter that serves."""
+"""The training method of EAGLE-3, from rows, unroll and loss. The serving drafter validates."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from engine.drafters.eagle3_module import Eagle3
 from engine.models.base import Model
 from engine.models.rotary import tables_of
 from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.data import draft_places
 from workers.training.eagle3.steps import UnrolledLoss
 from workers.training.eagle3.unroll import Unroll
@@ -19,8 +20,7 @@ from workers.training.figures import validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.replay import simulate
-from workers.training.simulate import Acceptance
+from workers.training.simulation import simulate
 
 _INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to offer for
 
@@ -46,11 +46,11 @@ class Eagle3Method:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
         target = preparation.target
         if preparation.initial is not None:
             module = Eagle3.load(preparation.initial)
-            Eagle3Drafter(module, target)  # does it fit the target?
+            Eagle3Drafter(module, target)  # raises if it does not fit the target
         else:
             vocab = preparation.draft_vocab(parameters.draft_vocab_size)
             config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
@@ -86,13 +86,13 @@ class Eagle3Method:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """What serving the validation conversations at temperature 0 would accept."""
+        """Simulates serving the validation conversations at temperature 0."""
         drafter = Eagle3Drafter(as_stored(self.eagle3), self._target)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)
 
 
 def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int) -> Eagle3Config:
-    """The layer is one of the target's own shape."""
+    """Returns a config whose layer has the shape of the target's layers."""
     target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     return Eagle3Config(
         hidden_size=target.hidden_size,

@@ -1,6 +1,6 @@
-"""Loss of a drafter that runs on its own output, at every step of the unroll: what EAGLE-3 and MTP modules share.
+"""The loss of a drafter that runs on its own output, at every unroll step. EAGLE-3 and MTP modules share it.
 
-    loss = sum over steps s of step_decay ** s * mean over anchors of the step's cross entropy
+loss = sum over steps s of step_decay ** s * mean over anchors of the step's cross entropy
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,13 +49,15 @@ class UnrolledLoss:
 
     @torch.no_grad()
     def sums(self, rows: TapRows) -> list[list[Sums]]:
-        """Of every batch, those of every step."""
+        """Yields the sums of every step, for each batch."""
         batches = batches_of(len(rows.prompt_lengths), self.parameters.loop.batch_rows)
         return [self._steps(rows, conversations)[1] for conversations in batches]
 
     def _steps(self, rows: TapRows, conversations: Sequence[int]) -> tuple[list[Tensor], list[Sums]]:
         steps = self.parameters.steps
-        soft_weight = self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0  # figures need no target
+        soft_weight = (
+            self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
+        )  # validation figures need no soft targets
         batch = make_batch(rows, conversations, steps=steps, place=self.place)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         losses, sums = [], []

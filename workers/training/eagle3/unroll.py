@@ -1,8 +1,8 @@
-"""The unroll of EAGLE-3's training ("training-time test"): every step reads what the step before it made, as served.
+"""The unroll of EAGLE-3's training ("training-time test"): every step reads the output of the step before it.
 
 At step 0 every position offers its key and value and every anchor a query; step s > 0 continues each anchor by one
-position, which attends to the positions up to the anchor and to the steps before it at this anchor. Nothing of a
-prompt but its keys and values is computed: no loss falls there.
+position, which attends to the positions up to the anchor and to the steps before it at this anchor. Only keys and
+values are computed for prompts, because prompts have no loss.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,22 @@
-"""What heads would have accepted of answers whose hidden states are known."""
+"""Simulates the acceptance of Medusa heads on answers whose hidden states are known."""
 
 import torch
 
 from engine.draft import grow_tree
 from engine.drafters.medusa import MedusaDrafter
+from workers.training.acceptance import Acceptance, replay_answer
 from workers.training.hidden_states import HiddenRows
-from workers.training.simulate import Acceptance, replay
 
 
 @torch.no_grad()
 def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> Acceptance:
-    """What serving these answers at temperature 0 would accept, with `budget` nodes a pass."""
+    """Simulates serving these answers at temperature 0, with `budget` nodes per pass."""
     acceptance = Acceptance()
     for start, end in zip(rows.starts, rows.starts[1:], strict=False):
         tokens, probabilities = (
             t.tolist() for t in drafter.candidates(rows.hidden[start:end], rows.completions[start:end])
         )
-        replay(
+        replay_answer(
             rows.completions[start:end].tolist(),
             lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], budget),  # type: ignore[misc]
             into=acceptance,

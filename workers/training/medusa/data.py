@@ -1,4 +1,4 @@
-"""What Medusa heads learn from: pairs of a hidden state and the tokens that followed the one it chose."""
+"""Training rows of Medusa heads: a hidden state, and the tokens after the one that it chose."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from workers.training.hidden_states import HiddenRows
 
 @dataclass(frozen=True, slots=True)
 class MedusaRows:
-    """R rows, those without any label left out.
+    """R rows; rows without any label are left out.
 
     index: [R] int64. Each row's place in `HiddenRows.hidden`.
     labels: [R, K] int64. Place in the draft vocabulary of the token that head k should guess; `IGNORED` past the end
@@ -39,6 +39,6 @@ def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_
 
 
 def shifted_index(index: Tensor, *, num_heads: int, num_rows: int) -> Tensor:
-    """[R] -> [R, K]: the row that chose the token head k guesses. Meaningful only where there is a label."""
+    """Returns [R, K]: the row that chose the token that head k guesses. It is meaningful only with a label."""
     offsets = torch.arange(1, num_heads + 1, device=index.device)
     return (index[:, None] + offsets).clamp_(max=num_rows - 1)

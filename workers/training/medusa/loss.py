@@ -1,6 +1,6 @@
 """The loss of Medusa heads, in nats per token of each depth.
 
-    loss = sum_k depth_decay**k * loss_k        loss_k: that of a step of EAGLE-3, of head k's distribution
+    loss = sum_k depth_decay**k * loss_k        loss_k: the loss of one EAGLE-3 step, for head k's distribution
 
 Source: Cai et al. 2024, arXiv:2401.10774 (decay, self-distillation).
 """
@@ -24,13 +24,13 @@ def medusa_loss(
     soft_target_weight: float,
     depth_decay: float,
 ) -> tuple[Tensor, list[Sums]]:
-    """The mean over labelled rows of each depth, weighted by depth; and each depth's sums.
+    """Returns the mean over labelled rows of each depth, weighted by depth, and the sums of each depth.
 
     Args:
         features: [B, K, H].
         heads: of each depth [Vd, H].
-        labels: [B, K] int64, `IGNORED` where there is nothing to learn.
-        target: [R, Vd] float32, the target's own probabilities, or None where `soft_target_weight` is 0.
+        labels: [B, K] int64, `IGNORED` at positions without a loss.
+        target: [R, Vd] float32, the target's probabilities, or None where `soft_target_weight` is 0.
         chosen: [B, K] int64. Row of `target` for each label.
     """
     total, sums = features.new_zeros((), dtype=torch.float32), []

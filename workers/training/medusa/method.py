@@ -1,4 +1,4 @@
-"""Medusa heads under training: ties rows, heads and loss together, and validates with the drafter that serves."""
+"""The training method of Medusa heads, from rows, heads and loss. The serving drafter validates."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaHeads, token_features
 from engine.models.base import Model
 from workers.hyperparameters.medusa import MedusaHyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.data import IGNORED, Conversation
 from workers.training.figures import Sums, validation_of
 from workers.training.hidden_states import HiddenRows, compute_hidden_rows, rows_bytes
@@ -19,7 +20,6 @@ from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.simulate import Acceptance
 
 _VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
 
@@ -45,7 +45,7 @@ class MedusaMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MedusaHyperparameters) -> "MedusaMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
         target, corpus = preparation.target, preparation.corpus
         heads = first_heads(preparation, parameters)
         size = target.config.hidden_size
@@ -100,7 +100,7 @@ class MedusaMethod:
         return validation_of(self.simulate(self._validation), self._validation_sums())
 
     def simulate(self, rows: HiddenRows) -> Acceptance:
-        """What serving these conversations at temperature 0 would accept, with `draft_budget` nodes a pass."""
+        """Simulates serving these conversations at temperature 0, with `draft_budget` nodes per pass."""
         drafter = MedusaDrafter(as_stored(self.heads), self._decoder)
         return simulate_heads(drafter, rows, budget=self._parameters.loop.draft_budget)
 
@@ -113,7 +113,7 @@ class MedusaMethod:
         )
 
     def _loss(self, source: HiddenRows, labelled: MedusaRows, rows: Tensor) -> tuple[Tensor, list[Sums]]:
-        """And the sums of every depth."""
+        """Returns the loss and the sums of every depth."""
         index = labelled.index[rows]
         hidden = source.hidden[index].float()  # [B, H]
         with torch.autocast(self._decoder.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
@@ -131,14 +131,14 @@ class MedusaMethod:
             )
 
     def _token_features(self, source: HiddenRows, index: Tensor) -> Tensor | None:
-        """[B, H]: of the token that each row's hidden state chose."""
+        """Returns [B, H], features of the token that the hidden state of each row chose."""
         if not self.heads.config.token_input:
             return None
         return token_features(self._decoder.weights.embedding[source.completions[index]])
 
     @torch.no_grad()
     def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
-        """[R, Vd]: the target's own probabilities, and [B, K]: the row where each head's token was chosen."""
+        """Returns [R, Vd], the target's probabilities, and [B, K], the row that chose the token of each head."""
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         if self._parameters.soft_target_weight == 0.0 or not self.heads.training:
             return None, shifted

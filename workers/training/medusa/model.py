@@ -1,4 +1,4 @@
-"""Heads to begin with: new ones, or those of a speculator trained before."""
+"""The heads that training begins with: new ones, or those of an earlier speculator."""
 
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
@@ -7,11 +7,11 @@ from workers.training.preparation import Preparation
 
 
 def first_heads(preparation: Preparation, parameters: MedusaHyperparameters) -> MedusaHeads:
-    """Raises: SpeculatorNotLoadable: `preparation.initial` holds no heads, or those of another model."""
+    """Raises: SpeculatorNotLoadable: `preparation.initial` holds no heads, or heads of another model."""
     target = preparation.target
     if preparation.initial is not None:
         heads = MedusaHeads.load(preparation.initial)
-        MedusaDrafter(heads, target)  # do they fit the target?
+        MedusaDrafter(heads, target)  # raises if they do not fit the target
         return heads
     vocab = preparation.draft_vocab(parameters.draft_vocab_size).to(target.device)
     config = MedusaConfig(

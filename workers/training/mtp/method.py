@@ -1,4 +1,4 @@
-"""A multi-token-prediction module under training: unroll and loss together; the drafter that serves validates."""
+"""The training method of multi-token-prediction modules, from unroll and loss. The serving drafter validates."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.mtp_model import Mtp
 from engine.models.base import Model
 from workers.hyperparameters.mtp import MtpHyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.data import draft_places
 from workers.training.eagle3.steps import UnrolledLoss
 from workers.training.figures import validation_of
@@ -19,15 +20,14 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.mtp.model import known_module, new_module
 from workers.training.mtp.unroll import MtpUnroll
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.replay import simulate
-from workers.training.simulate import Acceptance
+from workers.training.simulation import simulate
 
 
 class MtpMethod:
     def __init__(
         self, target: Model, parameters: MtpHyperparameters, module: Mtp, *, train: TapRows, validation: TapRows
     ) -> None:
-        """`train`, `validation`: with final hidden states for taps."""
+        """The taps of `train` and `validation` are final hidden states."""
         self._target, self._parameters = target, parameters
         device, size = target.device, target.config.vocab_size
         self.mtp = module.to(device)
@@ -46,7 +46,7 @@ class MtpMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MtpHyperparameters) -> "MtpMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: from where it should go on."""
+        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
         module = known_module(preparation, parameters)
         train, validation = preparation.tap_rows((), memory_bytes=parameters.loop.cache_memory_bytes)
         if module is None:
@@ -81,7 +81,7 @@ class MtpMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """What serving the validation conversations at temperature 0 would accept."""
+        """Simulates serving the validation conversations at temperature 0."""
         served = DensePrediction(as_stored(self.mtp), self._target)
         drafter = MtpDrafter(served, self._target, max_depth=self._parameters.steps)
         return simulate(drafter, self._validation, self._target, budget=self._parameters.loop.draft_budget)

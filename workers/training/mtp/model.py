@@ -1,4 +1,4 @@
-"""A module to begin with: one trained before, the model's own, or a new one of the shape of the target's layers."""
+"""The module that training begins with: an earlier one, the model's own, or a new one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,13 @@ from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.preparation import Preparation
 
 _INITIAL_SCALE = 0.02  # standard deviation of matrices
-_SIZE_ROWS = 16_384  # rows that sizes are taken from
-_LAYER_TYPES = {"mistral": "llama"}  # of others the layer is the target's own kind
-_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # where a model's file has a module of its own
+_SIZE_ROWS = 16_384  # rows from which scales are estimated
+_LAYER_TYPES = {"mistral": "llama"}  # other models: a layer of the target's type
+_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # prefixes of the model's own module in its files
 
 
 def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
-    """In float32: one trained before, else the model's own, else none.
+    """Returns the earlier module, else the model's own, else None; in float32.
 
     Raises: SpeculatorNotLoadable: it cannot be read, or does not fit the target.
     """
@@ -38,7 +38,7 @@ def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mt
             raise SpeculatorNotLoadable(f"the model's own prediction module is of another kind: {error}") from error
     else:
         return None
-    DensePrediction(module, preparation.target)  # does it fit the target?
+    DensePrediction(module, preparation.target)  # raises if it does not fit the target
     return module
 
 
@@ -60,7 +60,7 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
 
 
 def own_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """The module that the model was published with, by the names of the layout; None where there is none."""
+    """Returns the tensors of the module that the model was published with, named as in the layout, or None."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:
@@ -71,7 +71,7 @@ def own_tensors(model_dir: Path) -> dict[str, Tensor] | None:
 
 
 def _config(preparation: Preparation, parameters: MtpHyperparameters, intermediate_size: int) -> MtpConfig:
-    """The layer is one of the target's own shape."""
+    """Returns a config whose layer has the shape of the target's layers."""
     target = preparation.target.config
     published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     transformer: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The unroll of a multi-token-prediction module: one set of weights, run again and again on its own output, as served.
 
 At step 0 it reads the target's final hidden state at every position, whose key and value stay; step s > 0 continues
-each anchor by one position and reads what the step before it made there.
+each anchor by one position and reads the output of the previous step there.
 
 Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 """

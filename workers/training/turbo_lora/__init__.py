@@ -1,5 +1,5 @@
 """A LoRA adapter of the target's last layers and Medusa heads, trained jointly: model, data and method.
 
-Served as one folder: peft's adapter files beside the heads'. The adapter changes what the model says, as any does; the
-heads draft for the model with the adapter, and change nothing.
+The result is one folder with peft's adapter files and the heads. The adapter changes the answers of the model, as every
+adapter does; the heads draft for the adapted model and change no answer.
 """

@@ -19,13 +19,13 @@ from workers.training.hidden_states import HiddenRows
 
 
 class _Listener(NoDrafter):
-    """Drafts nothing, but is told of every pass.
+    """A drafter that drafts nothing and observes every pass.
 
-    hidden: of each request, by the number of tokens that were read: what chose the next.
+    hidden: for each request, by the number of tokens read, the hidden state that chose the next token.
     """
 
     name = "listener"
-    max_depth = 1  # of 0 the engine would tell it nothing
+    max_depth = 1  # with 0 the engine would not let it observe
 
     def __init__(self) -> None:
         self.hidden: dict[str, dict[int, Tensor]] = {}
@@ -37,7 +37,7 @@ class _Listener(NoDrafter):
 
 
 def answer_anew(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
-    """Answers each prompt at temperature 0, as long as the answer at hand.
+    """Answers each prompt at temperature 0, with the length of the given answer.
 
     Returns: what chose an answer's last token is unknown and 0; no draft follows that token.
     """

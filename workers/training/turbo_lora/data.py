@@ -1,7 +1,7 @@
-"""Batches of whole conversations: what enters the adapted layers, and where in them the answers were chosen.
+"""Batches of whole conversations: the inputs of the adapted layers, and the positions that chose the answers.
 
 Row j of an answer is position P - 1 + j, whose hidden state chooses c[j]; the last one's label is the answer's last
-token, so an answer that was cut by the length limit teaches no end.
+token, so nothing is learned about the end of an answer that was cut by the length limit.
 """
 
 from collections.abc import Sequence

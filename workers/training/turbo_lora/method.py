@@ -1,9 +1,9 @@
-"""Adapter and heads under training: one loss for both. Validation answers with the engine, adapter and heads.
+"""The training method of an adapter and heads, with one loss for both. Validation uses the engine with the adapter.
 
     loss = -log p(c[j]) + heads_weight * Medusa's, of the adapted model's hidden states
 
-What is accepted depends on what the adapted model says, and the answers at hand are not that. So acceptance is not
-simulated on them but on new ones, made by the engine with the adapter; and as drafts change no answer, without drafts.
+Acceptance depends on the answers of the adapted model, which differ from the training answers. Acceptance is therefore
+simulated on new answers of the engine with the adapter; it needs no drafts for them, since drafts change no answer.
 """
 
 import tempfile
@@ -17,6 +17,7 @@ from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaHeads, token_features
 from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
+from workers.training.acceptance import Acceptance
 from workers.training.eagle3.loss import step_loss
 from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import HiddenRows, TapRows
@@ -26,7 +27,6 @@ from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import first_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.simulate import Acceptance
 from workers.training.turbo_lora.answers import answer_anew
 from workers.training.turbo_lora.data import make_batch
 from workers.training.turbo_lora.model import AdaptedLayers
@@ -43,7 +43,7 @@ class TurboLoraMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`train`, `validation`: with what enters the first adapted layer for tap."""
+        """The tap of `train` and `validation` is the input of the first adapted layer."""
         self._target, self._parameters = preparation.target, parameters
         self._train, self._validation = train, validation
         self._prompts = preparation.corpus.validation
@@ -99,7 +99,7 @@ class TurboLoraMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """What serving the validation prompts at temperature 0 would accept, with answers as long as those at hand."""
+        """Simulates serving the validation prompts at temperature 0, with answers as long as the given ones."""
         with tempfile.TemporaryDirectory() as folder:
             self.adapted.save(Path(folder), base_model="")
             answers = answer_anew(self._target, Path(folder), self._prompts)
@@ -107,7 +107,7 @@ class TurboLoraMethod:
         return simulate_heads(drafter, answers, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
-        """Of both, and the heads' sums by depth."""
+        """Returns the loss of both, and the sums of the heads by depth."""
         parameters = self._parameters
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):

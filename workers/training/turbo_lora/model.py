@@ -1,7 +1,7 @@
 """The target's last layers with LoRA on every product, as peft trains it.
 
-The layers below are left as they are, so what enters the first adapted one is computed once, by the engine. Layers are
-those of `transformers`, which the engine's own are tested against, with adapters too.
+The lower layers do not change, so the engine computes the input of the first adapted layer once. The layers come from
+`transformers`; tests compare the engine's layers with them, with adapters too.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Looks at a folder with a model before anything loads it, and says why it is refused. Standard library only.
+"""Looks at a folder with a model before anything loads it, and says why it is refused. It needs no Django.
 
-What is let in can hold no code: JSON, text and safetensors, whose header is checked here down to the last byte. The
+`workers.model_folders` holds the rules against code. The headers of safetensors are checked here to the last byte. The
 revision names exactly what was checked: SHA-256 over the config and the weights.
 """
 
@@ -13,32 +13,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, MODEL_NAMES, code_key
+
 # Those that the engine has its own code for, then families that run through its adapter, which proves each model anew.
 MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
 MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
 MODEL_TYPES |= {"starcoder2"}
-ALLOWED_NAMES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "LICENSE*",
-    "*.md",
-    ".gitattributes",
-)
-# Where a configuration leads a loader to Python files, or asks it to trust them.
-CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 20_000
-MAX_JSON_BYTES = 64 << 20
 _ITEM_BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
@@ -67,8 +50,8 @@ def inspect_folder(path: Path) -> ModelFolder:
         raise UnusableModel("model_folder_missing", f"there is no folder {path}")
     _check_names(path)
     config = _read_json(path / "config.json")
-    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
-        if (path / name).exists() and (key := _names_code(_read_json(path / name))) is not None:
+    for name in CONFIG_NAMES:
+        if (path / name).exists() and (key := code_key(_read_json(path / name))) is not None:
             raise UnusableModel("model_code_forbidden", f"{name} names code of its own ({key}), which is never run")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
@@ -84,20 +67,6 @@ def inspect_folder(path: Path) -> ModelFolder:
     return ModelFolder(path=path, model_type=model_type, revision=_revision([path / "config.json", *weights]))
 
 
-def _names_code(values: Any) -> str | None:
-    """The first such key at any depth: configurations hold those of their parts."""
-    left = [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            if named := CODE_KEYS & value.keys():
-                return min(named)
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-    return None
-
-
 def _check_names(path: Path) -> None:
     for entry in sorted(path.iterdir()):
         if entry.is_symlink():
@@ -108,8 +77,8 @@ def _check_names(path: Path) -> None:
 
 def check_name(name: str) -> None:
     """Of a file, or of a folder, which ends in `/`. Raises: UnusableModel."""
-    if "/" in name or not any(fnmatch(name, pattern) for pattern in ALLOWED_NAMES):
-        message = f"{name[:200]} may not be part of a model; allowed are {', '.join(ALLOWED_NAMES)}"
+    if "/" in name or not any(fnmatch(name, pattern) for pattern in MODEL_NAMES):
+        message = f"{name[:200]} may not be part of a model; allowed are {', '.join(MODEL_NAMES)}"
         raise UnusableModel("model_file_forbidden", message)
 
 

@@ -30,7 +30,7 @@ from control.workflows.quotes.models import Quote
 from control.workflows.quotes.selectors import quote_get, quotes_list
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.services import quote_cap_set, quote_create
-from workers.hyperparameters.kinds import KINDS
+from workers.kinds import TRAINED_KINDS
 
 
 def _create_dataset(organization: Organization, body: dict[str, Any]) -> Dataset:
@@ -115,7 +115,7 @@ CREATE_PIPELINE = Ask(
         "held_out_file": prompts(organization),
         "distillation_id": ids(distillations_list(organization)),
         "quote_id": ids(quotes_list(organization)),
-        "training.kind": same(KINDS),
+        "training.kind": same(TRAINED_KINDS),
         "training.initial_speculator": ready(organization),
     },
 )

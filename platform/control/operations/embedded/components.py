@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from control.core.processes.keeper import kept_command
+from workers.parent_death import kept_command
 
 log = structlog.get_logger(__name__)
 

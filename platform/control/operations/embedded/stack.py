@@ -3,7 +3,7 @@
     queue (Valkey) → endpoints (supervisor) → jobs (worker) → api (uvicorn)
 
 Every process hangs on one pipe, the lifeline, whose write end is here: whatever becomes of this process, none
-outlives it (see `keeper`).
+outlives it (see `workers.parent_death`).
 """
 
 import os

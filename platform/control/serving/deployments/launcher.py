@@ -14,7 +14,6 @@ from pathlib import Path
 from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
-from control.core.processes.keeper import kept_command
 from control.core.processes.ports import free_port
 from control.core.settings.config import Config
 from control.core.storage.backends import get_storage
@@ -24,6 +23,7 @@ from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import MARK, ProcessIdentity, process_started
+from workers.parent_death import kept_command
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name

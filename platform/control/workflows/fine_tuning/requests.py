@@ -11,7 +11,8 @@ from rest_framework import serializers
 
 from control.core.api.errors import ApiError
 from control.core.api.metadata import MetadataInput
-from workers.hyperparameters.kinds import KINDS, read_hyperparameters
+from workers.hyperparameters.kinds import read_hyperparameters
+from workers.kinds import TRAINED_KINDS
 
 MAX_SUFFIX = 64
 MAX_SEED = (1 << 31) - 1
@@ -73,8 +74,8 @@ def turbo_of(values: Mapping[str, Any]) -> Turbo:
     if turbo is None and values["method"] is not None:
         turbo = values["method"].get("turbo")
     parsed = _parse(Turbo, turbo or {}, "turbo")
-    if parsed.kind not in KINDS:
-        message = f"turbo.kind must be one of {', '.join(KINDS)}, got {parsed.kind!a:.60}"
+    if parsed.kind not in TRAINED_KINDS:
+        message = f"turbo.kind must be one of {', '.join(TRAINED_KINDS)}, got {parsed.kind!a:.60}"
         raise ApiError(400, message, "invalid_value", "turbo.kind")
     return parsed
 

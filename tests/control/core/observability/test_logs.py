@@ -18,9 +18,9 @@ from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.origin import origin_of
 from control.tenants.accounts.models import Organization
 from tests.control.factories import chat_row, make_base_model, make_file
-from tests.workers.tasks.conftest import migrated_database as migrated_database
-from tests.workers.tasks.conftest import stack as stack
-from tests.workers.tasks.live import LiveStack
+from tests.workers.supervisor.conftest import migrated_database as migrated_database
+from tests.workers.supervisor.conftest import stack as stack
+from tests.workers.supervisor.live import LiveStack
 
 ROOT = Path(__file__).resolve().parents[4]
 REQUEST_ID = "a-request-of-the-caller"
@@ -90,7 +90,7 @@ def test_a_child_writes_as_its_supervisor_does_with_the_ids_it_was_given(setting
         "import logging, sys\n"
         "from workers.log_lines import configure_logging\n"
         "configure_logging(sys.stderr)\n"
-        "logging.getLogger('workers.jobs.batch').info('shard %s', 'written', extra={'shard': 7})\n"
+        "logging.getLogger('workers.inference.batch').info('shard %s', 'written', extra={'shard': 7})\n"
         "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.exception('broke')\n"
     )
 

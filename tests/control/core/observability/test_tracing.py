@@ -30,8 +30,8 @@ from tests.control.serving.gateway.conftest import deployment as deployment
 from tests.control.serving.gateway.conftest import supervisor as supervisor
 from tests.control.serving.gateway.conftest import token as token
 from workers.contracts import FailureClass
-from workers.tasks.attempt import Attempt, look_at
-from workers.tasks.outcomes import AttemptFailed
+from workers.supervisor.attempt import Attempt, run_attempt
+from workers.supervisor.outcomes import AttemptFailed
 
 ROOT = Path(__file__).resolve().parents[4]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -79,7 +79,7 @@ def test_a_request_its_job_and_the_attempt_at_it_are_one_trace(
     claim = job_claim(job_id=job.pk, worker="test")
     assert claim is not None
 
-    look_at(claim, stop=threading.Event(), handlers={Job.Kind.BATCH: FailingHandler()})
+    run_attempt(claim, stop=threading.Event(), handlers={Job.Kind.BATCH: FailingHandler()})
 
     request, attempt = named(spans, "POST v1/batches"), named(spans, "attempt batch")
     assert trace_of(request) == trace_of(attempt) == TRACE
@@ -134,7 +134,7 @@ def test_off_nothing_of_it_is_imported_by_a_request_or_a_worker(tmp_path: Path) 
         "import sys, django\n"
         "django.setup()\n"
         "from django.test import Client\n"
-        "import workers.tasks.worker\n"
+        "import workers.supervisor.worker\n"
         "assert Client().get('/v1/jobs').status_code == 400  # a host unknown: it went through all middleware\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk.trace', 'opentelemetry.exporter'))"
         " or name == 'control.core.observability.otel'])"

@@ -25,8 +25,8 @@ from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
 from tests.control.factories import make_base_model
 from tests.control.models.catalog.test_folder import TENSOR, make_folder, safetensors
-from workers.tasks.attempt import look_at
-from workers.tasks.worker import HANDLERS
+from workers.supervisor.attempt import run_attempt
+from workers.supervisor.worker import HANDLERS
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def work() -> None:
     """What a worker does."""
     claim = job_claim_next(worker="w")
     assert claim is not None
-    look_at(claim, stop=threading.Event(), handlers=HANDLERS)
+    run_attempt(claim, stop=threading.Event(), handlers=HANDLERS)
 
 
 def shown(client: Client, model: Any) -> Any:

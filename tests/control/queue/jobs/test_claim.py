@@ -1,6 +1,6 @@
 """Leases and fences: who may work on a job, and whose writes count.
 
-Racing claimers need a database file: see tests/workers/tasks/test_races.py.
+Racing claimers need a database file: see tests/workers/supervisor/test_races.py.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ from control.queue.jobs.selectors import shards_open
 from control.queue.jobs.shards import MAX_CRASHED_ROWS, ShardRows, job_blame_shards, job_commit_shard
 from control.queue.jobs.state import Claim
 from tests.control.queue.jobs.helpers import add_shards, claim, expire_lease, submit
-from workers.tasks.batch import next_hand
+from workers.supervisor.batch import next_shards
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +22,7 @@ def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[in
     """Plays worker: hands out shards, crashes where a poison row is. Returns: convicted rows, longest stall."""
     convicted, stalled = set[int](), 0
     for _ in range(limit):
-        hand = next_hand(list(shards_open(job.pk)))
+        hand = next_shards(list(shards_open(job.pk)))
         if not hand:
             return convicted, stalled
         held = claim(job)

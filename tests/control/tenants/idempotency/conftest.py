@@ -1,2 +1,2 @@
-from tests.workers.tasks.conftest import migrated_database as migrated_database
-from tests.workers.tasks.conftest import stack as stack
+from tests.workers.supervisor.conftest import migrated_database as migrated_database
+from tests.workers.supervisor.conftest import stack as stack

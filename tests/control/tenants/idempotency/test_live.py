@@ -9,7 +9,7 @@ from control.queue.jobs.models import Job
 from control.workflows.batches.models import Batch
 from tests.control.factories import chat_row, make_file, make_key
 from tests.control.tenants.idempotency.dying_app import DIE_HEADER
-from tests.workers.tasks.live import LiveStack, free_port
+from tests.workers.supervisor.live import LiveStack, free_port
 
 NUM_CALLERS = 50
 DYING_APP = "tests.control.tenants.idempotency.dying_app:application"

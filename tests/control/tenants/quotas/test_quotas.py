@@ -20,7 +20,7 @@ from control.tenants.quotas.quota import quota_of
 from control.tenants.row_security.scope import Across, across_tenants, as_tenant
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
 from tests.databases import needs_postgres
-from tests.workers.tasks.live import LiveStack
+from tests.workers.supervisor.live import LiveStack
 
 NUM_CALLERS = 100
 

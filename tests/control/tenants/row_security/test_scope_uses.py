@@ -16,8 +16,8 @@ ALLOWED = {
     ("control.operations.monitoring.engines", "CONSOLE"),
     ("control.tenants.row_security.middleware", "CONSOLE"),
     ("control.tenants.webhooks.management.commands.webhook_secrets_reencrypt", "COMMAND"),
-    ("workers.tasks.courier", "HOUSEKEEPING"),
-    ("workers.tasks.worker", "HOUSEKEEPING"),
+    ("workers.supervisor.webhook_sender", "HOUSEKEEPING"),
+    ("workers.supervisor.worker", "HOUSEKEEPING"),
 }
 
 

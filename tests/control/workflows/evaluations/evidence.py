@@ -1,4 +1,4 @@
-"""What a worker finds, as `workers.jobs.evidence` makes it. Needs no Django: a stand-in for the child says it too."""
+"""Evidence as `workers.inference.evidence` writes it. It needs no Django: a fake child process writes it too."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from tests.control.workflows.pipelines.helpers import (
     make_pipeline,
     observe,
 )
-from workers.hyperparameters.kinds import KINDS
+from workers.kinds import TRAINED_KINDS
 
 pytestmark = pytest.mark.django_db
 
@@ -116,7 +116,7 @@ def test_a_wrong_request_names_the_field_and_makes_nothing(
     assert not Job.objects.exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_every_kind_can_be_asked_for(client: Client, organization: Organization, kind: str) -> None:
     training = {"kind": kind, "max_seconds": 60, "seed": 1}
     answer = post(client, request_body(organization, training=training))

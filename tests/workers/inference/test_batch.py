@@ -1,0 +1,183 @@
+"""Batch inference over shards, with the real engine on a tiny model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput
+from engine.tokenizer import Tokenizer
+from tests.workers.support import Recorder, chat_row, chat_rows, read_lines, write_lines
+from workers.contracts import BatchSpec, ShardRange
+from workers.failures import InvalidInputError, UserConfigError
+from workers.inference.batch import answer_shards, run_batch
+
+
+def make_spec(folder: Path, model: Path, rows: Sequence[dict[str, Any]], *shards: tuple[int, int]) -> BatchSpec:
+    return BatchSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        model_name="tiny",
+        input_path=str(write_lines(folder / "rows.jsonl", rows)),
+        output_dir=str(folder / "output"),
+        shards=tuple(
+            ShardRange(shard_no=number, row_from=start, row_to=end)
+            for number, (start, end) in enumerate(shards or [(0, len(rows))])
+        ),
+        drafter="none",
+        max_batch_size=4,
+    )
+
+
+def run(spec: BatchSpec) -> tuple[list[dict[str, Any]], Recorder]:
+    """All lines in the order of shards, and the events."""
+    emit = Recorder()
+    run_batch(spec, emit)
+    shards = sorted(emit.of("shard"), key=lambda event: event.shard_no)
+    return [line for shard in shards for line in read_lines(Path(shard.path))], emit
+
+
+def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for line in lines:
+        line["output"]["response"]["body"].pop("created", None)
+        line["output"]["response"]["body"].pop("metrics", None)  # how fast, not what
+    return lines
+
+
+def test_every_row_has_its_answer_in_its_shard_in_order(tmp_path: Path, tiny_model: Path) -> None:
+    lines, emit = run(make_spec(tmp_path, tiny_model, chat_rows(7), (0, 3), (3, 7)))
+    assert [line["row"] for line in lines] == list(range(7))
+    assert [line["custom_id"] for line in lines] == [f"row-{i}" for i in range(7)]
+    assert [(event.completed, event.failed) for event in emit.of("shard")] == [(3, 0), (4, 0)]
+
+
+def test_only_the_rows_of_the_given_shards_are_answered(tmp_path: Path, tiny_model: Path) -> None:
+    lines, _ = run(make_spec(tmp_path, tiny_model, chat_rows(9), (2, 4), (7, 8)))
+    assert [line["row"] for line in lines] == [2, 3, 7]
+
+
+def test_an_output_row_has_the_form_of_openai(tmp_path: Path, tiny_model: Path) -> None:
+    (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
+    output = line["output"]
+    assert output.keys() == {"id", "custom_id", "response", "error"}
+    assert (output["id"], output["error"]) == ("batch_req_0123_0", None)
+    assert (output["response"]["status_code"], output["response"]["request_id"]) == (200, "req_0123_0")
+    body = output["response"]["body"]
+    assert (body["object"], body["model"], len(body["choices"])) == ("chat.completion", "tiny", 1)
+    assert body["usage"]["completion_tokens"] == len(line["completion_token_ids"]) == 24
+    assert body["usage"]["prompt_tokens"] == len(line["prompt_token_ids"])
+    assert line["finish_reason"] == body["choices"][0]["finish_reason"] == "length"
+
+
+def test_token_ids_decode_to_the_answers_text(tmp_path: Path, tiny_model: Path) -> None:
+    (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
+    text = Tokenizer.load(tiny_model).decode(line["completion_token_ids"])
+    assert line["output"]["response"]["body"]["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("row", "param"),
+    [
+        (chat_row("bad", "x", temperature=9), "temperature"),
+        (chat_row("bad", "x", messages=[]), "messages"),
+        (chat_row("bad", "x", stream=True), "stream"),
+        (chat_row("bad", "x", n=2), "n"),
+        (chat_row("bad", "x") | {"url": "/v1/embeddings"}, "url"),
+        (chat_row("bad", "x" * 5000), "messages"),
+    ],
+)
+def test_a_row_that_cannot_be_answered_is_an_error_row_and_the_others_are_answered(
+    tmp_path: Path, tiny_model: Path, row: dict[str, Any], param: str
+) -> None:
+    lines, emit = run(make_spec(tmp_path, tiny_model, [*chat_rows(2), row]))
+    assert [line["ok"] for line in lines] == [True, True, False]
+    refused = lines[2]["output"]["response"]
+    assert refused["status_code"] == 400
+    assert refused["body"]["error"]["param"] == param
+    assert "completion_token_ids" not in lines[2]
+    (shard,) = emit.of("shard")
+    assert (shard.completed, shard.failed) == (2, 1)
+
+
+def test_usage_of_a_shard_is_the_sum_over_its_rows(tmp_path: Path, tiny_model: Path) -> None:
+    lines, emit = run(make_spec(tmp_path, tiny_model, chat_rows(3)))
+    usages = [line["output"]["response"]["body"]["usage"] for line in lines]
+    (shard,) = emit.of("shard")
+    assert shard.usage == {name: sum(usage[name] for usage in usages) for name in shard.usage}
+    assert set(shard.usage) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+
+
+def test_a_second_attempt_gives_the_same_rows_even_without_a_seed(tmp_path: Path, tiny_model: Path) -> None:
+    spec = make_spec(tmp_path, tiny_model, chat_rows(4, temperature=1.0))
+    first, _ = run(spec)
+    again, _ = run(replace(spec, output_dir=str(tmp_path / "again"), max_batch_size=1))
+    assert without_times(again) == without_times(first)
+
+
+def test_speculation_changes_no_row(tmp_path: Path, tiny_model: Path) -> None:
+    spec = make_spec(tmp_path, tiny_model, chat_rows(4, temperature=0.8))
+    plain, _ = run(spec)
+    drafted, _ = run(replace(spec, drafter="ngram", output_dir=str(tmp_path / "ngram")))
+    assert without_times(drafted) == without_times(plain)
+
+
+def test_a_stop_string_ends_text_and_tokens(tmp_path: Path, tiny_model: Path) -> None:
+    (whole,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
+    text = whole["output"]["response"]["body"]["choices"][0]["message"]["content"]
+    stop = next(c for c in text[5:] if c.isascii() and c.isprintable())
+    (cut,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1, stop=[stop])))
+    choice = cut["output"]["response"]["body"]["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text.split(stop)[0], "stop")
+    num_tokens = len(cut["completion_token_ids"])
+    assert cut["completion_token_ids"] == whole["completion_token_ids"][:num_tokens]
+    assert num_tokens < 24
+
+
+def test_a_shard_file_appears_whole_or_not_at_all(tmp_path: Path, tiny_model: Path) -> None:
+    spec = make_spec(tmp_path, tiny_model, chat_rows(3))
+    run(spec)
+    assert [path.name for path in Path(spec.output_dir).iterdir()] == ["shard-000000.jsonl"]
+
+
+def test_an_unknown_drafter_is_the_customers_error(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(UserConfigError) as raised:
+        run_batch(replace(make_spec(tmp_path, tiny_model, chat_rows(1)), drafter="oracle"), Recorder())
+    assert raised.value.code == "speculator_not_loadable"
+
+
+def test_a_file_shorter_than_its_shards_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(InvalidInputError, match="should have 5 rows or more, has 2"):
+        run(make_spec(tmp_path, tiny_model, chat_rows(2), (0, 5)))
+
+
+class SlowFirstRow:
+    """An engine whose row 0 takes long and all others one step. Notes how many rows were open at each step."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self.num_open: list[int] = []
+
+    def add(self, request: Request) -> None:
+        self._open[request.request_id] = 6 if request.request_id == "0" else 1
+
+    def cancel(self, request_id: str) -> None:
+        raise AssertionError("nothing is cancelled here")
+
+    def step(self) -> list[StepOutput]:
+        self.num_open.append(len(self._open))
+        self._open = {key: left - 1 for key, left in self._open.items()}
+        ended = [key for key, left in self._open.items() if left == 0]
+        for key in ended:
+            del self._open[key]
+        return [StepOutput(key, (70,), None, FinishReason.LENGTH, SpeculationStats()) for key in ended]
+
+
+def test_the_batch_stays_full_across_shards(tmp_path: Path, tiny_model: Path) -> None:
+    spec = make_spec(tmp_path, tiny_model, chat_rows(24), (0, 8), (8, 16), (16, 24))
+    engine, emit = SlowFirstRow(), Recorder()
+    tokenizer = Tokenizer.load(tiny_model)
+    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
+    assert engine.num_open[:6] == [4] * 6
+    assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row holds up its own shard alone

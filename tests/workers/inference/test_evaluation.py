@@ -1,0 +1,302 @@
+"""The evaluation job, its report and its picture."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from control.models.catalog.folder import inspect_folder
+from engine.config import EngineConfig
+from engine.grammars.compiler import GrammarCompiler
+from engine.load import load_engine
+from engine.request import FinishReason, SpeculationStats, StepOutput
+from engine.tokenizer import Tokenizer
+from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
+from workers.contracts import EvaluationSpec, Event, fingerprint
+from workers.failures import InvalidInputError, UserConfigError
+from workers.inference.comparison import Arms, ArmTotals, Measurement, measure
+from workers.inference.economy import Economics
+from workers.inference.evaluation import Live, run_evaluation
+from workers.inference.evidence import evidence
+from workers.inference.report import evaluation_report
+from workers.inference.rows import InputRow, RowAnswer, RowRequest, prepare_row
+
+REQUIRED = {
+    "prompts_held_out", "outputs_equal", "first_divergences", "acceptance_length", "acceptance_rate_per_position",
+    "tokens_per_second_plain", "tokens_per_second_speculative", "speedup", "concurrencies", "num_tokens", "model",
+    "drafter", "dtype", "device", "max_tokens", "looping_answers", "definitions",
+}  # fmt: skip
+
+
+def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> EvaluationSpec:
+    return EvaluationSpec(
+        job_id="job_0123",
+        model_dir=str(model),
+        model_name="tiny",
+        prompts_path=str(write_lines(folder / "rows.jsonl", rows)),
+        output_dir=str(folder / "output"),
+        checkpoint_dir=str(folder / "checkpoint"),
+        drafter="ngram",
+        speculator_dir=None,
+        concurrencies=(1, 4),
+        max_tokens=12,
+    )
+
+
+def test_no_run_copies_from_the_answers_of_the_one_before(tiny_model: Path) -> None:
+    tokenizer, always = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
+    arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=always))
+    rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
+    found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
+    length = found.speculative.speculation.mean_acceptance_length
+    assert length < 1.2, "random answers: each is new, unless it was seen before"
+
+
+def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> RowRequest:
+    row = InputRow(number, f"row-{number}", "/v1/chat/completions", chat_row("x", content, **body)["body"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
+    request = prepare_row(row, tokenizer=tokenizer, grammars=grammars, max_seq_len=1024, seed_key="job")
+    assert isinstance(request, RowRequest)
+    return request
+
+
+def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_model: Path) -> None:
+    finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(5, temperature=0.7)), Recorder())
+    report = json.loads(Path(finished.artifacts["report"]).read_text())
+    assert report == json.loads(json.dumps(finished.result))
+    assert report.keys() >= REQUIRED
+    assert (report["prompts_held_out"], report["outputs_equal"], report["first_divergences"]) == (5, 5, [])
+    assert report["num_tokens"] == 5 * 12  # max_tokens caps the rows' own 24
+    assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
+    assert report["speedup"] == report["concurrencies"][0]["speedup"]
+
+
+def test_the_plot_is_there_as_png_and_as_svg(tmp_path: Path, tiny_model: Path) -> None:
+    finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(2)), Recorder())
+    assert Path(finished.artifacts["plot"]).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert ElementTree.parse(finished.artifacts["drawing"]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_evidence_names_what_ran_and_says_that_it_was_equal(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [*chat_rows(3), *chat_rows(2, temperature=0.7), chat_row("bad", "x", temperature=9)]
+    rows = [row | {"custom_id": f"row-{number}"} for number, row in enumerate(rows)]
+    spec = make_spec(tmp_path, tiny_model, rows)
+    found = json.loads(Path(run_evaluation(spec, Recorder()).artifacts["evidence"]).read_text())
+    assert found["result"] == "equal"
+    assert found["counts"] == {"prompts": 5, "equal": 5, "different": 0, "refused": 1, "answers": 5 * 2 * 2}
+    digest = hashlib.sha256(Path(spec.prompts_path).read_bytes()).hexdigest()
+    assert found["prompts"] == {"sha256": digest, "count": 6}
+    assert found["answers"]["plain_sha256"] == found["answers"]["speculative_sha256"]
+    assert found["sampling"] == {"greedy": 3, "sampled": 2, "max_tokens": 12, "seed_key": "job_0123"}
+    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # the catalog's name for these weights
+    assert found["speculator_sha256"] is None
+    assert found["build"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_changed_weight_or_name_makes_another_fingerprint(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
+    known = fingerprint(tmp_path, [first, second])
+    assert fingerprint(tmp_path, [second, first]) != known
+    second.write_bytes(b"3")
+    assert fingerprint(tmp_path, [first, second]) != known
+
+
+def test_the_rest_is_estimated_by_the_pace_at_hand() -> None:
+    now, emit = 0.0, Recorder()
+    live = Live(emit, total=20, clock=lambda: now)
+    for _ in range(10):
+        now += 1.0
+        live.answer()
+    live.measured(1, {"speedup": 1.5})
+    live.begin()
+    for _ in range(5):
+        now += 0.5  # more at once
+        live.answer()
+    metrics = [event.data for event in emit.of("metrics")]
+    assert metrics[0] == {"eta_seconds": 18.0}  # two of 20 after 2 s
+    assert metrics[-2] == {"concurrency": 1.0, "speedup": 1.5, "eta_seconds": 10.0}
+    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # told with the fourth of ten
+
+
+def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
+    emit = Recorder()
+    run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
+    assert [event.done for event in emit.of("progress")] == list(range(1, 25))  # 3 rows, 2 arms, 2 repeats, 2 settings
+    assert {event.total for event in emit.of("progress")} == {24}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
+    """To go on with, in another folder, after the first concurrency."""
+
+    def emit(event: Event) -> None:
+        if event.event == "checkpoint":
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_evaluation(spec, emit)
+    staged = Path(shutil.copytree(Path(spec.checkpoint_dir) / "1", folder))
+    return replace(spec, checkpoint_dir=str(staged))
+
+
+def test_an_interrupted_evaluation_goes_on_with_what_is_left(tmp_path: Path, tiny_model: Path) -> None:
+    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
+    (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
+    emit = Recorder()
+
+    report = run_evaluation(spec, emit).result
+
+    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # 6 answers of 12 were there
+    assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
+    assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / measured["plain"]["seconds"][0], 3)
+    assert (report["prompts_held_out"], report["outputs_equal"], report["num_tokens"]) == (3, 3, 36)
+    whole = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "none")), Recorder()).result
+    assert report["acceptance_rate_per_position"] == whole["acceptance_rate_per_position"]
+
+
+def test_what_another_build_measured_is_measured_anew(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
+    monkeypatch.setattr("workers.inference.evaluation.build_identity", lambda: {"commit": "another"})
+    emit = Recorder()
+
+    run_evaluation(spec, emit)
+
+    assert [event.done for event in emit.of("progress")] == list(range(1, 13))
+
+
+def test_refused_rows_are_counted_and_leave_the_rest(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [*chat_rows(2), chat_row("bad", "x", temperature=9)]
+    report = run_evaluation(make_spec(tmp_path, tiny_model, rows), Recorder()).result
+    assert (report["prompts_held_out"], report["rows_refused"]) == (2, 1)
+
+
+def test_no_usable_row_is_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        run_evaluation(make_spec(tmp_path, tiny_model, [chat_row("bad", "x", messages=[])]), Recorder())
+    assert raised.value.code == "no_held_out_prompts"
+
+
+def test_a_concurrency_of_zero_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(UserConfigError, match="at least 1"):
+        run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(1)), concurrencies=(0,)), Recorder())
+
+
+class Factory:
+    """Answers as if an engine had given them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
+        answer = RowAnswer(prepared(number, "hello", self._tokenizer), self._tokenizer)
+        stats = SpeculationStats(
+            num_spec_steps=passes,
+            num_draft_tokens=4 * passes,
+            num_accepted_draft_tokens=accepted,
+            acceptance_histogram=[passes - 1, *[0] * (accepted - 1), 1] if accepted else [passes],
+        )
+        answer.push(StepOutput(str(number), tuple(tokens), None, FinishReason.LENGTH, stats))
+        return answer
+
+    def totals(self, *answers: RowAnswer, seconds: float) -> ArmTotals:
+        return ArmTotals([sum(a.num_tokens for a in answers)], [seconds], list(answers))
+
+
+def report_of(*measurements: Measurement) -> dict[str, Any]:
+    return evaluation_report(
+        measurements,
+        drafter="d",
+        model="m",
+        dtype="float32",
+        weights="auto",
+        device="cpu",
+        max_tokens=None,
+        repeats=1,
+        rows_refused=0,
+        economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
+    )
+
+
+@pytest.fixture(scope="module")
+def factory(tiny_model: Path) -> Factory:
+    return Factory(Tokenizer.load(tiny_model))
+
+
+def test_a_differing_token_is_named_by_its_first_place(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 71, 72]), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 99, 72]), seconds=0.5)
+    report = report_of(Measurement(1, plain, drafted))
+    assert report["outputs_equal"] == 1
+    assert report["first_divergences"] == [{"custom_id": "row-1", "position": 1}]
+    assert report["speedup"] == 2.0
+
+
+def test_a_shorter_answer_differs_where_it_ends(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70, 71, 72]), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
+    assert report_of(Measurement(1, plain, drafted))["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
+
+
+def test_a_plain_answer_that_changes_with_concurrency_counts_too(factory: Factory) -> None:
+    one = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
+    other = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
+    assert report_of(Measurement(1, one, one), Measurement(4, other, one))["outputs_equal"] == 0
+
+
+def test_loops_are_counted_and_left_out_of_the_second_acceptance_length(factory: Factory) -> None:
+    honest = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
+    looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
+    totals = factory.totals(honest, looping, seconds=1.0)
+    report = report_of(Measurement(1, totals, totals))
+    assert report["looping_answers"] == 1
+    assert report["acceptance_length"] == 1.3
+    assert report["acceptance_length_without_loops"] == 1.1
+    assert report["acceptance_rate_per_position_without_loops"] == [0.1]
+
+
+def test_where_all_answers_loop_there_is_no_figure_without(factory: Factory) -> None:
+    totals = factory.totals(factory.answer(0, [70, 71] * 20), seconds=1.0)
+    report = report_of(Measurement(1, totals, totals))
+    assert report["looping_answers"] == 1
+    assert report["acceptance_length_without_loops"] is None
+
+
+def test_every_prompt_is_either_equal_or_different_and_one_is_enough(
+    factory: Factory, tmp_path: Path, tiny_model: Path
+) -> None:
+    answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]
+    plain = factory.totals(*answers, seconds=1.0)
+    drafted = factory.totals(*answers[:2], factory.answer(2, [70, 71, 73]), seconds=1.0)
+    measurements = [Measurement(1, plain, drafted)]
+    spec = make_spec(tmp_path, tiny_model, chat_rows(3))
+    found = evidence(spec, [answer.request for answer in answers], measurements, report_of(*measurements))
+    assert found["result"] == "different"
+    assert found["counts"] == {"prompts": 3, "equal": 2, "different": 1, "refused": 0, "answers": 6}
+    assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
+
+
+def test_costs_and_break_even_stand_beside_each_speed(factory: Factory) -> None:
+    plain = factory.totals(factory.answer(0, [70] * 10), seconds=1.0)
+    drafted = factory.totals(factory.answer(0, [70] * 10), seconds=0.5)
+    (point,) = report_of(Measurement(1, plain, drafted))["concurrencies"]
+    assert point["cost_per_million_tokens_plain"] == 100.0  # 0.001 USD a second, 10 tokens a second
+    assert point["cost_per_million_tokens_speculative"] == 50.0
+    assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)  # saves 0.05 s a token
+
+
+def test_rates_count_passes_that_reached_a_position(factory: Factory) -> None:
+    totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
+    assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

@@ -1,0 +1,77 @@
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from pytest_django.plugin import DjangoDbBlocker
+
+from control.core.settings.config import Config
+from tests.control.factories import make_base_model, make_organization
+from tests.databases import connected_to, fresh_postgres
+from tests.workers.supervisor.history import check_histories
+from tests.workers.supervisor.live import ROOT, LiveStack, check_leaks
+
+LEASE_SECONDS, RENEW_SECONDS, RECONCILE_SECONDS = 2.0, 0.5, 0.5
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("migrated")
+    environment = {**os.environ, "SLIPSTREAM_DATA_DIR": str(folder)}
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=environment, check=True, timeout=120
+    )
+    return folder / "slipstream.sqlite3"
+
+
+@pytest.fixture
+def stack(
+    tmp_path: Path,
+    migrated_database: Path,
+    database_kind: str,
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[LiveStack]:
+    """Whatever a test did to it, in the end every job's history must be right, and no secret told."""
+    monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
+    environment = {
+        **os.environ,
+        "SLIPSTREAM_DATA_DIR": str(tmp_path),
+        "SLIPSTREAM_SECRET_KEY": settings.SECRET_KEY,
+        "SLIPSTREAM_LEASE_SECONDS": str(LEASE_SECONDS),
+        "SLIPSTREAM_RENEW_SECONDS": str(RENEW_SECONDS),
+        "SLIPSTREAM_RECONCILE_SECONDS": str(RECONCILE_SECONDS),
+        "SLIPSTREAM_SHARD_ROWS": "4",
+        "SLIPSTREAM_BACKOFF_SECONDS": "0.1",
+        "SLIPSTREAM_POLL_SECONDS": "0.1",
+        "SLIPSTREAM_STALL_SECONDS": "30",  # a child starts slowly where others are at work
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
+    }
+    with ExitStack() as ending:
+        if database_kind == "postgresql":
+            environment["SLIPSTREAM_DATABASE_URL"] = ending.enter_context(fresh_postgres())
+            ending.enter_context(connected_to(environment["SLIPSTREAM_DATABASE_URL"]))
+        else:
+            shutil.copy(migrated_database, tmp_path / "slipstream.sqlite3")
+            ending.enter_context(connected_to(None, sqlite_path=tmp_path / "slipstream.sqlite3"))
+        ending.enter_context(django_db_blocker.unblock())
+        live = make_stack(tmp_path, environment)
+        ending.callback(live.close)
+        yield live
+        live.close()
+        check_histories()
+        check_leaks(live)
+
+
+def make_stack(folder: Path, environment: dict[str, str]) -> LiveStack:
+    (folder / "model").mkdir()
+    base_model = make_base_model()
+    base_model.path = str(folder / "model")
+    base_model.save()
+    return LiveStack(data_dir=folder, base_model=base_model, organization=make_organization(), environment=environment)

@@ -1,0 +1,281 @@
+"""R17: one batch through the API, workers and everything that can go wrong, in any order.
+
+Worker and child run in this process: the handler is the real one, and a drawn sequence stands in for its child.
+"""
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.conf import settings as django_settings
+from django.db.models.functions import Now
+from django.test import Client
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
+from control.core.storage.backends import get_storage
+from control.queue.jobs.failures import MAX_STALLED_ATTEMPTS
+from control.queue.jobs.models import Job, JobShard
+from control.queue.jobs.services import job_claim
+from control.queue.jobs.state import Claim, LeaseLost
+from control.tenants.accounts.models import Organization
+from control.workflows.batches import assemble
+from control.workflows.batches.assemble import _publish
+from control.workflows.batches.models import Batch
+from control.workflows.batches.state import TERMINAL
+from control.workflows.batches.tidy import batches_tidy
+from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
+from tests.control.queue.jobs.helpers import end_pause, expire_lease
+from tests.workers.supervisor.fake_child import answer_line
+from tests.workers.supervisor.history import check_histories
+from workers.contracts import BatchSpec, FailureClass, Finished, ShardDone
+from workers.supervisor import attempt, batch
+from workers.supervisor.attempt import Attempt
+from workers.supervisor.batch import BatchHandler
+from workers.supervisor.lease import Lease
+from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining
+
+NUM_ROWS = 7
+ENDINGS: dict[str, Callable[[], BaseException]] = {
+    "crash": lambda: ChildCrashed("worker_crashed", "It died.", got_going=True),
+    "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", got_going=False),
+    "bug": lambda: AttemptFailed(FailureClass.BUG, "bug", "A bug."),
+    "out of memory": lambda: AttemptFailed(FailureClass.OUT_OF_MEMORY, "out_of_memory", "Too large."),
+    "expired": lambda: AttemptFailed(FailureClass.EXPIRED, "expired", "Too late."),
+    "full disk": lambda: OSError(28, "No space left on device"),
+    "drain": Draining,
+    "the supervisor is killed": KeyboardInterrupt,
+}
+MEANWHILE = (
+    "overtaken",
+    "cancelled",
+    "the job is cancelled",
+    "the cap is reached",
+    "cancelled as the cap is reached",
+)
+LAST_MOMENTS = ("killed before the batch ends", "killed before the job ends")
+FAULTS = (*["none"] * 4, *LAST_MOMENTS * 2, *MEANWHILE, *ENDINGS)
+PENNILESS, RICH = 0, 10**9
+
+
+class BatchMachine(RuleBasedStateMachine):
+    organization: Organization  # set by the test, which owns the database
+    folder: Path
+
+    @initialize()
+    def create(self) -> None:
+        rows = [chat_row(f"row-{number}", content=f"prompt {number}") for number in range(NUM_ROWS)]
+        self.file = make_file(self.organization, rows)
+        self.client: Client = client_of(self.organization)
+        self.batch_id: str = self.post()
+        self.seen: list[dict[str, Any]] = []
+        self.cap = spend_cap_create(organization=self.organization, project=None, nanousd=RICH)
+
+    def post(self) -> str:
+        body = {"input_file_id": self.file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        headers = {"Idempotency-Key": self.file.pk}
+        answer = self.client.post("/v1/batches", body, content_type="application/json", headers=headers)
+        assert answer.status_code == 200, answer.content
+        return str(answer.json()["id"])
+
+    def shown(self) -> dict[str, Any]:
+        answer = self.client.get(f"/v1/batches/{self.batch_id}")
+        assert answer.status_code == 200
+        return dict(answer.json())
+
+    def job(self) -> Job:
+        return Job.objects.get(batch=self.batch_id)
+
+    @rule()
+    def ask_again(self) -> None:
+        assert self.post() == self.batch_id
+
+    @rule()
+    def cancel(self) -> None:
+        answer = self.client.post(f"/v1/batches/{self.batch_id}/cancel")
+        assert answer.status_code in (200, 400, 409), answer.content
+
+    @rule()
+    def cancel_the_job(self) -> None:
+        answer = self.client.post(f"/v1/jobs/{self.job().pk}/cancel")
+        assert answer.status_code == 202, answer.content
+
+    @rule(nanousd=st.sampled_from([PENNILESS, RICH]))
+    def set_the_cap(self, nanousd: int) -> None:
+        spend_cap_update(cap=self.cap, nanousd=nanousd)
+
+    @rule()
+    def time_passes(self) -> None:
+        """As much as a dead worker's lease, or the pause before another try, takes."""
+        expire_lease(self.job())
+        end_pause(self.job())
+
+    @rule()
+    def window_ends(self) -> None:
+        Batch.objects.filter(pk=self.batch_id).exclude(status__in=TERMINAL).update(expires_at=Now())
+
+    @rule()
+    def tidy(self) -> None:
+        batches_tidy()
+
+    @rule(fault=st.sampled_from(FAULTS), at=st.integers(0, 3))
+    def work(self, fault: str, at: int) -> None:
+        claim = job_claim(job_id=self.job().pk, worker="worker")
+        if claim is not None:
+            self.attempt(claim, fault, at)
+
+    def attempt(self, claim: Claim, fault: str = "none", at: int = 0) -> None:
+        """What goes wrong, and in which of the child's shards."""
+
+        def run_child(held: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **_: object) -> object:
+            if Job.objects.get(pk=claim.job_id).cancel_requested_at is not None:
+                raise Cancelled  # as the lease's thread says
+            for number, shard in enumerate(spec.shards):
+                if number == at:
+                    self.happen_meanwhile(fault)
+                on_result(self.answer(claim, shard))
+            return Finished(result={}, artifacts={})
+
+        def publish(*arguments: Any) -> None:
+            if fault == "killed before the batch ends":
+                raise KeyboardInterrupt
+            _publish(*arguments)
+            if fault == "killed before the job ends":
+                raise KeyboardInterrupt
+
+        held = Attempt(
+            claim=claim,
+            job=Job.objects.select_related("organization").get(pk=claim.job_id),
+            lease=Lease(claim),
+            folder=Path(tempfile.mkdtemp(dir=self.folder)),
+            log_path=self.folder / "log",
+            stop=threading.Event(),
+        )
+        with (
+            patch.object(batch, "run_child", run_child),
+            patch.object(assemble, "_publish", publish),
+            suppress(LeaseLost, KeyboardInterrupt),  # somebody else has the job, or will
+        ):
+            attempt._work(held, BatchHandler())
+
+    def happen_meanwhile(self, fault: str) -> None:
+        """While the child answers; the lease's thread has not learned of it yet."""
+        match fault:
+            case "overtaken":
+                expire_lease(self.job())
+                assert job_claim(job_id=self.job().pk, worker="another") is not None
+            case "cancelled":
+                self.cancel()
+            case "the job is cancelled":
+                self.cancel_the_job()
+            case "the cap is reached":
+                self.set_the_cap(nanousd=PENNILESS)
+            case "cancelled as the cap is reached":
+                self.cancel()
+                self.set_the_cap(nanousd=PENNILESS)
+            case _ if fault in ENDINGS:
+                raise ENDINGS[fault]()
+
+    def answer(self, claim: Claim, shard: Any) -> ShardDone:
+        rows = [chat_row(f"row-{number}", content=f"prompt {number}") for number in range(NUM_ROWS)]
+        path = self.folder / f"{shard.shard_no}.jsonl"
+        lines = [answer_line(claim.job_id, n, rows[n]) for n in range(shard.row_from, shard.row_to)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return ShardDone(shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage={})
+
+    @invariant()
+    def the_api_tells_a_life_that_is_legal(self) -> None:
+        now = self.shown()
+        counts = dict(now["request_counts"])
+        assert counts.pop("total") == sum(counts.values()), "counts always sum"
+        if self.seen and self.seen[-1]["status"] in TERMINAL:
+            assert now == self.seen[-1], "what has ended does not change"
+        self.seen.append(now)
+        check_histories()
+
+    def teardown(self) -> None:
+        """Left alone, and with money, the batch comes to an end, and each row is in one of its files."""
+        self.set_the_cap(nanousd=RICH)
+        for _ in range(20):
+            self.time_passes()
+            claim = job_claim(job_id=self.job().pk, worker="last")
+            if claim is None:
+                break
+            self.attempt(claim)
+        check_histories([self.job().pk], all_ended=True)
+        assert self.shown()["status"] in TERMINAL
+        spend_cap_delete(cap=self.cap)
+        Batch.objects.filter(pk=self.batch_id).delete()  # the next run's checks are not of this one too
+        Job.objects.filter(organization=self.organization).delete()
+
+
+@pytest.fixture
+def machine(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[BatchMachine]:
+    limits = {"shard_rows": 2, "data_dir": tmp_path, "requests_per_minute": 0}
+    monkeypatch.setattr(django_settings, "SLIPSTREAM", django_settings.SLIPSTREAM.model_copy(update=limits))
+    BatchMachine.organization, BatchMachine.folder = make_organization(), tmp_path
+    base_model = make_base_model("tiny")
+    base_model.path = str(tmp_path)
+    base_model.save()
+    return BatchMachine
+
+
+def test_a_batch_whose_job_is_cancelled_after_its_finalizer_died_ends(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+    life.work(fault="killed before the batch ends", at=0)
+    life.cancel_the_job()
+    life.time_passes()
+
+    life.work(fault="none", at=0)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
+
+
+def test_a_batch_cancelled_at_the_moment_that_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+
+    life.work(fault="cancelled as the cap is reached", at=1)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
+    assert life.shown()["request_counts"]["completed"] == 4
+
+
+def test_a_batch_whose_shard_is_lost_in_storage_ends_with_all_others(machine: type[BatchMachine]) -> None:
+    life = machine()
+    life.create()
+    life.work(fault="drain", at=2)
+    get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first answers what was left
+        life.time_passes()
+        life.work(fault="none", at=0)
+
+    life.the_api_tells_a_life_that_is_legal()
+    assert life.shown()["status"] == "failed"
+    counts = life.shown()["request_counts"]
+    assert (counts["completed"], counts["failed"]) == (NUM_ROWS - 2, 2)
+
+
+@pytest.mark.parametrize("num_runs", [5, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_no_order_of_requests_work_and_faults_breaks_a_batch(machine: type[BatchMachine], num_runs: int) -> None:
+    case: Any = machine.TestCase
+    case.settings = settings(
+        max_examples=num_runs,
+        stateful_step_count=20 if num_runs < 100 else 50,
+        suppress_health_check=list(HealthCheck),
+        derandomize=num_runs < 100,  # a long run looks where none has looked before
+        phases=[Phase.generate],  # as it was found: to make it small takes longer than a test may
+    )
+
+    case().runTest()

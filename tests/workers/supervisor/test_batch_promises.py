@@ -1,0 +1,77 @@
+"""What a batch promises its customer, with real workers: one row cannot spoil the others, and time limits are kept."""
+
+from datetime import timedelta
+
+from django.utils import timezone
+
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from control.workflows.batches.selectors import batch_get
+from control.workflows.batches.serializers import batch_body
+from control.workflows.batches.services import batch_cancel
+from tests.workers.supervisor.live import LiveStack
+from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
+
+
+def counts_of(batch: Batch) -> dict[str, int]:
+    """Checks on the way that they sum up."""
+    body = batch_body(batch_get(batch.organization, batch.pk))
+    counts: dict[str, int] = body["request_counts"]
+    assert counts["total"] == sum(number for name, number in counts.items() if name != "total")
+    return counts
+
+
+def test_one_poison_row_in_a_thousand_costs_its_own_answer_alone(stack: LiveStack) -> None:
+    stack.environment["SLIPSTREAM_SHARD_ROWS"] = "128"
+    stack.environment["SLIPSTREAM_BACKOFF_SECONDS"] = "0.01"
+    contents = [f"prompt {number}" for number in range(1000)]
+    contents[777] = "crash"
+    batch = stack.make_batch(contents)
+    stack.start_worker()
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=90)
+    batch.refresh_from_db()
+
+    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
+    assert output_of(batch) == expected_output(job.pk, contents)
+    assert errors_of(batch) == [("row-777", "row_crashed_worker")]
+    counts = counts_of(batch)
+    assert (counts["total"], counts["completed"], counts["failed"]) == (1000, 999, 1)
+    assert batch.errors_by_code == {"row_crashed_worker": 1}
+
+
+def test_within_ten_seconds_of_a_cancellation_no_row_is_begun_any_more(stack: LiveStack) -> None:
+    batch = stack.make_batch([f"prompt {number}" for number in range(200)])
+    stack.start_worker(child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 2)
+    counts_of(batch)
+
+    batch_cancel(batch=batch)
+    asked_at = Job.objects.get(pk=batch.job_id).cancel_requested_at
+    assert asked_at is not None
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=10)
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.CANCELLED, Batch.Status.CANCELLED)
+    last = JobEvent.objects.filter(job=job, type="shard_committed").latest("seq")
+    assert last.created_at - asked_at < timedelta(seconds=10)
+    counts = counts_of(batch)
+    assert 8 <= counts["completed"] < 200
+    assert counts["cancelled"] == 200 - counts["completed"]
+    assert batch_cancel(batch=batch).status == Batch.Status.CANCELLED
+
+
+def test_a_batch_that_waited_its_whole_window_expires_though_all_workers_are_busy(stack: LiveStack) -> None:
+    running = stack.make_batch(["prompt"] * 60)
+    stack.start_worker(child="--row-seconds 0.2")
+    stack.wait_until(lambda: Job.objects.get(pk=running.job_id).progress_done > 0, 20)
+    waiting = stack.make_batch(["prompt"] * 3)
+
+    Batch.objects.filter(pk=waiting.pk).update(expires_at=timezone.now())
+
+    assert stack.wait_for_job(waiting.job_id, timeout_seconds=10).status == Job.Status.FAILED
+    waiting.refresh_from_db()
+    assert waiting.status == Batch.Status.EXPIRED
+    assert errors_of(waiting) == [(f"row-{number}", "batch_expired") for number in range(3)]
+    assert counts_of(waiting)["expired"] == 3
+    assert Job.objects.get(pk=running.job_id).status == Job.Status.RUNNING

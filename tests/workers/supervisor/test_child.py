@@ -1,0 +1,109 @@
+"""The child process: what it is given, and that all of it ends."""
+
+import json
+import queue
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from control.queue.jobs import config
+from workers.contracts import EvaluationSpec, Event, Failed, Finished, Progress
+from workers.supervisor.child import ChildProcess
+
+RunScript = Callable[[str], ChildProcess]
+SPEC = EvaluationSpec(
+    job_id="job_1",
+    model_dir="m",
+    model_name="m",
+    prompts_path="p",
+    output_dir="o",
+    checkpoint_dir="c",
+    drafter="none",
+    speculator_dir=None,
+)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
+    """Starts a child that runs the given Python instead of `workers.run`."""
+
+    def run(script: str) -> ChildProcess:
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        patience = config.JobConfig(child_command=f"{sys.executable} {path}")
+        monkeypatch.setattr("workers.supervisor.child.get_job_config", lambda: patience)
+        ids = {"organization_id": "org_1", "job_id": "job_1", "fence": 3, "request_id": "req_12345678"}
+        return ChildProcess(SPEC, folder=tmp_path, log_path=tmp_path / "log" / "child.log", log_ids=ids)
+
+    return run
+
+
+def events_of(child: ChildProcess) -> list[Event]:
+    events = []
+    while (event := child.next_event(20)) is not None:
+        events.append(event)
+    return events
+
+
+def test_a_child_sees_no_secret_of_ours(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLIPSTREAM_DATABASE_URL", "SLIPSTREAM_SECRET_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"):
+        monkeypatch.setenv(name, "secret")
+    child = run_script(
+        "import json, os\n"
+        "print(json.dumps({'event': 'finished', 'result': dict(os.environ), 'artifacts': {}}), flush=True)\n"
+    )
+    (finished,) = events_of(child)
+    child.stop(0)
+    assert isinstance(finished, Finished)
+    assert "PATH" in finished.result
+    assert "secret" not in json.dumps(finished.result)
+
+
+def test_a_line_that_is_no_event_is_the_childs_bug(run_script: RunScript) -> None:
+    child = run_script("print('Loading weights...', flush=True)")
+    (failed,) = events_of(child)
+    child.stop(0)
+    assert isinstance(failed, Failed)
+    assert (failed.failure_class, failed.code) == ("bug", "invalid_event")
+
+
+def test_stopping_ends_what_the_child_started_too(run_script: RunScript, tmp_path: Path) -> None:
+    child = run_script(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        'print(\'{"event": "progress", "done": %d, "total": 0, "unit": "pid"}\' % child.pid, flush=True)\n'
+        "time.sleep(60)\n"
+    )
+    started = child.next_event(20)
+    assert isinstance(started, Progress)
+    child.stop(0.1)
+    deadline = time.monotonic() + 5
+    while is_running(started.done) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(started.done)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_the_log_keeps_what_the_child_complains(run_script: RunScript, tmp_path: Path) -> None:
+    child = run_script("raise RuntimeError('the disk is on fire')")
+    assert events_of(child) == []
+    assert child.wait(10) == 1
+    child.stop(0)
+    assert "the disk is on fire" in (tmp_path / "log" / "child.log").read_text()
+
+
+def test_silence_is_told(run_script: RunScript) -> None:
+    child = run_script("import time; time.sleep(60)")
+    with pytest.raises(queue.Empty):
+        child.next_event(0.01)
+    child.stop(0)

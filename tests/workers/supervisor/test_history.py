@@ -1,0 +1,232 @@
+"""The checker of every chaos run: quiet about a life as it should be, loud about each fault that is planted in one."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db.models import F
+from django.utils import timezone
+
+from control.core.storage.backends import get_storage
+from control.queue.jobs.models import Job, JobEvent, JobShard
+from control.queue.jobs.services import job_claim, job_release, job_succeed
+from control.queue.jobs.shards import ShardRows, job_commit_shard
+from control.queue.jobs.state import Claim
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_create, batch_validate
+from tests.control.factories import chat_row, make_base_model, make_file, make_organization
+from tests.workers.supervisor.fake_child import answer_line
+from tests.workers.supervisor.history import check_histories
+from tests.workers.support import write_lines
+from workers.supervisor.staging import shard_key
+
+NUM_ROWS = 8
+
+
+def take(job: Job) -> Claim:
+    claim = job_claim(job_id=job.pk, worker="worker")
+    assert claim is not None
+    return claim
+
+
+def commit(claim: Claim, shard: JobShard, folder: Path) -> None:
+    rows = [chat_row(f"row-{number}") for number in range(NUM_ROWS)]
+    lines = [answer_line(claim.job_id, number, rows[number]) for number in range(shard.row_from, shard.row_to)]
+    key = shard_key(claim, shard.shard_no)
+    get_storage().put_file(key, write_lines(folder / "shard.jsonl", lines))
+    won = ShardRows(completed=len(lines), failed=0, usage={})
+    assert job_commit_shard(claim=claim, shard_no=shard.shard_no, storage_key=key, rows=won)
+
+
+@pytest.fixture
+def job(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A batch of two shards, answered in two attempts."""
+    monkeypatch.setattr(settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"shard_rows": 4}))
+    organization: Organization = make_organization()
+    file = make_file(organization, [chat_row(f"row-{number}") for number in range(NUM_ROWS)])
+    make_base_model("tiny")
+    batch = batch_create(organization=organization, input_file=file, endpoint="/v1/chat/completions", model="tiny")
+    first = take(batch.job)
+    batch_validate(batch=batch)
+    one, two = JobShard.objects.filter(job=batch.job)
+    commit(first, one, tmp_path)
+    job_release(claim=first)
+    second = take(batch.job)
+    commit(second, two, tmp_path)
+    batch_assemble(batch=batch, final="completed")
+    job_succeed(claim=second, result={})
+    return Job.objects.get(pk=batch.job_id)
+
+
+def events(job: Job, kind: str) -> list[JobEvent]:
+    return list(JobEvent.objects.filter(job=job, type=kind).order_by("seq"))
+
+
+def add(job: Job, kind: str, **data: object) -> None:
+    JobEvent.objects.create(job=job, seq=JobEvent.objects.filter(job=job).count() + 1, type=kind, data=data)
+
+
+def change(event: JobEvent, **data: object) -> None:
+    JobEvent.objects.filter(pk=event.pk).update(data={**event.data, **data})
+
+
+def an_event_is_lost(job: Job) -> None:
+    events(job, "shard_committed")[0].delete()
+
+
+def the_job_ends_twice(job: Job) -> None:
+    add(job, "failed", fence=2)
+
+
+def the_job_goes_on_after_its_end(job: Job) -> None:
+    add(job, "retried", fence=2)
+
+
+def the_row_says_another_end(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(status="cancelled")
+
+
+def the_end_is_forgotten(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(status="running")
+
+
+def the_cancelled_sleeps(job: Job) -> None:
+    later = timezone.now() + timedelta(minutes=1)
+    JobEvent.objects.filter(job=job, type="succeeded").delete()
+    Job.objects.filter(pk=job.pk).update(
+        status="queued", finished_at=None, cancel_requested_at=timezone.now(), not_before=later
+    )
+
+
+def the_cancelled_is_paused(job: Job) -> None:
+    JobEvent.objects.filter(job=job, type="succeeded").delete()
+    Job.objects.filter(pk=job.pk).update(status="paused", finished_at=None, cancel_requested_at=timezone.now())
+
+
+def a_fence_is_given_twice(job: Job) -> None:
+    change(events(job, "claimed")[1], fence=1)
+
+
+def a_fence_is_left_out(job: Job) -> None:
+    change(events(job, "claimed")[1], fence=3)
+
+
+def a_claim_leaves_no_event(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(fence=F("fence") + 1, attempt=F("attempt") + 1)
+
+
+def a_zombie_writes(job: Job) -> None:
+    change(events(job, "shard_committed")[1], fence=1)
+
+
+def a_shard_is_won_twice(job: Job) -> None:
+    change(events(job, "shard_committed")[1], shard_no=0)
+
+
+def a_winner_is_unnamed(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(storage_key="")
+
+
+def a_zombie_takes_the_row(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(fence=1)
+
+
+def a_zombies_bytes_are_named(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(storage_key=f"jobs/{job.pk}/shards/1.1.jsonl")
+
+
+def a_shard_counts_a_row_too_few(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(completed=F("completed") - 1)
+
+
+def two_shards_share_a_row(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(row_from=F("row_from") - 1, completed=F("completed") + 1)
+
+
+def a_row_is_in_no_shard(job: Job) -> None:
+    JobShard.objects.filter(job=job, shard_no=1).update(row_to=F("row_to") - 1, completed=F("completed") - 1)
+
+
+def counts_do_not_sum(job: Job) -> None:
+    Batch.objects.filter(job=job).update(failed=1)
+
+
+def the_output_is_a_line_short(job: Job) -> None:
+    batch = Batch.objects.get(job=job)
+    Batch.objects.filter(pk=batch.pk).update(output_file=batch.input_file)
+    path = settings.SLIPSTREAM.storage_dir / batch.input_file.storage_key
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+
+
+def a_row_is_in_both_files(job: Job) -> None:
+    batch = Batch.objects.get(job=job)
+    Batch.objects.filter(pk=batch.pk).update(error_file=batch.output_file)
+
+
+FAULTS: dict[str, Callable[[Job], None]] = {
+    "an event is missing": an_event_is_lost,
+    "a job ends once": the_job_ends_twice,
+    "something happened after the end": the_job_goes_on_after_its_end,
+    "as its row says": the_row_says_another_end,
+    "has no end": the_end_is_forgotten,
+    "a claim was lost or doubled": a_fence_is_given_twice,
+    "lost or doubled": a_fence_is_left_out,
+    "a claim left no event": a_claim_leaves_no_event,
+    "by an attempt that had lost the job": a_zombie_writes,
+    "a shard was won twice": a_shard_is_won_twice,
+    "an event without its winner": a_winner_is_unnamed,
+    "not the one that was written down": a_zombie_takes_the_row,
+    "another attempt's bytes": a_zombies_bytes_are_named,
+    "a row of a shard is not counted": a_shard_counts_a_row_too_few,
+    "two shards share a row": two_shards_share_a_row,
+    "a row is in no shard": a_row_is_in_no_shard,
+    "not counted, or twice": counts_do_not_sum,
+    "does not hold what was completed": the_output_is_a_line_short,
+    "in neither file, or in both": a_row_is_in_both_files,
+}
+
+
+def test_a_life_as_it_should_be_is_passed(job: Job) -> None:
+    check_histories([job.pk], all_ended=True)
+
+
+@pytest.mark.parametrize(("complaint", "plant"), FAULTS.items(), ids=[plant.__name__ for plant in FAULTS.values()])
+def test_each_planted_fault_is_found(job: Job, complaint: str, plant: Callable[[Job], None]) -> None:
+    plant(job)
+
+    with pytest.raises(AssertionError, match=complaint):
+        check_histories([job.pk], all_ended=True)
+
+
+@pytest.mark.parametrize("plant", [the_cancelled_sleeps, the_cancelled_is_paused])
+def test_a_job_that_is_to_be_cancelled_and_waits_is_found(job: Job, plant: Callable[[Job], None]) -> None:
+    plant(job)
+
+    with pytest.raises(AssertionError, match="waits for something else"):
+        check_histories([job.pk])
+
+
+def test_an_accepted_job_that_is_gone_is_missed(job: Job) -> None:
+    with pytest.raises(AssertionError, match="accepted and gone"):
+        check_histories([job.pk, "job_none"])
+
+
+def test_a_job_that_waits_is_passed_unless_all_should_have_ended(job: Job) -> None:
+    Job.objects.create(organization=job.organization, kind=Job.Kind.TRAINING)
+
+    check_histories([job.pk])
+    with pytest.raises(AssertionError, match="has no end"):
+        check_histories([job.pk], all_ended=True)
+
+
+def test_an_end_without_its_time_is_found(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(finished_at=None)
+    with pytest.raises(AssertionError, match="the time of the end"):
+        check_histories([job.pk])
+    Job.objects.create(organization=job.organization, kind=Job.Kind.TRAINING, finished_at=timezone.now())
+    with pytest.raises(AssertionError, match="the time of the end"):
+        check_histories()

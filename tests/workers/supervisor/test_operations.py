@@ -1,0 +1,95 @@
+"""What operators do while jobs run: workers restarted one after the other, and a backup restored elsewhere."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db import connection
+
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from tests.databases import connected_to, needs_postgres, postgres_server
+from tests.deploy.test_runbook import program
+from tests.postgres import OWNER
+from tests.workers.supervisor.live import LiveStack, kill_9
+from tests.workers.supervisor.test_worker_process import expected_output, output_of
+
+pytestmark = pytest.mark.soak
+
+CONTENTS = [f"prompt {number}" for number in range(100)]
+NUM_RESTARTS, SECONDS_BETWEEN, GRACE_SECONDS = 30, 10, 20
+
+
+def num_events(job_id: str, kind: str) -> int:
+    return JobEvent.objects.filter(job_id=job_id, type=kind).count()
+
+
+@pytest.mark.timeout(1200)
+def test_workers_restarted_one_after_the_other_for_five_minutes_lose_nothing(stack: LiveStack) -> None:
+    child = "--row-seconds 0.1"
+    workers = [stack.start_worker(child=child) for _ in range(2)]
+    batches = []
+    for _ in range(NUM_RESTARTS):
+        batches.append(stack.make_batch(CONTENTS))
+        time.sleep(SECONDS_BETWEEN)
+        workers.append(stack.start_worker(child=child))
+        stack.wait_until(lambda: stack.is_started(workers[-1]), 60)
+        leaving = workers.pop(0)
+        leaving.terminate()
+        assert leaving.wait(GRACE_SECONDS) == 0
+
+    stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=600)
+
+    for batch in batches:
+        batch.refresh_from_db()
+        assert batch.status == Batch.Status.COMPLETED
+        assert output_of(batch) == expected_output(batch.job_id, CONTENTS)
+        assert num_events(batch.job_id, "retried") == 0, "a restart is not the job's fault"
+        assert num_events(batch.job_id, "claimed") == num_events(batch.job_id, "released") + 1
+    assert JobEvent.objects.filter(type="released").count() >= NUM_RESTARTS // 2, "they had something to give back"
+
+
+@pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
+def test_a_backup_restored_in_the_middle_of_a_run_goes_on_to_the_right_end(
+    stack: LiveStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket is newer than the dump: it holds shards of an attempt that the restored database knows nothing of."""
+    server, name, dump = postgres_server(), str(connection.settings_dict["NAME"]), tmp_path / "dump"
+    batch = stack.make_batch(CONTENTS)
+    first = stack.start_worker(child="--row-seconds 0.05")
+    stack.wait_for_committed_shards(batch.job_id, 5)
+    dumped = [str(program("pg_dump")), "--format=custom", f"--file={dump}", server.url(name, "postgres")]
+    subprocess.run(dumped, check=True, timeout=60)
+    kill_9(first)
+    stack.start_worker(child="--row-seconds 0.05")
+    stack.wait_for_committed_shards(batch.job_id, 15)
+    stack.close()
+
+    elsewhere, url = tmp_path / "elsewhere", server.url(f"{name}_restored")
+    shutil.copytree(settings.SLIPSTREAM.storage_dir, elsewhere / "storage")
+    server.create_database(f"{name}_restored")
+    restored = [str(program("pg_restore")), "--exit-on-error", "--no-owner"]
+    restored.append(f"--dbname={server.url(f'{name}_restored', OWNER)}")
+    try:
+        subprocess.run([*restored, dump], check=True, timeout=60)
+        monkeypatch.setattr(settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"data_dir": elsewhere}))
+        with connected_to(url):
+            places = {"SLIPSTREAM_DATABASE_URL": url, "SLIPSTREAM_DATA_DIR": str(elsewhere)}
+            again = LiveStack(
+                data_dir=elsewhere,
+                base_model=stack.base_model,
+                organization=stack.organization,
+                environment={**stack.environment, **places},
+            )
+            assert 5 <= num_events(batch.job_id, "shard_committed") < 15
+            again.start_worker()
+            job = again.wait_for_job(batch.job_id)
+            again.close()
+            batch.refresh_from_db()
+            assert (job.status, batch.status, job.attempt) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED, 2)
+            assert output_of(batch) == expected_output(job.pk, CONTENTS)
+    finally:
+        server.drop_database(f"{name}_restored")

@@ -1,0 +1,72 @@
+"""A whole pipeline through a real worker, and training that goes on where it was killed."""
+
+import json
+
+from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
+from control.serving.deployments.models import Deployment
+from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.selectors import pipeline_fresh
+from control.workflows.pipelines.state import ACTIVE
+from tests.control.workflows.pipelines.helpers import make_pipeline
+from tests.workers.supervisor.live import LiveStack, kill_9, read_object
+
+
+def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeline:
+    def is_there() -> bool:
+        now = pipeline_fresh(pipeline)
+        assert now.status in (*ACTIVE, status), f"{now.status} instead of {status}: {now.error}"
+        return now.status == status
+
+    stack.wait_until(is_there, 120)
+    return pipeline_fresh(pipeline)
+
+
+def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
+    stack.start_worker()
+
+    wait_for_status(stack, pipeline, "deploying")
+    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)  # it is made after the move
+    pipeline = pipeline_fresh(pipeline)
+
+    assert pipeline.speculator is not None
+    assert pipeline.speculator.report["prompts_held_out"] == 2
+    assert read_object(pipeline.speculator.plot_key) == b"\x89PNG"
+    (evaluation,) = pipeline.speculator.evaluations.all()
+    assert evaluation.certificate is not None
+    assert evaluation.certificate["statement"]["counts"]["equal"] == 2
+    assert evaluation.job.params["training_seconds"] > 0
+    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"  # had it been interrupted
+    assert pipeline.training_job is not None
+    assert pipeline.training_job.metrics == {"loss": 0.25}
+    Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)
+    wait_for_status(stack, pipeline, "live")
+
+
+def test_files_that_changed_since_training_are_not_certified(stack: LiveStack) -> None:
+    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child will find
+    stack.base_model.refresh_from_db()
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
+    stack.start_worker()
+
+    pipeline = wait_for_status(stack, pipeline, "failed")
+
+    assert pipeline.error is not None
+    assert pipeline.error["code"] == "model_changed"
+
+
+def test_training_goes_on_at_the_last_checkpoint_after_a_kill(stack: LiveStack) -> None:
+    pipeline = make_pipeline(stack.organization, base_model=stack.base_model, deploy=False)
+    worker = stack.start_worker(child="--row-seconds 0.3")
+    stack.wait_until(lambda: Job.objects.filter(kind="training").exclude(checkpoint_key="").exists(), 40)
+    kill_9(worker)
+    stack.start_worker()
+
+    pipeline = wait_for_status(stack, pipeline, "succeeded")
+
+    assert pipeline.speculator is not None
+    assert pipeline.training_job is not None
+    config = json.loads(read_object(f"{pipeline.speculator.storage_prefix}/config.json"))
+    assert config["first_step"] == pipeline.training_job.result["resumed_from"] >= 1
+    assert pipeline.training_job.attempt == 2

@@ -1,0 +1,98 @@
+"""Jobs and children that take down whoever touches them, and what the others notice of it."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+from django.utils import timezone
+
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from tests.workers.supervisor import poison_child
+from tests.workers.supervisor.live import LiveStack, children_of
+from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
+
+NUM_OTHERS, ROWS_EACH = 16, 10
+STALL_SECONDS = 2
+
+
+def num_runs(stack: LiveStack, job_id: str) -> int:
+    """Attempts that got as far as a child: each has a log."""
+    return len(list((stack.data_dir / "logs" / "jobs").glob(f"{job_id}.*.log")))
+
+
+def check_poison(stack: LiveStack, batch: Batch) -> None:
+    job = Job.objects.get(pk=batch.job_id)
+    batch.refresh_from_db()
+    assert job.error is not None
+    assert (job.status, batch.status) == (Job.Status.FAILED, Batch.Status.FAILED)
+    assert (job.error["class"], job.error["code"]) == ("infra", "worker_crash_loop")
+    assert num_runs(stack, job.pk) == 3
+    assert job.finished_at is not None
+    assert job.finished_at - job.created_at < timedelta(seconds=60)
+    assert errors_of(batch) == [("row-0", "batch_failed")]
+
+
+def busy_seconds(job_id: str) -> float:
+    """How long workers were kept by the job: from each claim to what came of it."""
+    events = list(JobEvent.objects.filter(job_id=job_id, type__in=("claimed", "retried", "failed")).order_by("seq"))
+    ends = zip(events[::2], events[1::2], strict=True)
+    return sum((ended.created_at - claimed.created_at).total_seconds() for claimed, ended in ends)
+
+
+def test_a_job_that_kills_every_child_ends_after_three_and_costs_the_others_little(stack: LiveStack) -> None:
+    stack.environment["SLIPSTREAM_BACKOFF_SECONDS"] = "1"
+    poison = stack.make_batch(["die at once"])
+    contents = [f"prompt {number}" for number in range(ROWS_EACH)]
+    others = [stack.make_batch(contents) for _ in range(NUM_OTHERS)]
+    started = time.monotonic()
+    stack.start_worker(child="--row-seconds 0.03", child_module=poison_child)
+
+    stack.wait_for_jobs([batch.job_id for batch in (poison, *others)], timeout_seconds=120)
+
+    check_poison(stack, poison)
+    for batch in others:
+        batch.refresh_from_db()
+        assert Job.objects.get(pk=batch.job_id).attempt == 1
+        assert output_of(batch) == expected_output(batch.job_id, contents)
+    assert busy_seconds(poison.job_id) <= 0.2 * (time.monotonic() - started), "four fifths of the time is the others'"
+
+
+def test_a_job_that_kills_its_supervisor_too_ends_after_three(stack: LiveStack) -> None:
+    stack.environment["SLIPSTREAM_LEASE_SECONDS"] = "1"
+    poison = stack.make_batch(["kill the supervisor"])
+    for runs in range(1, 4):
+        worker = stack.start_worker(child_module=poison_child)
+        stack.wait_until(lambda worker=worker: worker.poll() is not None, 40)  # type: ignore[misc]
+        assert num_runs(stack, poison.job_id) == runs
+    healthy = stack.make_batch(["prompt"])
+    survivor = stack.start_worker(child_module=poison_child)
+
+    stack.wait_for_jobs([poison.job_id, healthy.job_id])
+
+    check_poison(stack, poison)
+    assert Job.objects.get(pk=healthy.job_id).status == Job.Status.SUCCEEDED
+    assert survivor.poll() is None
+
+
+def test_a_frozen_child_is_noticed_within_its_limit_and_five_seconds(stack: LiveStack) -> None:
+    """The GPU process hangs; its supervisor lives and renews the lease."""
+    stack.environment["SLIPSTREAM_STALL_SECONDS"] = str(STALL_SECONDS)
+    contents = [f"prompt {number}" for number in range(24)]
+    batch = stack.make_batch(contents)
+    stack.start_worker(child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 1)
+
+    frozen_at = timezone.now()
+    for pid in children_of(stack.data_dir):
+        os.kill(pid, signal.SIGSTOP)
+    noticed = JobEvent.objects.filter(job_id=batch.job_id, type="retried", data__code="no_progress")
+    stack.wait_until(noticed.exists, 30)
+
+    late = noticed.get().created_at - frozen_at
+    assert late <= timedelta(seconds=STALL_SECONDS + 5)
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert (job.status, job.attempt) == (Job.Status.SUCCEEDED, 2)
+    assert output_of(batch) == expected_output(job.pk, contents)

@@ -1,0 +1,89 @@
+"""Workers and API over a PostgreSQL that goes down and comes back."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from django.db import connection
+
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from tests.control.factories import client_of
+from tests.databases import needs_postgres, postgres_server
+from tests.workers.supervisor.live import LiveStack, is_frozen, kill_9
+from tests.workers.supervisor.test_worker_process import expected_output, output_of
+
+pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
+
+
+@pytest.fixture(autouse=True)
+def _up_again(database_kind: str) -> Iterator[None]:
+    yield
+    if not postgres_server()._answers():
+        postgres_server().start()
+
+
+def restart(after_seconds: float = 0.0) -> None:
+    postgres_server().crash()
+    time.sleep(after_seconds)
+    postgres_server().start()
+    connection.close()
+
+
+def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(60)]
+    batch = stack.make_batch(contents)
+    worker = stack.start_worker(child="--row-seconds 0.05")
+    for crash in range(1, 6):
+        stack.wait_for_committed_shards(batch.job_id, crash)
+        if crash == 3:
+            kill_9(worker)
+            stack.start_worker(child="--row-seconds 0.05")
+        restart(0.3)
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=60)
+
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
+    assert output_of(batch) == expected_output(job.pk, contents)
+    fences = [event.data["fence"] for event in JobEvent.objects.filter(job=job, type="claimed").order_by("seq")]
+    assert fences == sorted(set(fences))
+
+
+def test_a_worker_that_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_job(stack: LiveStack) -> None:
+    """It has locked the job's row and waits for a table that we hold: there it is frozen, and gets the table then."""
+    stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
+    url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
+    inserts = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
+    look = f"SELECT 1 FROM pg_stat_activity WHERE {inserts}"
+    batch = stack.make_batch(["prompt"])
+    with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as watcher:
+        holder.execute("LOCK TABLE jobs_jobevent IN EXCLUSIVE MODE")
+        frozen = stack.start_worker()
+        stack.wait_until(lambda: watcher.execute(look).fetchone() is not None, 20)
+        frozen.send_signal(signal.SIGSTOP)
+        stack.wait_until(lambda: is_frozen(frozen.pid), 20)
+
+    stack.start_worker()
+
+    assert stack.wait_for_job(batch.job_id).status == Job.Status.SUCCEEDED
+    frozen.send_signal(signal.SIGCONT)
+
+
+def test_without_its_database_the_api_says_so_and_recovers_at_once(stack: LiveStack) -> None:
+    client = client_of(stack.organization)
+    assert client.get("/v1/jobs").status_code == 200
+    postgres_server().crash()
+
+    answers = [client.get("/v1/jobs"), client.post("/v1/chat/completions", {"model": "m"}), client.get("/health")]
+
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+        assert answer.headers["Retry-After"] == "1"
+        assert "psycopg" not in answer.content.decode()
+    postgres_server().start()
+    connection.close()  # as at the end of each live request
+    assert client.get("/v1/jobs").status_code == 200
+    assert client.get("/health").json() == {"status": "ok"}

@@ -1,0 +1,128 @@
+"""W1 with processes: a receiver that is down and workers that are killed while they send. Nothing is lost.
+
+Pauses of the schedule and the claims of dead senders are minutes long: time passes by moving rows into the past.
+"""
+
+import datetime as dt
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+
+from control.tenants.events.services import event_record
+from control.tenants.webhooks.models import WebhookDelivery
+from control.tenants.webhooks.services import endpoint_create
+from tests.workers.supervisor.live import LiveStack, kill_9
+
+HOUR = dt.timedelta(hours=1)
+NUM_EVENTS, NUM_OBJECTS = 60, 6
+
+
+@dataclass
+class Receiver:
+    """Takes its time over each call, so that a killed sender is often in the middle of one."""
+
+    is_up: bool = True
+    num_calls: int = 0
+    received: list[str] = field(default_factory=list)  # webhook ids, as answered with 200
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, identity: str) -> int:
+        time.sleep(0.02)
+        with self.lock:
+            self.num_calls += 1
+            if self.is_up:
+                self.received.append(identity)
+        return 200 if self.is_up else 503
+
+
+@pytest.fixture
+def receiver(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(receiver.take(self.headers["webhook-id"]))
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.environment["SLIPSTREAM_WEBHOOKS_ALLOW_PRIVATE"] = "1"
+        config = settings.SLIPSTREAM.model_copy(update={"webhooks_allow_private": True})
+        monkeypatch.setattr(settings, "SLIPSTREAM", config)
+        url = f"http://127.0.0.1:{server.server_port}/"
+        endpoint_create(organization=stack.organization, url=url, events=["batch.*"])
+        yield receiver
+        stack.close()
+        server.shutdown()
+
+
+def happen(stack: LiveStack) -> dict[str, list[str]]:
+    """Returns: the events' ids of each object, in order."""
+    ids = defaultdict(list)
+    for number in range(NUM_EVENTS):
+        object_id = f"batch_{number % NUM_OBJECTS}"
+        with transaction.atomic():
+            event = event_record(organization_id=stack.organization.pk, type="batch.in_progress", object_id=object_id)
+        ids[object_id].append(event.id)
+    return ids
+
+
+def let_an_hour_pass() -> None:
+    waiting = WebhookDelivery.objects.filter(status="pending")
+    waiting.update(next_attempt_at=F("next_attempt_at") - HOUR, claimed_until=F("claimed_until") - HOUR)
+
+
+def all_sent() -> bool:
+    return not WebhookDelivery.objects.filter(status="pending").exists()
+
+
+def check_all_arrived_in_order(receiver: Receiver, expected: dict[str, list[str]]) -> None:
+    firsts = list(dict.fromkeys(receiver.received))
+    assert len(firsts) == NUM_EVENTS, "an event was lost, or one of nobody came"
+    for ids in expected.values():
+        assert [identity for identity in firsts if identity in ids] == ids, "the events of an object changed places"
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_killed_senders_lose_no_event(stack: LiveStack, receiver: Receiver, num_kills: int) -> None:
+    expected = happen(stack)
+    worker = stack.start_worker()
+    for kill in range(1, num_kills + 1):
+        following = stack.start_worker()
+        enough = kill * NUM_EVENTS // (num_kills + 1)
+        stack.wait_until(lambda enough=enough: len(receiver.received) >= enough or all_sent(), 60)  # type: ignore[misc]
+        assert not all_sent(), "there is nothing left to lose"
+        kill_9(worker)
+        let_an_hour_pass()
+        worker = following
+
+    stack.wait_until(all_sent, 60)
+
+    check_all_arrived_in_order(receiver, expected)
+
+
+def test_a_receiver_that_was_down_gets_everything_in_order(stack: LiveStack, receiver: Receiver) -> None:
+    receiver.is_up = False
+    expected = happen(stack)
+    stack.start_worker()
+    stack.wait_until(lambda: receiver.num_calls >= NUM_OBJECTS, 60)
+    assert receiver.received == []
+
+    receiver.is_up = True
+    let_an_hour_pass()
+
+    stack.wait_until(all_sent, 60)
+    check_all_arrived_in_order(receiver, expected)
+    assert len(receiver.received) == NUM_EVENTS, "what was taken is not sent again"

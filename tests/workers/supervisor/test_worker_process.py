@@ -1,0 +1,222 @@
+"""Real worker processes over a real database file, killed and stopped at the worst moments."""
+
+import json
+import signal
+import sys
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from control.queue.jobs.models import Job, JobEvent
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel
+from tests.control.factories import make_file
+from tests.workers.supervisor import wrong_clock
+from tests.workers.supervisor.fake_child import answer_line
+from tests.workers.supervisor.live import LiveStack, children_of, kill_9, read_object
+
+
+def expected_output(job_id: str, contents: list[str]) -> bytes:
+    """The output file of an undisturbed run over the rows that can be answered."""
+    lines = []
+    for number, content in enumerate(contents):
+        if content not in ("crash", "hang"):
+            row = {"custom_id": f"row-{number}", "body": {"messages": [{"content": content}]}}
+            line = answer_line(job_id, number, row)["output"]
+            lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+    return b"".join(lines)
+
+
+def output_of(batch: Batch) -> bytes:
+    return b"" if batch.output_file is None else read_object(batch.output_file.storage_key)
+
+
+def errors_of(batch: Batch) -> list[tuple[str, str]]:
+    if batch.error_file is None:
+        return []
+    rows = [json.loads(line) for line in read_object(batch.error_file.storage_key).splitlines()]
+    return [(row["custom_id"], row["error"]["code"]) for row in rows]
+
+
+def test_a_killed_workers_child_dies_with_it(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt"] * 40)
+    worker = stack.start_worker(child="--row-seconds 0.2")
+    stack.wait_until(lambda: Job.objects.get(pk=batch.job_id).progress_done > 0, 20)
+    assert children_of(stack.data_dir) != []
+
+    kill_9(worker)
+
+    stack.wait_until(lambda: children_of(stack.data_dir) == [], 5)
+
+
+def test_what_a_killed_attempt_left_is_removed_though_others_went_on_with_its_job(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt"] * 100)
+    left = stack.data_dir / "work" / f"{batch.job_id}.0"
+    left.mkdir(parents=True)
+    (left / "rows.jsonl").touch()
+
+    stack.start_worker(child="--row-seconds 0.1")
+
+    stack.wait_until(lambda: not left.exists(), 20)
+    stack.wait_for_committed_shards(batch.job_id, 2)
+    assert Job.objects.get(pk=batch.job_id).attempt == 1, "the folder of the attempt at work is not touched"
+
+
+def test_two_workers_share_the_jobs_and_answer_each_row_once(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(8)]
+    batches = [stack.make_batch(contents) for _ in range(6)]
+    stack.start_worker(child="--row-seconds 0.01")
+    stack.start_worker(child="--row-seconds 0.01")
+    for batch in batches:
+        job = stack.wait_for_job(batch.job_id)
+        batch.refresh_from_db()
+        assert job.attempt == 1, "nobody may take a job that somebody else holds"
+        assert output_of(batch) == expected_output(job.pk, contents)
+
+
+def test_a_poison_row_gets_an_error_line_and_all_others_their_answers(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(12)]
+    contents[6] = "crash"
+    batch = stack.make_batch(contents)
+    stack.start_worker()
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=60)
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
+    assert output_of(batch) == expected_output(job.pk, contents)
+    assert errors_of(batch) == [("row-6", "row_crashed_worker")]
+    assert (batch.completed, batch.failed) == (11, 1)
+
+
+def test_a_child_that_cannot_even_start_ends_the_job_after_three_attempts(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt"] * 4)
+    stack.start_worker(child="--die-at-once")
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert (job.status, job.attempt) == (Job.Status.FAILED, 3)
+    assert job.error is not None
+    assert (job.error["class"], job.error["code"]) == ("infra", "worker_crash_loop")
+    assert batch.status == Batch.Status.FAILED
+    assert errors_of(batch) == [(f"row-{number}", "batch_failed") for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "attempts"), [("user_config", 1), ("invalid_input", 1), ("out_of_memory", 2), ("bug", 3)]
+)
+def test_each_failure_class_gets_its_number_of_tries(stack: LiveStack, failure_class: str, attempts: int) -> None:
+    batch = stack.make_batch(["prompt"])
+    stack.start_worker(child=f"--fail {failure_class}")
+
+    job = stack.wait_for_job(batch.job_id)
+    assert job.error is not None
+    assert (job.status, job.error["code"], job.attempt) == (Job.Status.FAILED, "asked_to_fail", attempts)
+    assert job.params.get("max_batch_size") == (8 if failure_class == "out_of_memory" else None)
+
+
+def test_a_cancelled_batch_keeps_its_partial_results(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(40)]
+    batch = stack.make_batch(contents)
+    stack.start_worker(child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 2)
+
+    batch_cancel(batch=batch)
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=10)
+    batch.refresh_from_db()
+    assert (job.status, batch.status) == (Job.Status.CANCELLED, Batch.Status.CANCELLED)
+    assert batch.completed >= 8
+    assert output_of(batch) == expected_output(job.pk, contents[: batch.completed])
+    assert errors_of(batch) == [(f"row-{number}", "batch_cancelled") for number in range(batch.completed, 40)]
+    assert children_of(stack.data_dir) == []
+
+
+def test_an_expired_batch_delivers_what_is_finished(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(40)]
+    batch = stack.make_batch(contents)
+    Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(seconds=5))
+    stack.start_worker(child="--row-seconds 0.2")
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert job.error is not None
+    assert (job.status, job.error["class"], batch.status) == (Job.Status.FAILED, "expired", Batch.Status.EXPIRED)
+    assert output_of(batch) == expected_output(job.pk, contents[: batch.completed])
+    assert errors_of(batch) == [(f"row-{number}", "batch_expired") for number in range(batch.completed, 40)]
+
+
+def test_bad_lines_end_the_batch_before_any_child_starts(stack: LiveStack) -> None:
+    batch = stack.make_batch(["prompt", ""])
+    file = make_file(stack.organization, "{oops\n")
+    Batch.objects.filter(pk=batch.pk).update(input_file=file)
+    stack.start_worker(child="--die-at-once")
+
+    job = stack.wait_for_job(batch.job_id)
+    batch.refresh_from_db()
+    assert job.error is not None
+    assert (job.error["class"], job.error["code"], job.attempt) == ("invalid_input", "invalid_batch_input", 1)
+    assert batch.errors is not None
+    assert [(error["line"], error["code"]) for error in batch.errors] == [(1, "invalid_json_line")]
+
+
+def test_a_busy_worker_ends_a_cancelled_job_that_never_began(stack: LiveStack) -> None:
+    running, waiting = stack.make_batch(["prompt"] * 100), stack.make_batch(["prompt"] * 4)
+    stack.start_worker(child="--row-seconds 0.2")
+    stack.wait_until(lambda: Job.objects.get(pk=running.job_id).progress_done > 0, 20)
+
+    batch_cancel(batch=waiting)
+
+    assert stack.wait_for_job(waiting.job_id, timeout_seconds=10).status == Job.Status.CANCELLED
+    waiting.refresh_from_db()
+    assert waiting.status == Batch.Status.CANCELLED
+    assert Job.objects.get(pk=running.job_id).status == Job.Status.RUNNING
+
+
+def test_a_stopped_worker_finishes_its_shard_and_gives_the_job_back(stack: LiveStack) -> None:
+    contents = [f"prompt {number}" for number in range(24)]
+    batch = stack.make_batch(contents)
+    worker = stack.start_worker(child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 1)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=10) == 0
+    job = Job.objects.get(pk=batch.job_id)
+    assert (job.status, job.lease_until, job.stalled_attempts) == (Job.Status.QUEUED, None, 0)
+    last = JobEvent.objects.filter(job=job).order_by("-seq").first()
+    assert last is not None
+    assert last.type == "released"
+    stack.start_worker()
+    stack.wait_for_job(job.pk)
+    batch.refresh_from_db()
+    assert output_of(batch) == expected_output(job.pk, contents)
+
+
+def test_a_child_that_hangs_is_killed_and_its_row_found(stack: LiveStack) -> None:
+    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "1"
+    contents = ["prompt 0", "hang"]
+    batch = stack.make_batch(contents)
+    stack.start_worker()
+
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=60)
+    batch.refresh_from_db()
+    assert job.status == Job.Status.SUCCEEDED
+    assert output_of(batch) == expected_output(job.pk, contents)
+    assert errors_of(batch) == [("row-1", "row_crashed_worker")]
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_worker_whose_clock_is_wrong_by_an_hour_makes_no_difference(stack: LiveStack, seconds: int) -> None:
+    contents = [f"prompt {number}" for number in range(24)]
+    batch = stack.make_batch(contents)
+    Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))
+    stack.start_worker(sys.executable, wrong_clock.__file__, str(seconds), child="--row-seconds 0.1")
+    stack.wait_for_committed_shards(batch.job_id, 1)
+    stack.start_worker(child="--row-seconds 0.1")  # must not find the lease of the other one over
+
+    job = stack.wait_for_job(batch.job_id)
+
+    batch.refresh_from_db()
+    assert (job.status, batch.status, job.attempt) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED, 1)
+    assert output_of(batch) == expected_output(job.pk, contents)

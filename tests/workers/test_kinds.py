@@ -1,0 +1,48 @@
+"""The parts of every kind of speculator exist, wherever they are."""
+
+import re
+
+import pytest
+
+from engine.kinds import KINDS
+from tests.source_tree import ROOT
+from workers.exports.artifact import artifact_kind
+from workers.exports.formats import FORMATS, formats_of
+from workers.hyperparameters.kinds import hyperparameters_class
+from workers.hyperparameters.loop import LoopParameters
+from workers.kinds import TRAINED_KINDS, class_prefix
+from workers.training.methods import trainer_class
+
+
+def test_the_engine_loads_every_kind_that_is_trained_and_trains_no_other() -> None:
+    assert {name for name, kind in KINDS.items() if kind.trainer is not None} == set(TRAINED_KINDS)
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
+def test_every_kind_has_its_parts(kind: str) -> None:
+    assert isinstance(hyperparameters_class(kind)().loop, LoopParameters)
+    assert callable(trainer_class(kind).prepare)
+    assert callable(artifact_kind(kind).check)
+    assert formats_of(kind)
+
+
+def test_every_format_holds_known_kinds() -> None:
+    assert {kind for form in FORMATS.values() for kind in form.kinds} == set(TRAINED_KINDS)
+
+
+def test_no_part_belongs_to_an_unknown_kind() -> None:
+    parts = {path.stem for path in (ROOT / "workers" / "exports" / "kinds").glob("[!_]*.py")}
+    trainers = {path.parent.name for path in (ROOT / "workers" / "training").glob("*/method.py")}
+
+    assert parts == trainers == set(TRAINED_KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_design_page_has_a_row_for_every_kind(kind: str) -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert kind == "none" or any(f"`{kind}`" in row for row in rows)
+
+
+def test_a_kind_names_its_classes() -> None:
+    assert class_prefix("turbo_lora") == "TurboLora"

@@ -1,0 +1,84 @@
+"""Commands end when their owner ends, however it ends."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT
+from workers.parent_death import dying_with_parent, kept_command
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+
+SLEEP = [sys.executable, "-c", "import time; print('asleep', flush=True); time.sleep(60)"]
+
+
+def assert_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and b"\nState:\tZ" not in Path(f"/proc/{pid}/status").read_bytes():
+        assert time.monotonic() < deadline, f"process {pid} outlived its owner"
+        time.sleep(0.02)
+
+
+def test_a_command_dies_with_a_killed_parent() -> None:
+    program = (
+        "import subprocess, sys\n"
+        "from workers.parent_death import dying_with_parent\n"
+        f"child = subprocess.Popen(dying_with_parent({SLEEP!r}), stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent, parent.stdout as output:
+        pid = int(output.readline())
+        parent.kill()
+
+    assert_gone(pid)
+
+
+def test_a_command_keeps_its_exit_code_and_arguments() -> None:
+    program = "import sys; sys.exit(len(sys.argv))"
+
+    assert subprocess.run(dying_with_parent([sys.executable, "-c", program, "a", "b"]), check=False).returncode == 3
+
+
+def test_what_a_kept_command_started_dies_when_the_lifeline_is_cut() -> None:
+    program = f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); import time; time.sleep(60)"
+    lifeline, owned_end = os.pipe()
+    keeper = subprocess.Popen(
+        kept_command([sys.executable, "-c", program], lifeline=lifeline),
+        stdout=subprocess.PIPE,
+        pass_fds=(lifeline,),
+        start_new_session=True,
+    )
+    os.close(lifeline)
+    assert keeper.stdout is not None
+    try:
+        with keeper.stdout as output:
+            lines = [output.readline(), output.readline()]
+        (grandchild,) = (int(line) for line in lines if line != b"asleep\n")
+    finally:
+        os.close(owned_end)
+
+    assert keeper.wait(10) == 137
+    assert_gone(grandchild)
+
+
+def test_a_kept_command_that_does_not_exist_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    lifeline, owned_end = os.pipe()
+    keeper = subprocess.run(
+        kept_command(["/nonexistent/command"], lifeline=lifeline),
+        pass_fds=(lifeline,),
+        start_new_session=True,
+        check=False,
+    )
+    os.close(lifeline)
+    os.close(owned_end)
+
+    assert keeper.returncode == 127
+    assert "could not be started" in capfd.readouterr().err

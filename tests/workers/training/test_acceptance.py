@@ -1,0 +1,48 @@
+"""The simulator's own arithmetic; that serving agrees with it is in test_job.py."""
+
+import pytest
+
+from engine.draft import EMPTY_DRAFT, Draft, chain, grow_tree
+from workers.training.acceptance import Acceptance, accepted_tokens, replay_answer
+
+
+@pytest.mark.parametrize(
+    ("truth", "accepted"), [((7, 8, 9), 3), ((7, 8, 1), 2), ((1, 8, 9), 0), ((7,), 1), ((7, 8, 9, 10), 3), ((), 0)]
+)
+def test_a_chain_is_accepted_up_to_the_first_miss(truth: tuple[int, ...], accepted: int) -> None:
+    assert accepted_tokens(chain((7, 8, 9), (0.9, 0.8, 0.7)), truth) == accepted
+
+
+def test_a_tree_is_accepted_along_any_branch() -> None:
+    tree = grow_tree([[7, 1], [8, 2]], [[0.5, 0.4], [0.5, 0.4]], budget=6)
+    assert len(tree) == 6
+    assert [accepted_tokens(tree, truth) for truth in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
+
+
+def test_an_answer_is_replayed_by_jumping_over_what_was_accepted() -> None:
+    completion = [50, 51, 52, 53, 54, 55]
+    drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
+    acceptance = Acceptance()
+    replay_answer(completion, drafts.__getitem__, into=acceptance)  # a KeyError would be a pass at another row
+    assert (acceptance.num_passes, acceptance.num_accepted) == (3, 2)
+    assert acceptance.histogram == [2, 0, 1]
+    assert acceptance.length == 1 + 2 / 3
+
+
+def test_the_last_token_counts_as_the_targets_own() -> None:
+    acceptance = Acceptance()
+    replay_answer([50, 51, 52], lambda _: chain((51, 52), (0.9, 0.8)), into=acceptance)
+    assert (acceptance.num_passes, acceptance.num_accepted) == (1, 1)
+
+
+def test_an_answer_of_one_token_needs_no_pass() -> None:
+    acceptance = Acceptance()
+    replay_answer([50], lambda _: EMPTY_DRAFT, into=acceptance)
+    assert (acceptance.num_passes, acceptance.length) == (0, 1.0)
+
+
+def test_rates_count_passes_that_reached_a_position() -> None:
+    acceptance = Acceptance()
+    for accepted in (0, 1, 3, 3):
+        acceptance.record(accepted)
+    assert acceptance.rate_per_position() == [0.75, 0.5, 0.5]

@@ -1,0 +1,42 @@
+"""Checks of an artifact against the model that it is for."""
+
+import itertools
+from collections.abc import Mapping
+
+from workers.exports.errors import invalid
+from workers.exports.target import Target
+from workers.exports.tensors import Stored
+
+
+def check_sizes(target: Target, *, hidden: int, vocab: int) -> None:
+    """Raises: ExchangeError."""
+    if (hidden, vocab) != (target.hidden_size, target.vocab_size):
+        raise invalid(
+            f"it is for hidden size {hidden} and {vocab} tokens, "
+            f"the model has {target.hidden_size} and {target.vocab_size}"
+        )
+
+
+def check_taps(taps: object, target: Target) -> None:
+    """Raises: ExchangeError."""
+    if (
+        not isinstance(taps, list)
+        or not taps
+        or not all(type(tap) is int and 0 <= tap <= target.num_layers for tap in taps)
+    ):
+        raise invalid(f"tapped layers must be in 0..{target.num_layers}, got {taps!r:.80}")
+
+
+def check_vocab(vocab: list[int], target: Target) -> None:
+    """Raises: ExchangeError."""
+    if not all(a < b for a, b in itertools.pairwise(vocab)) or vocab[0] < 0 or vocab[-1] >= target.vocab_size:
+        raise invalid(f"the draft vocabulary must be ascending ids below {target.vocab_size}")
+
+
+def check_offsets(tensors: Mapping[str, Stored], target: Target) -> None:
+    """Checks the vocabulary that `d2t` describes: the target's id of each draft id, less the draft id.
+
+    Raises: ExchangeError.
+    """
+    if (offsets := tensors.get("d2t")) is not None:
+        check_vocab([place + offset for place, offset in enumerate(offsets.integers())], target)

@@ -1,0 +1,1 @@
+"""Inference in the child process: batches, and the evaluation of a speculator."""

@@ -1,0 +1,194 @@
+"""Batch inference: one engine answers the rows of all given shards, and each complete shard is written to a file.
+
+    input rows ─ prepare ─ engine, kept full ─ lines by shard ─ write, sync, rename ─ event
+
+Shards are answered concurrently: the slow last answers of one shard run together with the first of the next.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.grammars.compiler import GrammarCompiler
+from engine.load import load_engine
+from engine.tokenizer import Tokenizer
+from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange
+from workers.emitter import Emit
+from workers.inference.driver import RowEngine, answer_rows
+from workers.inference.loading import loading_failures
+from workers.inference.rows import (
+    InputRow,
+    RowAnswer,
+    RowError,
+    RowRequest,
+    error_response,
+    output_row,
+    prepare_row,
+    read_rows,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
+    with loading_failures():
+        tokenizer = Tokenizer.load(Path(spec.model_dir))
+        engine = load_engine(
+            Path(spec.model_dir),
+            drafter=spec.drafter,
+            speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
+            config=EngineConfig(
+                max_batch_size=spec.max_batch_size, dtype=spec.dtype, weights=spec.weights, device=spec.device
+            ),
+        )
+    return answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
+
+
+def answer_shards(
+    spec: BatchSpec,
+    emit: Emit,
+    *,
+    engine: RowEngine,
+    tokenizer: Tokenizer,
+    max_seq_len: int,
+    clock: Callable[[], float] = time.time,
+) -> Finished:
+    """`clock` returns Unix seconds for the field `created`."""
+    shards = [_Shard(shard) for shard in sorted(spec.shards, key=lambda s: s.row_from)]
+    lines = _Lines(spec, clock)
+    total = sum(shard.num_rows for shard in shards)
+    done, tokens = 0, 0
+    started = time.monotonic()
+    rows = _prepared(spec, shards, tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_token_ids), max_seq_len)
+    emit(
+        Progress(done=done, total=total, unit="rows")
+    )  # the model is loaded: a crash from here on may be caused by a row
+    for ended in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
+        if ended is None:
+            emit(Progress(done=done, total=total, unit="rows"))
+            continue
+        row = ended.row if isinstance(ended, RowError) else ended.request.row
+        shard = next(s for s in shards if s.range.row_from <= row.number < s.range.row_to)
+        shard.take(row.number, lines.refused(ended) if isinstance(ended, RowError) else lines.answered(ended))
+        done += 1
+        if shard.is_whole:
+            emit(shard.write(Path(spec.output_dir)))
+            tokens += shard.usage["completion_tokens"]
+    emit(Progress(done=done, total=total, unit="rows"))
+    seconds = time.monotonic() - started
+    return Finished(result=_result(shards, tokens, seconds), artifacts={})
+
+
+def _prepared(
+    spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, grammars: GrammarCompiler, max_seq_len: int
+) -> Iterator[RowRequest | RowError]:
+    wanted = [shard.range for shard in shards]
+    last = max((r.row_to for r in wanted), default=0)
+    for row in read_rows(Path(spec.input_path), row_to=last):
+        if any(r.row_from <= row.number < r.row_to for r in wanted):
+            yield prepare_row(
+                row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
+            )
+
+
+def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str, Any]:
+    return {
+        "completed": sum(shard.completed for shard in shards),
+        "failed": sum(shard.failed for shard in shards),
+        "completion_tokens": tokens,
+        "tokens_per_second": round(tokens / seconds, 2) if seconds > 0 else 0.0,
+    }
+
+
+class _Lines:
+    """Makes the lines of a shard file."""
+
+    def __init__(self, spec: BatchSpec, clock: Callable[[], float]) -> None:
+        self._tail = spec.job_id.rsplit("_", 1)[-1]
+        self._model_name = spec.model_name
+        self._clock = clock
+
+    def answered(self, answer: RowAnswer) -> dict[str, Any]:
+        row = answer.request.row
+        body = answer.body(
+            response_id=f"{row.response_prefix}{self._tail}_{row.number}",
+            created=int(self._clock()),
+            model=self._model_name,
+        )
+        return self._line(row, ok=True, status=200, body=body) | {
+            "prompt_token_ids": list(answer.request.request.prompt_token_ids),
+            "completion_token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+        }
+
+    def refused(self, refused: RowError) -> dict[str, Any]:
+        return self._line(refused.row, ok=False, status=refused.error.status, body=error_response(refused.error))
+
+    def _line(self, row: InputRow, *, ok: bool, status: int, body: dict[str, Any]) -> dict[str, Any]:
+        output = output_row(
+            row_id=f"batch_req_{self._tail}_{row.number}",
+            row=row,
+            status=status,
+            request_id=f"req_{self._tail}_{row.number}",
+            body=body,
+        )
+        return {"row": row.number, "custom_id": row.custom_id, "ok": ok, "output": output}
+
+
+@dataclass(slots=True)
+class _Shard:
+    """An incomplete shard and its lines so far, in any order."""
+
+    range: ShardRange
+    lines: dict[int, dict[str, Any]] = field(default_factory=dict)
+    completed: int = 0
+    failed: int = 0
+    usage: dict[str, int] = field(
+        default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    )
+
+    @property
+    def num_rows(self) -> int:
+        return self.range.row_to - self.range.row_from
+
+    @property
+    def is_whole(self) -> bool:
+        return self.completed + self.failed == self.num_rows
+
+    def take(self, number: int, line: dict[str, Any]) -> None:
+        assert number not in self.lines
+        self.lines[number] = line
+        if not line["ok"]:
+            self.failed += 1
+            return
+        self.completed += 1
+        for name, count in line["output"]["response"]["body"]["usage"].items():
+            if name in self.usage:
+                self.usage[name] += count
+
+    def write(self, folder: Path) -> ShardDone:
+        """Effects: the file is written completely or not at all; the lines are freed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        final = folder / f"shard-{self.range.shard_no:06d}.jsonl"
+        partial = folder / f".{final.name}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            for number in sorted(self.lines):
+                file.write(json.dumps(self.lines[number], ensure_ascii=False, separators=(",", ":")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(final)
+        self.lines.clear()
+        logger.info("shard written", extra={"shard": self.range.shard_no})
+        return ShardDone(
+            shard_no=self.range.shard_no,
+            path=str(final),
+            completed=self.completed,
+            failed=self.failed,
+            usage=dict(self.usage),
+        )

@@ -1,0 +1,112 @@
+"""Measures the same prompts on two engines, plain and speculative, in turns: their answers and their times.
+
+Prompts are answered in chunks. Both arms answer each chunk, and their order alternates from one chunk to the next
+(A B, B A, A B, ...), so that a change of the machine's speed affects both.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from engine.loop import Engine
+from engine.openai.responses import merged_stats
+from engine.request import SpeculationStats
+from engine.tokenizer import Tokenizer
+from workers.inference.driver import answer_rows
+from workers.inference.rows import RowAnswer, RowRequest
+
+PLAIN, SPECULATIVE = "plain", "speculative"
+_MIN_CHUNK = 8  # rows
+_CHUNKS_OF_CONCURRENCY = 4  # a chunk holds this many times the concurrency, so that its tail matters little
+_WARMUP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    plain: Engine
+    speculative: Engine
+
+    def of(self, name: str) -> Engine:
+        return self.plain if name == PLAIN else self.speculative
+
+
+@dataclass(slots=True)
+class ArmTotals:
+    """One arm at one concurrency."""
+
+    num_tokens: list[int] = field(default_factory=list)  # by repeat
+    seconds: list[float] = field(default_factory=list)  # by repeat
+    answers: list[RowAnswer] = field(default_factory=list)  # of all repeats
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # sums over repeats
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over repeats."""
+        return median(n / s for n, s in zip(self.num_tokens, self.seconds, strict=True))
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        return merged_stats(answer.speculation for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    concurrency: int
+    plain: ArmTotals
+    speculative: ArmTotals
+
+    @property
+    def speedup(self) -> float:
+        return self.speculative.tokens_per_second / self.plain.tokens_per_second
+
+
+def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> None:
+    """Runs first passes, which allocate memory and load pages, so that their time is not measured."""
+    few = [
+        replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
+        for row in rows[:2]
+    ]
+    for engine in (arms.plain, arms.speculative):
+        for _ in answer_rows(engine, few, tokenizer=tokenizer, concurrency=len(few)):
+            pass
+
+
+def measure(
+    arms: Arms,
+    rows: Sequence[RowRequest],
+    *,
+    tokenizer: Tokenizer,
+    concurrency: int,
+    repeats: int,
+    on_answer: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
+    before = {name: dict(arms.of(name).phase_seconds) for name in totals}
+    for repeat in range(repeats):
+        arms.speculative.drafter.forget_past()  # it would copy from earlier answers to the same prompts
+        for total in totals.values():
+            total.num_tokens.append(0)
+            total.seconds.append(0.0)
+        for name, chunk in _turns(rows, concurrency, first=repeat):
+            started = clock()
+            for ended in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
+                if isinstance(ended, RowAnswer):
+                    totals[name].answers.append(ended)
+                    totals[name].num_tokens[-1] += ended.num_tokens
+                    on_answer()
+            totals[name].seconds[-1] += clock() - started
+    for name, total in totals.items():
+        total.phase_seconds = {
+            phase: seconds - before[name][phase] for phase, seconds in arms.of(name).phase_seconds.items()
+        }
+    return Measurement(concurrency, totals[PLAIN], totals[SPECULATIVE])
+
+
+def _turns(rows: Sequence[RowRequest], concurrency: int, *, first: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
+    size = max(_MIN_CHUNK, _CHUNKS_OF_CONCURRENCY * concurrency)
+    for number, start in enumerate(range(0, len(rows), size)):
+        order = (PLAIN, SPECULATIVE) if (number + first) % 2 == 0 else (SPECULATIVE, PLAIN)
+        for name in order:
+            yield name, rows[start : start + size]

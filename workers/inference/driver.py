@@ -1,0 +1,67 @@
+"""Keeps an engine busy: a new row enters as soon as one ends, so the batch does not drain in between."""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from engine.errors import RequestTooLong
+from engine.fields import InvalidRequest
+from engine.request import Request, StepOutput
+from engine.tokenizer import Tokenizer
+from workers.inference.rows import RowAnswer, RowError, RowRequest
+
+
+class RowEngine(Protocol):
+    """The methods of `engine.loop.Engine` that are used here."""
+
+    def add(self, request: Request) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def step(self) -> list[StepOutput]: ...
+
+
+def answer_rows(
+    engine: RowEngine, rows: Iterable[RowRequest | RowError], *, tokenizer: Tokenizer, concurrency: int
+) -> Iterator[RowAnswer | RowError | None]:
+    """Yields ended rows in any order, and None after every step, so that the caller can count tokens or time.
+
+    `rows` is read lazily: at most `concurrency` rows are open.
+    """
+    source = iter(rows)
+    answers: dict[str, RowAnswer] = {}
+    cancelled: set[str] = set()
+    exhausted = False
+    while not exhausted or answers or cancelled:
+        while not exhausted and len(answers) < concurrency:
+            entry = next(source, None)
+            if entry is None:
+                exhausted = True
+            elif refused := _open(engine, entry, answers, tokenizer):
+                yield refused
+        for output in engine.step():
+            if output.request_id in cancelled:
+                cancelled.remove(output.request_id)  # the step after a cancellation reports its end
+                continue
+            answer = answers[output.request_id]
+            answer.push(output)
+            if answer.finish_reason is None:
+                continue
+            del answers[output.request_id]
+            if output.finish_reason is None:  # a stop string ended it, which the engine does not see
+                engine.cancel(output.request_id)
+                cancelled.add(output.request_id)
+            yield answer
+        yield None
+
+
+def _open(
+    engine: RowEngine, entry: RowRequest | RowError, answers: dict[str, RowAnswer], tokenizer: Tokenizer
+) -> RowError | None:
+    if isinstance(entry, RowError):
+        return entry
+    try:
+        engine.add(entry.request)
+    except RequestTooLong as error:
+        return RowError(entry.row, InvalidRequest(str(error), code="context_length_exceeded"))
+    answers[entry.request.request_id] = RowAnswer(entry, tokenizer)
+    return None

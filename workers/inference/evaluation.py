@@ -1,0 +1,175 @@
+"""Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
+
+The baseline is the same engine with the same weights and concurrency but no drafter, which is its fastest plain
+decoding. Every run is compared with the first plain run: any token that differs counts.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.drafters.none import NoDrafter
+from engine.grammars.compiler import GrammarCompiler
+from engine.load import apply_adapter, load_drafter, load_model
+from engine.loop import Engine
+from engine.tokenizer import Tokenizer
+from workers.build import build_identity
+from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Progress
+from workers.emitter import Emit
+from workers.failures import InvalidInputError, UserConfigError
+from workers.inference.comparison import Arms, Measurement, measure, warm_up
+from workers.inference.economy import Economics
+from workers.inference.evidence import device_name, evidence
+from workers.inference.loading import loading_failures
+from workers.inference.measured import read_measurements, write_measurements
+from workers.inference.plot import plot_report
+from workers.inference.report import evaluation_report
+from workers.inference.rows import RowError, RowRequest, prepare_row, read_rows
+
+_ETA_SECONDS = 2.0  # between two estimates
+
+
+def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
+    _check(spec)
+    with loading_failures():
+        tokenizer = Tokenizer.load(Path(spec.model_dir))
+        arms = load_arms(spec)
+    rows, refused = _held_out(spec, tokenizer, arms.plain.max_seq_len)
+    warm_up(arms, rows, tokenizer=tokenizer)
+    measurements = _measure_all(spec, arms, rows, tokenizer, emit)
+    report = evaluation_report(
+        measurements,
+        drafter=spec.drafter,
+        model=spec.model_name,
+        dtype=str(arms.plain.model.dtype).removeprefix("torch."),
+        weights=spec.weights,
+        device=str(arms.plain.model.device),
+        max_tokens=spec.max_tokens,
+        repeats=spec.repeats,
+        rows_refused=refused,
+        economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
+    )
+    found = evidence(spec, rows, measurements, report)
+    return _write(report, found, Path(spec.output_dir))
+
+
+def _check(spec: EvaluationSpec) -> None:
+    if not spec.concurrencies or min(spec.concurrencies) < 1 or spec.repeats < 1:
+        raise UserConfigError(
+            "invalid_evaluation",
+            f"concurrencies and repeats must be at least 1, got {list(spec.concurrencies)} and {spec.repeats}",
+        )
+
+
+def load_arms(spec: EvaluationSpec) -> Arms:
+    """Loads both arms with one copy of the weights. If the speculator has an adapter, both answer with it."""
+    model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
+    model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
+    config = EngineConfig(
+        max_batch_size=max(spec.concurrencies), dtype=spec.dtype, weights=spec.weights, device=spec.device
+    )
+    drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
+    arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
+    for engine in (arms.plain, arms.speculative):
+        apply_adapter(engine, spec.drafter, speculator)
+    return arms
+
+
+def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:
+    rows, refused = [], 0
+    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
+    for row in read_rows(Path(spec.prompts_path)):
+        prepared = prepare_row(
+            row,
+            tokenizer=tokenizer,
+            grammars=grammars,
+            max_seq_len=max_seq_len,
+            seed_key=spec.job_id,
+            max_tokens=spec.max_tokens,
+        )
+        if isinstance(prepared, RowError):
+            refused += 1
+        else:
+            rows.append(prepared)
+    if not rows:
+        raise InvalidInputError("no_held_out_prompts", f"no row of {refused} can be answered")
+    return rows, refused
+
+
+def _measure_all(
+    spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer, emit: Emit
+) -> list[Measurement]:
+    made_by = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
+    measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, made_by)
+    per_concurrency = 2 * len(rows) * spec.repeats
+    live = Live(emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements))
+    for concurrency in spec.concurrencies[len(measurements) :]:
+        live.begin()
+        found = measure(
+            arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=live.answer
+        )
+        measurements.append(found)
+        live.measured(concurrency, _figures(found))
+        folder = Path(spec.checkpoint_dir) / str(len(measurements))
+        write_measurements(folder, measurements, made_by)
+        emit(Checkpoint(path=str(folder), step=len(measurements)))
+    return measurements
+
+
+class Live:
+    """Emits progress: completed answers, the latest figures, and the estimated time left.
+
+    The estimate uses the pace at the current concurrency; higher ones, which follow, are faster.
+    """
+
+    def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._emit = emit
+        self._total = total
+        self._clock = clock
+        self._done = done
+        self._figures: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins the next concurrency."""
+        self._began_at, self._before = self._clock(), self._done
+        self._told_at = self._began_at
+
+    def answer(self) -> None:
+        self._done += 1
+        self._emit(Progress(done=self._done, total=self._total, unit="answers"))
+        if self._clock() - self._told_at >= _ETA_SECONDS:
+            self._tell()
+
+    def measured(self, concurrency: int, figures: dict[str, float]) -> None:
+        self._figures = {"concurrency": float(concurrency), **figures}
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told_at = self._clock()
+        pace = (self._told_at - self._began_at) / max(1, self._done - self._before)
+        data = {**self._figures, "eta_seconds": pace * (self._total - self._done)}
+        self._emit(Metrics(step=self._done, data=data))
+
+
+def _figures(found: Measurement) -> dict[str, float]:
+    return {
+        "speedup": found.speedup,
+        "acceptance_length": found.speculative.speculation.mean_acceptance_length,
+        "tokens_per_second_plain": found.plain.tokens_per_second,
+        "tokens_per_second_speculative": found.speculative.tokens_per_second,
+    }
+
+
+def _write(report: dict[str, Any], found: dict[str, Any], folder: Path) -> Finished:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
+    paths = {name: folder / file for name, file in files.items()}
+    paths["report"].write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    paths["evidence"].write_text(json.dumps(found, indent=2) + "\n")
+    for name in ("plot", "drawing"):
+        plot_report(report, paths[name])
+    return Finished(result=report, artifacts={name: str(path) for name, path in paths.items()})

@@ -1,0 +1,81 @@
+"""The part of a certificate of equality that describes the run. The signer adds the owner of the speculator.
+
+It holds only strings, integers and null, which have one spelling in JSON, because signed bytes must be reproducible.
+"""
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.build import build_identity, file_sha256
+from workers.contracts import EvaluationSpec, files_below, fingerprint
+from workers.inference.comparison import ArmTotals, Measurement
+from workers.inference.report import tokens_by_row
+from workers.inference.rows import RowRequest
+
+EQUAL, DIFFERENT = "equal", "different"
+
+
+def evidence(
+    spec: EvaluationSpec, rows: Sequence[RowRequest], measurements: Sequence[Measurement], report: dict[str, Any]
+) -> dict[str, Any]:
+    """`report` must be the report of these measurements."""
+    lowest = min(measurements, key=lambda m: m.concurrency)
+    speculator = None if spec.speculator_dir is None else Path(spec.speculator_dir)
+    held_out, equal = report["prompts_held_out"], report["outputs_equal"]
+    return {
+        "result": EQUAL if equal == held_out else DIFFERENT,
+        "counts": {
+            "prompts": held_out,
+            "equal": equal,
+            "different": held_out - equal,
+            "refused": report["rows_refused"],
+            "answers": sum(len(arm.answers) for m in measurements for arm in (m.plain, m.speculative)),
+        },
+        "prompts": {"sha256": file_sha256(Path(spec.prompts_path)), "count": held_out + report["rows_refused"]},
+        "answers": {
+            "plain_sha256": answers_sha256(lowest.plain),
+            "speculative_sha256": answers_sha256(lowest.speculative),
+        },
+        "model_sha256": model_sha256(Path(spec.model_dir)),
+        "speculator_sha256": None if speculator is None else fingerprint(speculator, files_below(speculator)),
+        "drafter": spec.drafter,
+        "sampling": {
+            "greedy": sum(row.request.sampling.temperature == 0 for row in rows),
+            "sampled": sum(row.request.sampling.temperature != 0 for row in rows),
+            "max_tokens": spec.max_tokens,
+            "seed_key": spec.job_id,
+        },
+        "runs": {"concurrencies": [m.concurrency for m in measurements], "repeats": spec.repeats},
+        "device": {"type": report["device"], "name": device_name(report["device"])},
+        "dtype": report["dtype"],
+        "weights": report["weights"],
+        "build": build_identity(),
+    }
+
+
+def answers_sha256(arm: ArmTotals) -> str:
+    """Hashes one line of custom_id and token ids for the first answer to each prompt, in the order of the prompts."""
+    ids = {answer.request.row.number: answer.request.row.custom_id for answer in arm.answers}
+    digest = hashlib.sha256()
+    for number, tokens in sorted(tokens_by_row(arm.answers).items()):
+        digest.update(f"{ids[number]} {','.join(map(str, tokens))}\n".encode())
+    return digest.hexdigest()
+
+
+def model_sha256(folder: Path) -> str:
+    """Returns the revision of the model, computed from its current files."""
+    return fingerprint(folder, [folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+
+
+def device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,72 @@
+"""Stores the measurements of an evaluation as JSON in a folder, so that an interrupted evaluation can resume.
+
+Measurements are valid only for the build and the device that made them, so that a report never mixes two machines.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engine.request import SpeculationStats
+from engine.tokenizer import Tokenizer
+from workers.inference.comparison import ArmTotals, Measurement
+from workers.inference.rows import RowAnswer, RowRequest
+
+_FILE = "measurements.json"
+
+logger = logging.getLogger(__name__)
+
+
+def write_measurements(folder: Path, measurements: Sequence[Measurement], made_by: Mapping[str, Any]) -> None:
+    """made_by: JSON. Effects: makes the folder."""
+    folder.mkdir(parents=True)
+    kept = [
+        {"concurrency": m.concurrency, "plain": _as_values(m.plain), "speculative": _as_values(m.speculative)}
+        for m in measurements
+    ]
+    (folder / _FILE).write_text(json.dumps({"made_by": dict(made_by), "measurements": kept}))
+
+
+def read_measurements(
+    folder: Path, rows: Sequence[RowRequest], tokenizer: Tokenizer, made_by: Mapping[str, Any]
+) -> list[Measurement]:
+    """Returns the stored measurements, or none if another build or device made them."""
+    if not (folder / _FILE).exists():
+        return []
+    kept = json.loads((folder / _FILE).read_text())
+    if kept["made_by"] != made_by:
+        logger.warning("all is measured anew: what is there was made by %s, this is %s", kept["made_by"], made_by)
+        return []
+    by_number = {row.row.number: row for row in rows}
+
+    def totals(values: Mapping[str, Any]) -> ArmTotals:
+        answers = [_answer(by_number[answer["row"]], tokenizer, answer) for answer in values["answers"]]
+        return ArmTotals(**{**values, "answers": answers})
+
+    return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in kept["measurements"]]
+
+
+def _as_values(arm: ArmTotals) -> dict[str, Any]:
+    return {
+        "num_tokens": arm.num_tokens,
+        "seconds": arm.seconds,
+        "phase_seconds": arm.phase_seconds,
+        "answers": [
+            {
+                "row": answer.request.row.number,
+                "token_ids": answer.token_ids,
+                "speculation": asdict(answer.speculation),
+            }
+            for answer in arm.answers
+        ],
+    }
+
+
+def _answer(request: RowRequest, tokenizer: Tokenizer, values: Mapping[str, Any]) -> RowAnswer:
+    answer = RowAnswer(request, tokenizer)
+    answer.token_ids = values["token_ids"]
+    answer.speculation = SpeculationStats(**values["speculation"])
+    return answer

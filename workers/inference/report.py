@@ -1,0 +1,134 @@
+"""The report of an evaluation: its measurements as JSON, with the definition of every figure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.openai.responses import merged_stats
+from engine.request import SpeculationStats
+from workers.inference.comparison import Measurement
+from workers.inference.economy import Economics
+from workers.inference.loops import is_looping
+from workers.inference.rows import RowAnswer
+
+MAX_DIVERGENCES = 100
+
+DEFINITIONS = {
+    "outputs_equal": "Prompts whose every run, plain or speculative, at any concurrency, gave the same token ids.",
+    "first_divergences": "Of the other prompts: place of the first token that differs, from 0 at the answer's start.",
+    "acceptance_length": "Tokens per verify pass, the target's own included: 1 + accepted draft tokens / passes.",
+    "acceptance_rate_per_position": "Share of verify passes that accepted at least that many draft tokens.",
+    "tokens_per_second_plain": "Answer tokens over wall-clock seconds, prompts included, with no drafter.",
+    "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency, in turns.",
+    "speedup": "tokens_per_second_speculative / tokens_per_second_plain, at the lowest concurrency measured.",
+    "num_tokens": "Tokens of all plain answers of one run.",
+    "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
+    "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
+    "acceptance_rate_per_position_without_loops": "acceptance_rate_per_position over the same answers.",
+    "training_seconds": "Time of workers that answering the prompts and training took; null if not known.",
+    "cost_per_million_tokens_plain": "price_per_gpu_hour / 3600 / tokens_per_second_plain x 1,000,000, in USD.",
+    "cost_per_million_tokens_speculative": "The same with tokens_per_second_speculative.",
+    "break_even_tokens": "Answer tokens after which the time saved is training_seconds; null if never or not known.",
+    "break_even_requests": "break_even_tokens / mean tokens of a plain answer.",
+}
+
+
+def evaluation_report(
+    measurements: Sequence[Measurement],
+    *,
+    drafter: str,
+    model: str,
+    dtype: str,
+    weights: str,
+    device: str,
+    max_tokens: int | None,
+    repeats: int,
+    rows_refused: int,
+    economics: Economics,
+) -> dict[str, Any]:
+    """`measurements` must not be empty, and each must hold the same prompts."""
+    lowest = min(measurements, key=lambda m: m.concurrency)
+    reference = tokens_by_row(lowest.plain.answers)
+    divergences = _first_divergences(measurements, reference)
+    looping = {number for number, tokens in reference.items() if is_looping(tokens)}
+    stats, without = lowest.speculative.speculation, _without(looping, lowest.speculative.answers)
+    num_tokens = sum(map(len, reference.values()))
+    return {
+        "model": model,
+        "drafter": drafter,
+        "dtype": dtype,
+        "weights": weights,
+        "device": device,
+        "max_tokens": max_tokens,
+        "repeats": repeats,
+        "prompts_held_out": len(reference),
+        "rows_refused": rows_refused,
+        "outputs_equal": len(reference) - len(divergences),
+        "first_divergences": divergences[:MAX_DIVERGENCES],
+        "num_tokens": num_tokens,
+        "acceptance_length": round(stats.mean_acceptance_length, 4),
+        "acceptance_rate_per_position": acceptance_rates(stats),
+        "looping_answers": len(looping),
+        "acceptance_length_without_loops": None if without is None else round(without.mean_acceptance_length, 4),
+        "acceptance_rate_per_position_without_loops": None if without is None else acceptance_rates(without),
+        "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
+        "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
+        "speedup": round(lowest.speedup, 4),
+        "price_per_gpu_hour": economics.price_per_gpu_hour,
+        "training_seconds": economics.training_seconds,
+        "training_cost": economics.training_cost,
+        "concurrencies": [_at_concurrency(m, economics, num_tokens / len(reference)) for m in measurements],
+        "definitions": DEFINITIONS,
+    }
+
+
+def acceptance_rates(stats: SpeculationStats) -> list[float]:
+    """Returns [i]: the share of passes that accepted i + 1 draft tokens or more."""
+    passes = max(1, stats.num_spec_steps)
+    histogram = stats.acceptance_histogram
+    return [round(sum(histogram[i + 1 :]) / passes, 4) for i in range(len(histogram) - 1)]
+
+
+def _at_concurrency(found: Measurement, economics: Economics, tokens_per_answer: float) -> dict[str, Any]:
+    plain, speculative = found.plain.tokens_per_second, found.speculative.tokens_per_second
+    return {
+        "concurrency": found.concurrency,
+        "tokens_per_second_plain": round(plain, 3),
+        "tokens_per_second_speculative": round(speculative, 3),
+        "speedup": round(found.speedup, 4),
+        "acceptance_length": round(found.speculative.speculation.mean_acceptance_length, 4),
+        **economics.figures(plain=plain, speculative=speculative, tokens_per_answer=tokens_per_answer),
+        "phase_seconds": {
+            name: {phase: round(seconds, 3) for phase, seconds in arm.phase_seconds.items()}
+            for name, arm in (("plain", found.plain), ("speculative", found.speculative))
+        },
+    }
+
+
+def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
+    """Returns the token ids of the first answer to each row."""
+    tokens: dict[int, tuple[int, ...]] = {}
+    for answer in answers:
+        tokens.setdefault(answer.request.row.number, tuple(answer.token_ids))
+    return tokens
+
+
+def _first_divergences(
+    measurements: Sequence[Measurement], reference: dict[int, tuple[int, ...]]
+) -> list[dict[str, Any]]:
+    found: dict[int, tuple[str, int]] = {}  # row -> custom_id, earliest place
+    for measurement in measurements:
+        for answer in (*measurement.plain.answers, *measurement.speculative.answers):
+            row = answer.request.row
+            expected, got = reference[row.number], tuple(answer.token_ids)
+            if got == expected:
+                continue
+            place = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+            position = min(len(expected), len(got)) if place is None else place
+            found[row.number] = (row.custom_id, min(position, found.get(row.number, ("", position))[1]))
+    return [{"custom_id": custom_id, "position": position} for _, (custom_id, position) in sorted(found.items())]
+
+
+def _without(looping: set[int], answers: Iterable[RowAnswer]) -> SpeculationStats | None:
+    """Returns the statistics of the answers that do not loop, or None if all loop."""
+    kept = [answer.speculation for answer in answers if answer.request.row.number not in looping]
+    return merged_stats(kept) if kept else None

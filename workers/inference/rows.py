@@ -1,0 +1,175 @@
+"""Turns a normalised input row into an engine request, and an answer into an output row.
+
+A row that the engine cannot answer becomes a `RowError`, which the customer must correct. The job does not fail.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.grammars.compiler import GrammarCompiler
+from engine.openai.answer import AnswerStream
+from engine.openai.requests import InvalidRequest, ParsedRequest, parse_chat, parse_completion
+from engine.openai.responses import Head, chat_completion, error_body, text_completion
+from engine.request import Request, SpeculationStats, StepOutput
+from engine.tokenizer import Tokenizer
+from workers.failures import InvalidInputError
+
+_CHAT_URL = "/v1/chat/completions"
+_COMPLETION_URL = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    number: int  # in the whole input file, from 0
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+    @property
+    def response_prefix(self) -> str:
+        return "chatcmpl-" if self.url == _CHAT_URL else "cmpl-"
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    row: InputRow
+    error: InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    row: InputRow
+    parsed: ParsedRequest
+    request: Request
+
+
+def read_rows(path: Path, *, row_to: int | None = None) -> Iterator[InputRow]:
+    """Streams the rows before `row_to`.
+
+    Raises: InvalidInputError: a line is not a normalised row, or the file ends too early.
+    """
+    number = -1
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if row_to is not None and number >= row_to:
+                return
+            yield _input_row(number, line)
+    if row_to is not None and number + 1 < row_to:
+        raise InvalidInputError("input_too_short", f"{path.name} should have {row_to} rows or more, has {number + 1}")
+
+
+def _input_row(number: int, line: str) -> InputRow:
+    try:
+        values = json.loads(line)
+        return InputRow(number=number, custom_id=values["custom_id"], url=values["url"], body=values["body"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(
+            "invalid_input_row", f"row {number} must be a JSON object with custom_id, url and body, got {error!r}"
+        ) from error
+
+
+def prepare_row(
+    row: InputRow,
+    *,
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler,
+    max_seq_len: int,
+    seed_key: str,
+    max_tokens: int | None = None,
+) -> RowRequest | RowError:
+    """Parses a row's body.
+
+    Args:
+        grammars: the compiler of the engine that will answer.
+        seed_key: names the job; a body without `seed` draws from this and the row's number, so that a second attempt
+            gives the same answer.
+        max_tokens: an upper limit for the row's own max_tokens.
+    """
+    parse = {_CHAT_URL: parse_chat, _COMPLETION_URL: parse_completion}.get(row.url)
+    try:
+        if parse is None:
+            raise InvalidRequest(f"url must be {_CHAT_URL} or {_COMPLETION_URL}, got {row.url!r:.80}", param="url")
+        parsed = parse(
+            row.body, tokenizer=tokenizer, max_seq_len=max_seq_len, default_seed=_row_seed(seed_key, row.number)
+        )
+        if len(parsed.choices) != 1:
+            raise InvalidRequest(
+                f"a row has one answer: n must be 1 and the prompt single, got {len(parsed.choices)} answers",
+                param="n" if parsed.n > 1 else "prompt",
+            )
+        if parsed.stream:
+            raise InvalidRequest("a row's answer can't be streamed: stream must be false or absent", param="stream")
+        parsed = parsed.compiled(grammars)
+    except InvalidRequest as error:
+        return RowError(row, error)
+    sampling = parsed.sampling
+    if max_tokens is not None:
+        least = min(sampling.min_tokens, max_tokens)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=least)
+    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling))
+
+
+def _row_seed(key: str, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{key}/{number}".encode()).digest()[:8]) >> 1  # 63 bits: JSON readers' limit
+
+
+class RowAnswer:
+    """Collects the steps of one row until the model, a limit or a stop string ends it."""
+
+    def __init__(self, request: RowRequest, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.token_ids: list[int] = []  # including a final stop token
+        self.speculation = SpeculationStats()
+        self._tokenizer = tokenizer
+        self._stream = AnswerStream(
+            tokenizer,
+            stop=request.parsed.stop,
+            logprobs=request.request.sampling.num_logprobs is not None,
+        )
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._stream.finish_reason
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def push(self, output: StepOutput) -> None:
+        before = self._stream.num_tokens
+        self._stream.push(output.token_ids, output.logprobs, output.finish_reason)
+        taken = self._stream.num_tokens - before
+        self.token_ids += output.token_ids[:taken]
+        if output.speculation is not None:
+            self.speculation = output.speculation
+
+    def body(self, *, response_id: str, created: int, model: str) -> dict[str, Any]:
+        """Returns OpenAI's completion object."""
+        respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
+        return respond(
+            Head(response_id=response_id, created=created, model=model, seed=self.request.request.sampling.seed),
+            [self._stream.answer()],
+            num_prompt_tokens=len(self.request.request.prompt_token_ids),
+            num_cached_tokens=self.speculation.num_cached_tokens,
+            stats=self.speculation,
+            tokenizer=self._tokenizer,
+            calls=self.request.parsed.calls,
+        )
+
+
+def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns OpenAI's batch output row. Refused rows have the same form, with their status and error body."""
+    return {
+        "id": row_id,
+        "custom_id": row.custom_id,
+        "response": {"status_code": status, "request_id": request_id, "body": body},
+        "error": None,
+    }
+
+
+def error_response(error: InvalidRequest) -> dict[str, Any]:
+    return error_body(str(error), param=error.param, code=error.code)

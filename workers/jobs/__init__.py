@@ -1,1 +1,0 @@
-"""What the child process does: batch inference and evaluation."""

@@ -1,0 +1,16 @@
+"""The kinds of speculators that can be trained, by name. Standard library only: the API imports this module.
+
+The parts of a kind are found from its name:
+
+    engine/kinds.py                    the drafter, its graph decoding and the trainer
+    workers/hyperparameters/NAME.py    the class NameHyperparameters
+    workers/exports/kinds/NAME.py      KIND: how an artifact of this kind is recognised, checked and written
+    workers/exports/FORMAT.py          KINDS: the kinds that the format can hold, except where KIND says so itself
+"""
+
+TRAINED_KINDS = ("medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
+
+
+def class_prefix(kind: str) -> str:
+    """Returns the kind's name as the beginning of a class name: TurboLora for turbo_lora."""
+    return "".join(word.capitalize() for word in kind.split("_"))

@@ -1,0 +1,43 @@
+"""The rules for folders that come from outside, whether they hold a model or a speculator. Standard library only.
+
+A folder that is let in can hold no code: its files are JSON, text and safetensors, and no configuration may lead a
+loader to Python files.
+"""
+
+from typing import Any
+
+MODEL_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "LICENSE*",
+    "*.md",
+    ".gitattributes",
+)
+SPECULATOR_NAMES = (*MODEL_NAMES, "adapter_config.json", "draft_vocab.json", "provenance.json", "report.json")
+CONFIG_NAMES = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
+# These keys lead a loader to Python files, or ask it to trust them.
+CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
+MAX_JSON_BYTES = 64 << 20
+
+
+def code_key(values: Any) -> str | None:
+    """Returns the first key that names code, at any depth: a configuration may hold those of its parts."""
+    left = [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if found := CODE_KEYS & value.keys():
+                return min(found)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return None

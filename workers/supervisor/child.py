@@ -1,0 +1,108 @@
+"""A child process: it is started from a spec, its events are read line by line, and its process group is killed."""
+
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import workers
+from control.core.observability.child_logs import child_log_environment
+from control.core.processes.child_environment import child_environment
+from control.queue.jobs.config import get_job_config
+from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
+from workers.parent_death import dying_with_parent
+
+MAX_LOG_BYTES = 16 * 1024 * 1024
+
+
+class ChildProcess:
+    """Start and stop it from one thread that outlives it: see `workers.parent_death.dying_with_parent`."""
+
+    def __init__(self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any]) -> None:
+        """`log_ids` are part of every line of its log."""
+        spec_path = folder / "spec.json"
+        write_spec(spec, spec_path)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            dying_with_parent([*_command(), str(spec_path)]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**_environment(), **child_log_environment(log_ids)},
+            cwd=folder,
+            start_new_session=True,  # its own group: killed with all that it started
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._threads = (
+            threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._keep_log, args=(self._process.stderr, log_path), daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def next_event(self, timeout_seconds: float) -> Event | None:
+        """Returns: None: the child closed its output. Raises: queue.Empty: no event came in time."""
+        return self._events.get(timeout=timeout_seconds)
+
+    def wait(self, timeout_seconds: float) -> int:
+        """Returns the exit status, negative for a signal. A child that does not exit in time is killed."""
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ends the whole process group, with SIGTERM first if `grace_seconds` > 0. A second call has no effect."""
+        if self._process.poll() is None and grace_seconds > 0:
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):  # killed below
+                self._process.wait(grace_seconds)
+        self._signal(signal.SIGKILL)  # also processes that outlived the child
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # the group is empty
+            os.killpg(self._process.pid, number)
+
+    def _read_events(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                try:
+                    self._events.put(decode_event(line.decode()))
+                except (ContractError, UnicodeDecodeError) as error:
+                    self._events.put(
+                        Failed(failure_class=FailureClass.BUG, code="invalid_event", message=str(error)[:500])
+                    )
+        self._events.put(None)
+
+    def _keep_log(self, stream: IO[bytes], log_path: Path) -> None:
+        written = 0
+        with stream, log_path.open("ab") as log:
+            while chunk := os.read(stream.fileno(), 65536):
+                log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
+                log.flush()
+                written += len(chunk)
+
+
+def _command() -> list[str]:
+    command = get_job_config().child_command
+    return shlex.split(command) if command else [sys.executable, "-m", "workers.run"]
+
+
+def _environment() -> dict[str, str]:
+    kept = child_environment()
+    root = str(Path(workers.__path__[0]).resolve().parent)
+    kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    return kept

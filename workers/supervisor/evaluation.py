@@ -1,0 +1,70 @@
+"""Evaluation of a speculator: it resumes after the last measured concurrency. The report becomes the result of the job,
+and its evidence is signed."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.queue.jobs.failures import Failure
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_finish
+from workers.contracts import EvaluationSpec, FailureClass, Finished
+from workers.supervisor.attempt import Attempt, Ending
+from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.run_child import run_child
+from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
+from workers.supervisor.training import artifact_path, commit_checkpoint, stage_checkpoint
+
+_DRAWINGS = {"plot": "report.png", "drawing": "report.svg"}
+
+
+class EvaluationHandler:
+    """`params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour, training_seconds."""
+
+    def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
+            job_id=attempt.job.pk
+        )
+        finished = run_child(
+            attempt, _spec(attempt, evaluation), on_result=lambda event: commit_checkpoint(attempt, event)
+        )
+        report, evidence = (_read(finished, name) for name in ("report", "evidence"))
+        if evidence["model_sha256"] != evaluation.speculator.target_revision:
+            message = "The model's files are not those that the speculator was trained for."
+            raise AttemptFailed(FailureClass.USER_CONFIG, "model_changed", message)
+        prefix = artifact_prefix(attempt.claim, "evaluation")
+        for name, file in _DRAWINGS.items():
+            get_storage().put_file(f"{prefix}/{file}", artifact_path(finished, name))
+        attempt.lease.check()
+        evaluation_finish(evaluation=evaluation, report=report, evidence=evidence, plots_prefix=prefix)
+        return report
+
+    def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
+        """Keeps nothing of an incomplete evaluation."""
+
+
+def _read(finished: Finished, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(artifact_path(finished, name).read_text())
+    return values
+
+
+def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
+    params, speculator = attempt.job.params, evaluation.speculator
+    return EvaluationSpec(
+        job_id=attempt.job.pk,
+        model_dir=model_dir(speculator.base_model),
+        model_name=speculator.base_model.name,
+        prompts_path=str(stage_file(params["rows_key"], attempt.folder / "rows.jsonl")),
+        output_dir=str(attempt.folder / "output"),
+        checkpoint_dir=str(stage_checkpoint(attempt)),
+        drafter=params["drafter"],
+        speculator_dir=stage_speculator(speculator, attempt.folder / "speculator"),
+        concurrencies=tuple(params["concurrencies"]),
+        max_tokens=params["max_tokens"],
+        repeats=params["repeats"],
+        price_per_gpu_hour=params["price_per_gpu_hour"],
+        training_seconds=params["training_seconds"],
+        device=get_config().device,
+    )

@@ -1,0 +1,42 @@
+"""How an attempt can end early.
+
+Interruption
+├── Cancelled       the customer cancelled the job
+├── Draining        this worker stops; another worker continues
+├── Paused          a spend cap is reached; the job continues when the cap allows it
+└── AttemptFailed   an error; `control.queue.jobs.failures` decides about another attempt
+    └── ChildCrashed   the child died without a `failed` event, or sent no event for too long
+"""
+
+from control.queue.jobs.failures import Failure
+from workers.contracts import FailureClass
+
+
+class Interruption(Exception):  # not always an error
+    """Ends an attempt before the job is done."""
+
+
+class Cancelled(Interruption):
+    pass
+
+
+class Draining(Interruption):
+    pass
+
+
+class Paused(Interruption):
+    """Raised after the job was paused."""
+
+
+class AttemptFailed(Interruption):
+    def __init__(self, failure_class: FailureClass, code: str, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(failure_class=failure_class, code=code, message=message)
+
+
+class ChildCrashed(AttemptFailed):
+    """`got_going`: the child had printed an event, so one of its rows may be the cause; else it failed at its start."""
+
+    def __init__(self, code: str, message: str, *, got_going: bool) -> None:
+        super().__init__(FailureClass.INFRA, code, message)
+        self.got_going = got_going

@@ -1,0 +1,159 @@
+"""Runs a child process to its end, and ends it early if the job is cancelled, paused, expired, stalled or lost."""
+
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from control.queue.jobs.config import get_job_config
+from control.queue.jobs.services import job_metrics, job_progress
+from control.queue.jobs.state import LeaseLost
+from workers.contracts import Checkpoint, Event, Failed, FailureClass, Finished, Metrics, Progress, ShardDone, Spec
+from workers.supervisor.attempt import Attempt
+from workers.supervisor.child import ChildProcess
+from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
+
+TICK_SECONDS = 0.2
+PROGRESS_SECONDS = 1.0  # between two writes of progress
+CANCEL_GRACE_SECONDS = 2.0
+EXIT_GRACE_SECONDS = 30.0  # between the last event and the exit
+
+
+def run_child(
+    attempt: Attempt,
+    spec: Spec,
+    *,
+    on_result: Callable[[ShardDone | Checkpoint], None],
+    rows_done_before: int = 0,
+    rows_total: int | None = None,
+    seconds_left: float | None = None,
+) -> Finished:
+    """Returns the child's last event.
+
+    Args:
+        on_result: commits a shard or a checkpoint.
+        rows_done_before: added to the progress of the child, which knows only the rows that it was given.
+        rows_total: replaces the child's total.
+        seconds_left: until the job expires; None: it never does.
+
+    Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed; after the child has ended.
+    """
+    ids = structlog.contextvars.get_contextvars()
+    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids)
+    try:
+        return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
+    except (Cancelled, Draining, Paused):
+        child.stop(CANCEL_GRACE_SECONDS)
+        raise
+    finally:
+        child.stop(0)
+
+
+class _Watch:
+    def __init__(
+        self,
+        attempt: Attempt,
+        child: ChildProcess,
+        on_result: Callable[[ShardDone | Checkpoint], None],
+        rows_done_before: int,
+        rows_total: int | None,
+        seconds_left: float | None,
+    ) -> None:
+        self._attempt = attempt
+        self._child = child
+        self._on_result = on_result
+        self._rows_done_before = rows_done_before
+        self._rows_total = rows_total
+        self._last_event_at = time.monotonic()
+        self._expires_at = None if seconds_left is None else self._last_event_at + seconds_left
+        self._got_going = False
+        self._drain_until: float | None = None
+        self._progress: Progress | None = None
+        self._metrics: Mapping[str, float] | None = None
+        self._has_unwritten = False
+        self._written_at = 0.0
+
+    def until_finished(self) -> Finished:
+        while True:
+            self._check()
+            try:
+                event = self._child.next_event(TICK_SECONDS)
+            except queue.Empty:
+                continue
+            finally:
+                self._write_progress()
+            if event is None:
+                raise self._crash()
+            self._last_event_at = time.monotonic()
+            self._got_going = True
+            finished = self._on_event(event)
+            if finished is not None:
+                self._write_progress(at_once=True)
+                self._child.wait(EXIT_GRACE_SECONDS)
+                return finished
+
+    def _on_event(self, event: Event) -> Finished | None:
+        match event:
+            case Finished():
+                return event
+            case Failed():
+                raise AttemptFailed(_failure_class(event), event.code, event.message)
+            case ShardDone() | Checkpoint():
+                self._write_progress(at_once=True)  # a checkpoint's event repeats the metrics of its step
+                self._on_result(event)
+                if self._attempt.stop.is_set():
+                    raise Draining
+            case Progress():
+                self._progress, self._has_unwritten = event, True
+            case Metrics():
+                self._metrics, self._has_unwritten = event.data, True
+        return None
+
+    def _check(self) -> None:
+        lease = self._attempt.lease
+        if lease.lost.is_set():
+            raise LeaseLost("the lease ran out while the child worked")
+        if lease.cancel_requested.is_set():
+            raise Cancelled
+        now = time.monotonic()
+        if self._attempt.stop.is_set():
+            self._drain_until = self._drain_until or now + get_job_config().drain_seconds
+            if now >= self._drain_until:
+                raise Draining
+        if self._expires_at is not None and now >= self._expires_at:
+            raise AttemptFailed(FailureClass.EXPIRED, "expired", "The time for this job has ended.")
+        silent_seconds = now - self._last_event_at
+        if silent_seconds > get_job_config().stall_seconds:
+            message = f"the worker process said nothing for {silent_seconds:.0f} s"
+            raise ChildCrashed("no_progress", message, got_going=self._got_going)
+
+    def _crash(self) -> AttemptFailed:
+        status = self._child.wait(EXIT_GRACE_SECONDS)
+        if self._attempt.lease.lost.is_set():
+            raise LeaseLost("the lease ran out while the child worked")
+        how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
+        return ChildCrashed("worker_crashed", f"the worker process ended with {how}", got_going=self._got_going)
+
+    def _write_progress(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not self._has_unwritten or (not at_once and now - self._written_at < PROGRESS_SECONDS):
+            return
+        self._has_unwritten, self._written_at = False, now
+        if self._metrics is not None:
+            job_metrics(claim=self._attempt.claim, metrics=self._metrics)
+        if self._progress is not None:
+            job_progress(
+                claim=self._attempt.claim,
+                done=self._rows_done_before + self._progress.done,
+                total=self._progress.total if self._rows_total is None else self._rows_total,
+                unit=self._progress.unit,
+            )
+
+
+def _failure_class(event: Failed) -> FailureClass:
+    try:
+        return FailureClass(event.failure_class)
+    except ValueError:
+        return FailureClass.BUG

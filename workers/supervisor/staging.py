@@ -1,0 +1,58 @@
+"""Copies the inputs of a job to this machine and names the storage keys of its outputs."""
+
+from pathlib import Path
+
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.models.catalog.folder import UnusableModel
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.sources import model_folder
+from control.queue.jobs.state import Claim
+from workers.contracts import FailureClass
+from workers.supervisor.outcomes import AttemptFailed
+
+
+def stage_file(key: str, path: Path) -> Path:
+    """Raises: AttemptFailed: the object does not exist any more; another attempt would not find it either."""
+    try:
+        get_storage().get_file(key, path)
+    except ObjectMissing as error:
+        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+    return path
+
+
+def stage_folder(prefix: str, path: Path) -> Path:
+    """Raises: AttemptFailed: the folder does not exist any more; another attempt would not find it either."""
+    try:
+        get_storage().get_folder(prefix, path)
+    except ObjectMissing as error:
+        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+    return path
+
+
+def model_dir(base_model: BaseModel) -> str:
+    """Raises: AttemptFailed: this machine does not have the folder of the model and cannot fetch it."""
+    try:
+        return str(model_folder(base_model))
+    except UnusableModel as error:
+        message = f"The files of model {base_model.name!r} are not there: {error.message}"
+        raise _gone("model_missing", message) from error
+
+
+def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:
+    return None if speculator is None else str(stage_folder(speculator.storage_prefix, path))
+
+
+def shard_key(claim: Claim, shard_no: int) -> str:
+    return f"jobs/{claim.job_id}/shards/{shard_no}.{claim.fence}.jsonl"
+
+
+def checkpoint_prefix(claim: Claim, step: int) -> str:
+    return f"jobs/{claim.job_id}/checkpoints/{step:08d}.{claim.fence}"
+
+
+def artifact_prefix(claim: Claim, name: str) -> str:
+    return f"jobs/{claim.job_id}/{name}.{claim.fence}"
+
+
+def _gone(code: str, message: str) -> AttemptFailed:
+    return AttemptFailed(FailureClass.USER_CONFIG, code, message)

@@ -1,0 +1,64 @@
+"""A thread of every worker that sends webhooks. Workers share the outbox, and each delivery is claimed."""
+
+import threading
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import structlog
+from django.db import close_old_connections, connection
+
+from control.tenants.row_security.scope import Across, across_tenants
+from control.tenants.webhooks.sender import Sender, due
+from workers.supervisor.guarded import run_guarded
+
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 1.0
+BREATH_SECONDS = 0.05  # between two rounds while many deliveries are due
+MAX_IN_FLIGHT = 8
+MAX_PER_ENDPOINT = 2  # a slow endpoint must not delay the deliveries of others
+
+
+class WebhookSender(threading.Thread):
+    """Ends after the deliveries in flight once `stop` is set."""
+
+    def __init__(self, stop: threading.Event, sender: Sender | None = None) -> None:
+        super().__init__(name="webhook sender", daemon=True)
+        self._halt = stop
+        self._sender = sender or Sender()
+        self._in_flight: dict[str, tuple[str, Future[None]]] = {}  # delivery id: endpoint id, its future
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="webhook sender") as pool:
+            while not self._halt.wait(BREATH_SECONDS):
+                close_old_connections()
+                with across_tenants(Across.HOUSEKEEPING):
+                    run_guarded(lambda: self._round(pool), "webhooks not looked for")
+                self._wait()
+        connection.close()
+
+    def _wait(self) -> None:
+        """Waits until a delivery ends, since the next event of its object may follow, or for the poll interval."""
+        if self._in_flight:
+            wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
+        else:
+            self._halt.wait(POLL_SECONDS)
+
+    def _round(self, pool: ThreadPoolExecutor) -> None:
+        self._in_flight = {key: flight for key, flight in self._in_flight.items() if not flight[1].done()}
+        busy = Counter(endpoint_id for endpoint_id, _ in self._in_flight.values())
+        for delivery_id, endpoint_id in due(self._sender.clock()).values_list("pk", "endpoint_id")[: 8 * MAX_IN_FLIGHT]:
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
+                return
+            if delivery_id not in self._in_flight and busy[endpoint_id] < MAX_PER_ENDPOINT:
+                busy[endpoint_id] += 1
+                self._in_flight[delivery_id] = endpoint_id, pool.submit(self._deliver, delivery_id)
+
+    def _deliver(self, delivery_id: str) -> None:
+        try:
+            with across_tenants(Across.HOUSEKEEPING):
+                self._sender.deliver(delivery_id)
+        except Exception:  # the boundary of a thread: the claim expires, and another attempt follows
+            log.exception("webhook not sent", delivery_id=delivery_id)
+        finally:
+            connection.close()

@@ -1,0 +1,138 @@
+"""A worker process: its threads, its housekeeping, and how it finds jobs by polling.
+
+main thread     runs one job at a time; the child process dies with this thread
+housekeeper     writes heartbeats, repeats wake-ups, advances pipelines, ends cancelled jobs without a worker
+webhook sender  sends webhooks
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from django.db import close_old_connections, connection
+
+from control.core.observability import metrics
+from control.core.observability.listener import listen
+from control.core.settings.config import get_config
+from control.core.storage.staging import staging_purge
+from control.data.files.services import files_expire
+from control.data.uploads.services import uploads_expire
+from control.queue.jobs.config import get_job_config
+from control.queue.jobs.models import Job
+from control.queue.jobs.selectors import jobs_to_cancel
+from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
+from control.queue.jobs.state import Claim
+from control.serving.captures.services import captures_prune
+from control.serving.rollouts.services import rollouts_reconcile
+from control.tenants.events.services import events_prune
+from control.tenants.idempotency.services import keys_purge
+from control.tenants.row_security.scope import Across, across_tenants
+from control.workflows.batches.caps import batches_review
+from control.workflows.batches.selectors import batches_overdue
+from control.workflows.batches.tidy import batches_tidy
+from control.workflows.pipelines.stages import pipelines_reconcile
+from workers.supervisor.attempt import Handler, run_attempt, work_folders_sweep
+from workers.supervisor.batch import BatchHandler
+from workers.supervisor.evaluation import EvaluationHandler
+from workers.supervisor.guarded import run_guarded
+from workers.supervisor.model_check import ModelCheckHandler
+from workers.supervisor.training import TrainingHandler
+from workers.supervisor.transactions import transactions_limit
+from workers.supervisor.webhook_sender import WebhookSender
+
+log = structlog.get_logger(__name__)
+
+MAX_STEP_SECONDS = 300.0  # a housekeeping step may wait long for a slow database or storage
+
+HANDLERS: dict[str, Handler] = {
+    Job.Kind.BATCH: BatchHandler(),
+    Job.Kind.TRAINING: TrainingHandler(),
+    Job.Kind.EVALUATION: EvaluationHandler(),
+    Job.Kind.MODEL_CHECK: ModelCheckHandler(),
+}
+
+
+class JobWorker:
+    """One per process. Setting `stop` ends it: the running attempt drains, and no job is claimed any more."""
+
+    def __init__(self) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.stop = threading.Event()
+        self._housekeeper = threading.Thread(target=self._do_housekeeping, name="housekeeper", daemon=True)
+        self._webhook_sender = WebhookSender(self.stop)
+        self._last_step_at = time.monotonic()
+
+    def start(self) -> None:
+        transactions_limit()
+        self._housekeeper.start()
+        self._webhook_sender.start()
+        log.info("worker started", worker=self.name, metrics_port=listen(self.is_alive))
+
+    def close(self) -> None:
+        self.stop.set()
+        self._housekeeper.join(timeout=10)
+        self._webhook_sender.join(timeout=20)  # each delivery in flight has a deadline of its own
+        run_guarded(lambda: worker_leave(worker=self.name), "worker not signed off")
+        log.info("worker stopped", worker=self.name)
+
+    def is_alive(self) -> bool:
+        """Tells whether the housekeeper still completes its steps, with or without the database."""
+        return time.monotonic() - self._last_step_at < MAX_STEP_SECONDS
+
+    def claim_next(self) -> bool:
+        """Claims the next due job and works on it. Returns: False: no job is due."""
+        if self.stop.is_set():
+            return False  # the reconciler of another worker repeats the wake-up
+        claim = job_claim_next(worker=self.name)
+        metrics.wakeups.labels("nothing" if claim is None else "claimed").inc()
+        return self._run_claimed(claim)
+
+    def poll_forever(self) -> None:
+        """Works on due jobs until `stop` is set."""
+        while not self.stop.is_set():
+            close_old_connections()
+            if not run_guarded(self.claim_next, "could not look for jobs"):
+                self.stop.wait(get_job_config().poll_seconds)
+
+    def _run_claimed(self, claim: Claim | None) -> bool:
+        if claim is not None:
+            run_attempt(claim, stop=self.stop, handlers=HANDLERS)
+        return claim is not None
+
+    def _do_housekeeping(self) -> None:
+        steps: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
+            ("wake-ups not repeated", reconcile),
+            ("cancelled and overdue jobs not ended", self._end_waiting),
+            ("pipelines not moved on", pipelines_reconcile),
+            ("captured requests not deleted", captures_prune),
+            ("paused batches not reviewed", batches_review),
+            ("rollouts not moved on", rollouts_reconcile),
+            ("idempotency keys not forgotten", keys_purge),
+            ("files not expired", files_expire),
+            ("staging not emptied", staging_purge),
+            ("batches not tidied", batches_tidy),
+            ("work of killed attempts not removed", work_folders_sweep),
+            ("old events not deleted", events_prune),
+            ("uploads not expired", uploads_expire),
+        )
+        while not self.stop.is_set():
+            close_old_connections()
+            with across_tenants(Across.HOUSEKEEPING):
+                for message, step in steps:
+                    run_guarded(step, message)
+                    self._last_step_at = time.monotonic()
+            self.stop.wait(get_config().reconcile_seconds)
+        connection.close()
+
+    def _end_waiting(self) -> None:
+        """Ends cancelled and overdue jobs that never began, so that their customers need not wait for a free worker."""
+        overdue = batches_overdue().values_list("job_id", flat=True)
+        for job_id in [*jobs_to_cancel().values_list("pk", flat=True), *overdue]:
+            if not self.stop.is_set():
+                self._run_claimed(job_claim(job_id=job_id, worker=self.name))
+                self._last_step_at = time.monotonic()

@@ -1,1 +1,0 @@
-"""Celery tasks: claim, supervise a child process, commit. Never imports torch."""

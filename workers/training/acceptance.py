@@ -1,0 +1,69 @@
+"""Predicts the acceptance length that a drafter will have when served, without serving it.
+
+At temperature 0 the answer does not depend on the drafter. The true continuation is therefore known, and a verify pass
+accepts the longest path of the drafted tree that agrees with it. A drafter that reads one hidden state only (Medusa)
+drafts the same tree for row j wherever the previous pass ended, so `replay_answer` jumps over accepted rows:
+
+    row j          the last known token is c[j]; the tree drafts c[j + 1], c[j + 2], ...
+    accepted       longest prefix of c[j + 1 ...] that is a path of the tree. The last token of the answer is left
+                   out: whether drafted or not, it ends the answer and counts as the target's own
+    next row       j + accepted + 1
+
+Candidates come from the drafter that serves and trees from the engine's `grow_tree`, so nothing is modelled twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.draft import Draft
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Sums over passes and conversations; ratios are formed last."""
+
+    num_passes: int = 0
+    num_accepted: int = 0
+    histogram: list[int] = field(default_factory=list)  # [i]: passes that accepted i draft tokens
+
+    @property
+    def length(self) -> float:
+        """Returns tokens per pass, including the target's own."""
+        return 1.0 + self.num_accepted / max(1, self.num_passes)
+
+    def rate_per_position(self) -> list[float]:
+        """Returns [i]: the share of passes that accepted at least i + 1 draft tokens."""
+        return [sum(self.histogram[i + 1 :]) / max(1, self.num_passes) for i in range(len(self.histogram) - 1)]
+
+    def record(self, accepted: int) -> None:
+        self.num_passes += 1
+        self.num_accepted += accepted
+        self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
+        self.histogram[accepted] += 1
+
+
+def replay_answer(completion: Sequence[int], draft_at: Callable[[int], Draft], *, into: Acceptance) -> None:
+    """Adds the passes of one answer. Its first token comes from the prefill, which does not count as a pass.
+
+    Args:
+        draft_at: returns the tree that is drafted when `completion[row]` is the last known token.
+    """
+    row = 0
+    while row < len(completion) - 1:
+        accepted = accepted_tokens(draft_at(row), completion[row + 1 : -1])
+        into.record(accepted)
+        row += accepted + 1
+
+
+def accepted_tokens(draft: Draft, truth: Sequence[int]) -> int:
+    """Returns the length of the longest prefix of `truth` that is a path of the draft."""
+    children = {
+        (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
+    }
+    node, accepted = -1, 0
+    for token in truth:
+        child = children.get((node, token))
+        if child is None:
+            break
+        node, accepted = child, accepted + 1
+    return accepted

@@ -1,0 +1,89 @@
+"""Simulates decoding of known answers with the drafter that serves: its acceptance length at temperature 0.
+
+Only the target is not run, because its taps are known. As in the engine, each pass observes positions, the drafter
+proposes drafts for a batch, and the draft tokens that the answer confirms are kept. The last token of an answer counts
+as the target's own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.kv_cache import KVCache
+from engine.drafters.base import Drafter, Kept, Pass
+from engine.models.base import Model
+from engine.request import Request, SamplingParams, SpeculationStats
+from engine.sequence import Sequence
+from workers.training.acceptance import Acceptance, accepted_tokens
+from workers.training.hidden_states import TapRows
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """A running conversation: `sequence` holds the tokens decoded so far, `ids` all tokens."""
+
+    sequence: Sequence
+    ids: list[int]
+    first_row: int  # of its taps
+
+    @property
+    def done(self) -> bool:
+        return len(self.sequence.tokens) == len(self.ids)
+
+    def decode(self, count: int) -> Kept:
+        """Appends the next `count` tokens and returns the positions before them, with their rows in the taps."""
+        sequence, start = self.sequence, self.sequence.num_computed
+        sequence.tokens += self.ids[len(sequence.tokens) : len(sequence.tokens) + count]
+        sequence.num_computed = len(sequence.tokens) - 1
+        return Kept(sequence, start, tuple(range(self.first_row + start, self.first_row + sequence.num_computed)))
+
+
+def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> Acceptance:
+    """Runs all conversations at once, with at most `budget` nodes per sequence and pass."""
+    acceptance = Acceptance()
+    running = _start(drafter, rows, target)
+    _observe(drafter, rows, [conversation.decode(1) for conversation in running])
+    while running := [conversation for conversation in running if not conversation.done]:
+        drafts = drafter.propose([conversation.sequence for conversation in running], budget)
+        kept = []
+        for conversation, draft in zip(running, drafts, strict=True):
+            coming = conversation.ids[len(conversation.sequence.tokens) : -1]
+            accepted = accepted_tokens(draft, coming)
+            acceptance.record(accepted)
+            kept.append(conversation.decode(accepted + 1))
+        _observe(drafter, rows, kept)
+    return acceptance
+
+
+def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation]:
+    lengths = [end - start + 1 for start, end in zip(rows.starts, rows.starts[1:], strict=False)]
+    cache = KVCache(
+        target.config,
+        num_slots=sum(lengths),
+        max_sequences=len(lengths),
+        max_seq_len=max(lengths),
+        dtype=target.dtype,
+        device=target.device,
+    )
+    drafter.prepare(cache)
+    running, tokens = [], rows.tokens.tolist()
+    for index, (start, length, prompt) in enumerate(zip(rows.starts, lengths, rows.prompt_lengths, strict=False)):
+        slots = list(range(start + index, start + index + length))
+        cache.write_tables([index] * length, range(length), slots)
+        ids = [rows.first_tokens[index], *tokens[start : start + length - 1]]
+        sampling = SamplingParams(max_tokens=length - prompt, temperature=0.0)
+        request = Request(f"simulated-{index}", tuple(ids[:prompt]), sampling)
+        sequence = Sequence(request, ids[:prompt], None, SpeculationStats(), table_row=index, slots=slots)
+        sequence.num_tabled = length
+        running.append(_Conversation(sequence, ids, start))
+    return running
+
+
+def _observe(drafter: Drafter, rows: TapRows, kept: list[Kept]) -> None:
+    """Lets the drafter observe a pass over these rows only."""
+    taken = torch.tensor([row for one in kept for row in one.rows], device=rows.taps.device)
+    renumbered, first = [], 0
+    for one in kept:
+        renumbered.append(Kept(one.sequence, one.position, tuple(range(first, first + len(one.rows)))))
+        first += len(one.rows)
+    drafter.observe(Pass(rows.taps[taken, -1], rows.taps[taken], tuple(renumbered)))

@@ -1,14 +1,14 @@
-"""Runs a command that must not outlive its owner, however the owner ends. Standard library only: it runs as a script.
+"""Runs a command that must not outlive its owner, however the owner ends. It runs as a script: standard library only.
 
 The owner keeps the write end of a pipe (the lifeline) open and never writes. When the owner ends, even by `kill -9`,
-the read end here reports its end, and the keeper kills the command and everything that descends from it.
+the read end here reports end-of-file, and the keeper kills the command and all of its descendants.
 
     owner ── lifeline ──> keeper ──> command ──> its children
-                            └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so none can slip away
+                            └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so it can kill them too
 
-The command's end is the keeper's: same exit code, after what the command left behind is gone. Only a command whose
-children are to outlive it, each under a keeper of its own on the same lifeline, is kept with `adopt=False`. SIGTERM and
-SIGINT are passed on to the command alone, which stops in its own order.
+When the command ends, the keeper kills the remaining descendants and exits with the same code. `adopt=False` is for a
+command whose children may outlive it, each under its own keeper on the same lifeline. SIGTERM and SIGINT are passed on
+to the command only, which stops its children itself.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True) -> list[str]:
-    """`command` under a keeper. The caller starts it in a new session and passes the descriptor on."""
+    """Returns the command line of a keeper. The caller starts it in a new session and passes the descriptor on."""
     return [sys.executable, str(Path(__file__).resolve()), str(lifeline), "adopt" if adopt else "leave", *command]
 
 
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     try:
         child = subprocess.Popen(
             command,
-            pass_fds=(lifeline,),  # a command may keep others on the same lifeline
-            preexec_fn=_die_with_parent,  # one thread here: nothing can be locked
+            pass_fds=(lifeline,),  # the command may start keepers on the same lifeline
+            preexec_fn=_die_with_parent,  # safe: this process has one thread, so no lock can be held
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} could not be started: {error}\n")
@@ -67,7 +67,7 @@ def _watch(child: "subprocess.Popen[bytes]", lifeline: int, wakeup: int, pending
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: the command does not outlive a killed keeper either."""
+    """Runs between fork and exec, so that the command does not outlive a killed keeper either."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -77,7 +77,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kills children until there are none: the orphans of one killed here become the next round's children."""
+    """Kills children until there are none: orphans of a killed child become children of this process."""
     while children := _children():
         for pid in children:
             try:
@@ -91,7 +91,7 @@ def _kill_descendants() -> None:
 
 
 def _children() -> list[int]:
-    """Direct children, zombies included. Without /proc: this process group is ended, by a signal to all of it."""
+    """Returns direct children, zombies included. Without /proc it signals the whole process group instead."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     if path.exists():
         return [int(pid) for pid in path.read_text().split()]

@@ -1,4 +1,4 @@
-"""How the console looks and what its sidebar holds: Django's setting UNFOLD."""
+"""The setting UNFOLD: the look of the console and the entries of its sidebar."""
 
 from typing import Any
 

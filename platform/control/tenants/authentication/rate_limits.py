@@ -19,8 +19,8 @@ from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from redis import ConnectionPool
 
-from control.core.api.around import around
 from control.core.api.errors import ApiError
+from control.core.api.middleware import make_middleware
 from control.core.settings.config import get_config
 from control.tenants.quotas.quota import quota_of
 
@@ -103,4 +103,4 @@ def _tell(request: HttpRequest, response: HttpResponseBase) -> None:
             response[name] = value
 
 
-RateLimitMiddleware = around(lambda request: nullcontext(), _tell)
+RateLimitMiddleware = make_middleware(lambda request: nullcontext(), _tell)

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 
 from django.http import HttpRequest
 
-from control.core.api.around import around
+from control.core.api.middleware import make_middleware
 from control.tenants.row_security.scope import Across, across_tenants, for_nobody
 
 
@@ -12,4 +12,4 @@ def _scope(request: HttpRequest) -> AbstractContextManager[None]:
     return across_tenants(Across.CONSOLE) if request.path.startswith("/admin/") else for_nobody()
 
 
-TenancyMiddleware = around(_scope)  # before everything that looks at a table of ours
+TenancyMiddleware = make_middleware(_scope)  # before everything that looks at a table of ours

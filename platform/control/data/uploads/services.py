@@ -59,7 +59,7 @@ def upload_create(
         )
 
 
-@audited("upload.add_part", itself=True)
+@audited("upload.add_part", records_itself=True)
 def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     """Raises: ApiError: 400, the upload has ended, or has more than enough parts."""
     identity = upload_part_id()
@@ -77,7 +77,7 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     return part
 
 
-@audited("upload.complete", itself=True)
+@audited("upload.complete", records_itself=True)
 def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None = None) -> Upload:
     """Makes the file out of these parts, in this order; other parts are forgotten.
 

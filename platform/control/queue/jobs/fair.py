@@ -19,7 +19,7 @@ from control.queue.jobs.models import Job, Share
 from control.queue.jobs.selectors import is_abandoned, is_running, is_waiting, jobs_to_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import Limits
-from control.tenants.quotas.quota import organization_hold
+from control.tenants.quotas.quota import organization_lock
 from control.tenants.row_security.scope import Across, across_tenants
 
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
@@ -71,7 +71,7 @@ def _turns() -> QuerySet[Organization, tuple[str, int | None]]:
 
 def may_run_another(organization_id: str, limit: int) -> bool:
     """Call it in the transaction of the claim: until its end nobody else claims for the organization."""
-    organization_hold(organization_id)
+    organization_lock(organization_id)
     return Job.objects.filter(is_running(), organization_id=organization_id).count() < limit
 
 

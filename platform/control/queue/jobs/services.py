@@ -25,7 +25,7 @@ from control.queue.jobs.state import Claim, event_add, held, transition, update_
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
-from control.tenants.quotas.quota import organization_hold, quota_of
+from control.tenants.quotas.quota import organization_lock, quota_of
 from control.tenants.row_security.scope import Across, across_tenants
 from workers.contracts import FailureClass
 
@@ -47,7 +47,7 @@ def job_submit(
     Raises: ApiError: 429, the organization has as many queued jobs as it may.
     """
     with transaction.atomic():
-        organization_hold(organization.pk)
+        organization_lock(organization.pk)
         if not is_continuation:
             queued_quota_check(organization.pk)
         share_join(organization.pk)
@@ -286,7 +286,7 @@ def job_set_aside(*, job: Job, why: Mapping[str, Any]) -> bool:
 def job_resume(*, job: Job, code: str) -> bool:
     """Queues a paused job again. Returns: False: it is not paused any more, or for another reason than `code`."""
     with transaction.atomic():
-        organization_hold(job.organization_id)
+        organization_lock(job.organization_id)
         share_join(job.organization_id)
         paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED, paused__code=code)
         resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)

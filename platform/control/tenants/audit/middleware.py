@@ -1,4 +1,4 @@
-"""Lets services know on whose request they work."""
+"""Makes the current request known to audited services."""
 
 from control.core.api.middleware import make_middleware
 from control.tenants.audit.record import on_behalf_of

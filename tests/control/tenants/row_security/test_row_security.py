@@ -17,7 +17,7 @@ from control.queue.jobs.services import job_claim, job_submit
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.checks import check_role
 from control.tenants.row_security.policies import tenant_tables
-from control.tenants.row_security.scope import Across, across_tenants, as_tenant, for_nobody
+from control.tenants.row_security.scope import Across, across_tenants, as_tenant, without_tenant
 from tests.control.calls import path_of
 from tests.control.factories import client_of, make_base_model, make_file, make_job, make_organization
 from tests.control.routes import api_routes
@@ -76,7 +76,7 @@ def test_with_all_filters_gone_no_table_shows_a_foreign_row(postgres: str) -> No
             foreign = set(model._base_manager.values_list("pk", flat=True))
         assert not visible[model] & foreign, f"{model} shows a foreign row"
         assert len(visible[model]) + len(foreign) == everything[model], f"{model} has rows of nobody"
-        with for_nobody():
+        with without_tenant():
             assert not model._base_manager.exists(), f"{model} shows rows to nobody"
 
 
@@ -226,7 +226,7 @@ def test_a_role_that_escapes_policies_is_warned_of(postgres: str) -> None:
 def test_a_claim_knows_whose_job_it_took(postgres: str) -> None:
     organization = make_organization()
     job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params={})
-    with for_nobody():
+    with without_tenant():
         claim = job_claim(job_id=job.pk, worker="worker")
     assert claim is not None
     assert claim.organization_id == organization.pk

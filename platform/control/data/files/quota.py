@@ -1,4 +1,4 @@
-"""The limit on the bytes that an organization's files hold together."""
+"""Checks the limit on the total size of an organization's files."""
 
 from django.db.models import Sum
 
@@ -8,7 +8,7 @@ from control.tenants.quotas.quota import organization_lock, quota_of
 
 
 def storage_quota_check(organization_id: str, *, adding: int) -> None:
-    """Call it in the transaction that adds the file. Raises: ApiError: 403."""
+    """Call this in the transaction that adds the file. Raises: ApiError: 403."""
     quota = quota_of(organization_id)
     organization_lock(organization_id)
     kept = File.objects.filter(organization_id=organization_id, deleted_at=None)

@@ -16,10 +16,10 @@ from control.queue.jobs.services import (
     job_end_cancelled,
     job_fail,
     job_pause,
+    job_pause_on_request,
     job_release,
     job_renew,
     job_resume,
-    job_set_aside,
     job_succeed,
 )
 from control.queue.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
@@ -128,7 +128,7 @@ class JobMachine(RuleBasedStateMachine):
     def set_aside(self) -> None:
         row = self.row()
         may = row.status not in TERMINAL and row.cancel_requested_at is None
-        assert job_set_aside(job=self.job, why={"code": "asked"}) == may
+        assert job_pause_on_request(job=self.job, why={"code": "asked"}) == may
 
     @rule(code=st.sampled_from(["cap", "asked"]))
     def resume(self, code: str) -> None:

@@ -1,6 +1,6 @@
-"""`manage.py runworker`: a worker without Redis, which polls the job table.
+"""`manage.py runworker` runs a worker without Redis, which polls the job table.
 
-The control plane never imports `workers.tasks`, so this process becomes the worker instead of containing it.
+The control plane never imports `workers.tasks`, so this process replaces itself with the worker.
 """
 
 import os
@@ -15,4 +15,4 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        os.execve(sys.executable, [sys.executable, "-m", "workers.tasks"], environment)  # noqa: S606  # no shell wanted
+        os.execve(sys.executable, [sys.executable, "-m", "workers.tasks"], environment)  # noqa: S606  # no shell

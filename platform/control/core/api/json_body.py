@@ -19,7 +19,7 @@ def parse_json(raw: bytes) -> Any:
     """Parses a body without checking its strings. Raises: ApiError: 400."""
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:  # ValueError: json's and unicode's own, and too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8, or too many digits
         raise ApiError(400, f"The request body must be JSON{_reason(error)}.", "invalid_json") from error
 
 

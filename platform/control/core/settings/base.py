@@ -151,6 +151,6 @@ def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
             "django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
             "django.request": {"level": "ERROR"},  # RequestsMiddleware logs refused requests
             "uvicorn": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
-            "uvicorn.access": {"handlers": [], "propagate": False},  # RequestsMiddleware
+            "uvicorn.access": {"handlers": [], "propagate": False},  # RequestsMiddleware logs requests
         },
     }

@@ -21,7 +21,7 @@ class Config(BaseSettings):
 
     data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
-    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"  # gets rights by `migrate`
+    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"  # `migrate` grants it rights
     redis_url: SecretStr | None = None  # none: workers poll
     s3_bucket: str | None = None  # none: a folder in data_dir
     s3_endpoint_url: str | None = None  # none: AWS
@@ -36,7 +36,7 @@ class Config(BaseSettings):
     # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
     max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # of its files
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of its files
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
 
     # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
@@ -49,8 +49,8 @@ class Config(BaseSettings):
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
     suffix_decoding: bool = True  # with every speculator; on a GPU it moves drafting to the host
-    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
-    certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations
+    certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name private hosts
     log_level: str = "INFO"
     metrics_token: SecretStr | None = None  # needed to read /metrics; none: only this machine may

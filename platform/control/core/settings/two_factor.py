@@ -1,4 +1,4 @@
-"""Settings for signing in with a second factor, and for locking accounts of staff after wrong passwords."""
+"""Settings that require a second factor of staff and lock their accounts after wrong passwords."""
 
 from datetime import timedelta
 

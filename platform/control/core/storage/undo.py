@@ -28,7 +28,7 @@ def stored_bytes_undone() -> Iterator[None]:
 
 
 def note_stored(key: str) -> None:
-    """Notes an object whose row is written by the surrounding transaction."""
+    """Registers an object whose row is written by the surrounding transaction, for deletion if that is rolled back."""
     keys = _stored.get()
     if keys is not None:
         keys.append(key)

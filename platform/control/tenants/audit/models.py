@@ -13,7 +13,7 @@ def audit_event_id() -> str:
 class AuditEvent(models.Model):
     class Actor(models.TextChoices):
         API_KEY = "api_key"
-        USER = "user"  # of the console
+        USER = "user"  # a user of the console
 
     id = models.CharField(primary_key=True, max_length=40, default=audit_event_id, editable=False)
     # No constraint: an event outlives the organization.

@@ -38,7 +38,7 @@ def on_behalf_of(request: HttpRequest) -> Iterator[None]:
     try:
         yield
     finally:
-        _request.set(before)  # not `reset`: a request may begin in one thread's context and end in another's copy
+        _request.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
 
 
 def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

@@ -40,7 +40,7 @@ _num_open: Counter[str] = Counter()
 class Subscription:
     organization: Organization
     key: ApiKey
-    after: int  # seq
+    after: int  # `seq` of the last event that the client has received
     types: list[str] | None = None
     object_id: str | None = None
 

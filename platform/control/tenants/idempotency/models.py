@@ -6,7 +6,7 @@ from control.tenants.accounts.models import Organization
 
 
 class IdempotencyKey(models.Model):
-    """If `status` is null, the claim with `fence` is running the request, until `locked_until` (database clock)."""
+    """While `status` is null, the claim with `fence` is valid until `locked_until` on the database's clock."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     route = models.CharField(max_length=300, help_text="Method and path.")

@@ -22,7 +22,7 @@ KEEP_SECONDS = 24 * 3600.0
 LOCK_SECONDS = 15.0
 RETRY_AFTER = {"Retry-After": "1"}
 PURGE_LIMIT = 1_000
-_MAX_TRIES = 5  # if a key is released between two of our statements, it can be claimed again
+_MAX_TRIES = 5  # a key may be released between two statements, and can then be claimed
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def across_tenants(reason: Across) -> Iterator[None]:
 
 @contextmanager
 def without_tenant() -> Iterator[None]:
-    """Serves a request whose API key is not known yet. A tenant set by `enter_tenant` ends with the block."""
+    """For requests that are not authenticated yet. A tenant that `enter_tenant` sets within the block ends with it."""
     with _tenant_set_to(""):
         yield
 
@@ -76,7 +76,7 @@ def _tenant_set_to(tenant: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _tenant.set(before)  # not `reset`: a request may begin in one thread's context and end in another's copy
+        _tenant.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
 
 
 def install(connection: BaseDatabaseWrapper, **_: object) -> None:

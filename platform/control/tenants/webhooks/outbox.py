@@ -1,4 +1,4 @@
-"""The first half of a webhook: the event's transaction writes a row for each delivery to be sent."""
+"""The outbox of webhooks: the transaction that writes an event also writes a row for each delivery to be sent."""
 
 from django.utils import timezone
 

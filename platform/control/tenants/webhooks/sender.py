@@ -1,4 +1,4 @@
-"""The second half of a webhook: claims deliveries that are due and sends them.
+"""The sender of webhooks: claims deliveries that are due and sends them.
 
     due ──claim──> sent ──2xx──> succeeded
      ^               ├─ 410 ───> failed, and the endpoint is disabled

@@ -1,4 +1,4 @@
-"""The job table under any order of events: workers that claim, die, wake up late, and customers who cancel."""
+"""A state machine test of jobs: workers claim, die and resume late, and customers cancel, in any order."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def _pause(*, claim: Claim) -> None:
 
 
 class JobMachine(RuleBasedStateMachine):
-    """`claims` holds every claim ever made: the stale ones go on writing."""
+    """`claims` holds every claim ever made: holders of stale ones keep trying to write."""
 
     organization: Any = None  # set by the test, which owns the database
 
@@ -59,7 +59,7 @@ class JobMachine(RuleBasedStateMachine):
         return row.status == Job.Status.RUNNING and row.fence == claim.fence
 
     def attempt(self, claim: Claim, write: Any) -> Any:
-        """Makes a write; it must fail exactly when the claim is stale."""
+        """Writes with the claim, which must fail exactly if the claim is stale."""
         held = self.holds(claim)
         try:
             done = write()

@@ -17,7 +17,7 @@ REACHED = "spend_cap_reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class CapReached:
     """A cap that is used up. It is shown as the field `paused` of the jobs that it pauses."""
 
     cap_id: str  # of a spend cap or a quote
@@ -49,7 +49,7 @@ def spent_nanousd(cap: SpendCap) -> int:
     return used.aggregate(sum=Sum(F("input_nanousd") + F("output_nanousd")))["sum"] or 0
 
 
-def cap_reached(caller: Caller) -> Reached | None:
+def cap_reached(caller: Caller) -> CapReached | None:
     """Returns a cap of the caller's organization or project that is used up, if there is one."""
     own = Q(project=None) | Q(project_id=caller.project_id or None)
     for cap in SpendCap.objects.filter(own, organization_id=caller.organization_id).order_by("pk"):
@@ -57,7 +57,7 @@ def cap_reached(caller: Caller) -> Reached | None:
         if spent >= cap.nanousd:
             whose = "Your organization" if cap.project_id is None else "The project"
             message = f"{whose} has spent {format_usd(spent)}; its cap for this month is {format_usd(cap.nanousd)}."
-            return Reached(cap_id=cap.pk, message=message)
+            return CapReached(cap_id=cap.pk, message=message)
     return None
 
 

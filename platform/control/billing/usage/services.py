@@ -15,7 +15,7 @@ from control.tenants.authentication.caller import Caller, current_caller
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     input: int = 0
-    cached: int = 0  # of the input
+    cached: int = 0  # the part of the input that was in the prefix cache
     output: int = 0
 
 

@@ -115,7 +115,7 @@ def _claim(job: Job, worker: str) -> Claim | None:
     """Claims with one UPDATE, so that of two racing workers one gets the job.
 
     Args:
-        job: the row before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
+        job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
     """
     claimed = (
         Job.objects.filter(pk=job.pk)

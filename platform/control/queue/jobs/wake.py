@@ -58,7 +58,7 @@ def wake(job_id: str) -> None:
 
 
 def is_backed_up() -> bool:
-    """Returns whether there are so many unread messages that repeating some is pointless. Raises nothing, as `wake`."""
+    """Returns whether so many messages are unread that repeating some is pointless. Like `wake`, it does not raise."""
     global _quiet_until
     url = get_config().redis_url
     if url is None or time.monotonic() < _quiet_until:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line. `platform/` is a source folder, not a package: this is one of the places that know it."""
+"""Django's command line. `platform/` is a source folder, not a package, so it is added to `sys.path` here."""
 
 import os
 import sys

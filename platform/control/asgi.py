@@ -1,4 +1,4 @@
-"""What uvicorn serves: API, gateway and console, behind a limit on request bodies."""
+"""The ASGI application that uvicorn serves: API, gateway and console, behind a limit on the size of request bodies."""
 
 import os
 from typing import Any
@@ -15,7 +15,7 @@ django.setup(set_prefix=False)
 
 
 class _Django(ASGIHandler):
-    """Tells a request the length of a body that came in chunks: without one, Django takes a body to be empty."""
+    """Adds Content-Length to a request with a chunked body: without this header Django takes the body to be empty."""
 
     def create_request(self, scope: Any, body_file: Any) -> Any:
         if not any(name == b"content-length" for name, _ in scope["headers"]):

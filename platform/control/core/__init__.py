@@ -1,1 +1,1 @@
-"""Plumbing without a domain: settings, the shape of the API, storage, child processes, logs and traces."""
+"""Infrastructure without domain logic: settings, API conventions, storage, child processes, logs and traces."""

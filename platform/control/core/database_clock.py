@@ -8,5 +8,5 @@ from django.db.models.functions import Now
 
 
 def from_now(seconds: float) -> Combinable:
-    """A time on the database's clock: the clocks of workers may be wrong."""
+    """Returns the time `seconds` from now on the database's clock, because the clocks of workers may be wrong."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())

@@ -1,15 +1,15 @@
-"""Public ids: a prefix, the time and randomness, so that ids sort by creation and can't be guessed."""
+"""Public ids. They consist of a prefix, the time and random digits, so they sort by creation and cannot be guessed."""
 
 import secrets
 import time
 
 
 def new_id(prefix: str) -> str:
-    """`prefix` + 11 hex digits of milliseconds + 16 random hex digits; the prefix brings its own separator."""
+    """Returns `prefix`, which includes its separator, 11 hex digits of milliseconds and 16 random hex digits."""
     return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(8)}"
 
 
-# One named function a kind: migrations refer to a column's default by its import path.
+# Each kind of id has a named function, because migrations refer to a column's default by its import path.
 
 
 def organization_id() -> str:

@@ -1,1 +1,1 @@
-"""Files and multi-part uploads of customers."""
+"""Customers' files and multi-part uploads."""

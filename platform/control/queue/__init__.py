@@ -1,1 +1,1 @@
-"""Jobs: claims, leases, shards, failures and fair turns between organizations."""
+"""The job queue: claims, leases, shards, failures and fair scheduling between organizations."""

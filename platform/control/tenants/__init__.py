@@ -1,1 +1,1 @@
-"""Organizations and their keys, who may see and do what, the audit log, events and webhooks."""
+"""Organizations and their API keys, authorization, limits, the audit log, events and webhooks."""

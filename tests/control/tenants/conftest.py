@@ -11,7 +11,7 @@ from tests.workers.supervisor.conftest import stack as stack
 
 @pytest.fixture
 def postgres(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """An empty database of PostgreSQL, to which this process is connected as the application is. Yields its URL."""
+    """Connects this process to an empty PostgreSQL database with the application's role. Yields its URL."""
     if not is_available():
         pytest.skip(UNAVAILABLE)
     with fresh_postgres() as url, connected_to(url), django_db_blocker.unblock():

@@ -1,1 +1,1 @@
-"""Spend caps: what an organization, a project or a quote may cost. Jobs that reach one are paused."""
+"""Spend caps of organizations, projects and quotes. Jobs that reach a cap are paused."""

@@ -1,4 +1,4 @@
-"""How much may be spent in a calendar month (UTC), by the whole organization or by one of its projects."""
+"""Limits on the amount that an organization or one of its projects may spend in a calendar month (UTC)."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""Readers of caps, and what has been spent under them."""
+"""Selectors for spend caps and for the amounts spent under them."""
 
 import datetime as dt
 from dataclasses import asdict, dataclass
@@ -17,8 +17,8 @@ REACHED = "spend_cap_reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """A cap that leaves nothing to be spent; what a paused job's `paused` shows."""
+class CapReached:
+    """A cap that is used up. It is shown as the field `paused` of the jobs that it pauses."""
 
     cap_id: str  # of a spend cap or a quote
     message: str
@@ -42,22 +42,22 @@ def month_start() -> dt.datetime:
 
 
 def spent_nanousd(cap: SpendCap) -> int:
-    """So far this month. Shards count as they are committed, answers of endpoints as they end."""
+    """Returns the amount spent this month. Shards count when they are committed, live answers when they end."""
     used = UsageRecord.objects.filter(organization_id=cap.organization_id, minute__gte=month_start())
     if cap.project_id is not None:
         used = used.filter(project_id=cap.project_id)
     return used.aggregate(sum=Sum(F("input_nanousd") + F("output_nanousd")))["sum"] or 0
 
 
-def cap_reached(caller: Caller) -> Reached | None:
-    """By the organization, or by the project of the key."""
+def cap_reached(caller: Caller) -> CapReached | None:
+    """Returns a cap of the caller's organization or project that is used up, if there is one."""
     own = Q(project=None) | Q(project_id=caller.project_id or None)
     for cap in SpendCap.objects.filter(own, organization_id=caller.organization_id).order_by("pk"):
         spent = spent_nanousd(cap)
         if spent >= cap.nanousd:
             whose = "Your organization" if cap.project_id is None else "The project"
-            message = f"{whose} has spent {format_usd(spent)} of the {format_usd(cap.nanousd)} that it may this month."
-            return Reached(cap_id=cap.pk, message=message)
+            message = f"{whose} has spent {format_usd(spent)}; its cap for this month is {format_usd(cap.nanousd)}."
+            return CapReached(cap_id=cap.pk, message=message)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Writers of spend caps."""
+"""Services that write spend caps."""
 
 from django.db import IntegrityError, transaction
 
@@ -11,19 +11,20 @@ from control.tenants.audit.record import audited
 
 @audited("spend_cap.create")
 def spend_cap_create(*, organization: Organization, project: Project | None, nanousd: int) -> SpendCap:
-    """Jobs that run are paused at their next shard. Raises: ApiError: 409, there is one."""
+    """A running job that exceeds the cap is paused at its next shard. Raises: ApiError: 409, a cap exists already."""
     try:
         with transaction.atomic():
             return SpendCap.objects.create(organization=organization, project=project, nanousd=nanousd)
     except IntegrityError as error:
         whose = "Your organization" if project is None else f"The project {project.pk}"
-        raise ApiError(409, f"{whose} has a spend cap: change that one.", "spend_cap_exists", "project_id") from error
+        message = f"{whose} already has a spend cap; change that one."
+        raise ApiError(409, message, "spend_cap_exists", "project_id") from error
 
 
 @audited("spend_cap.update")
 @transaction.atomic
 def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
-    """Effects: jobs that the new cap lets go on are queued again."""
+    """Effects: paused jobs that the new cap allows are queued again."""
     SpendCap.objects.filter(pk=cap.pk).update(nanousd=nanousd)
     cap.refresh_from_db()
     spend_cap_lifted.send(SpendCap, organization_id=cap.organization_id)
@@ -33,7 +34,7 @@ def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
 @audited("spend_cap.delete")
 @transaction.atomic
 def spend_cap_delete(*, cap: SpendCap) -> None:
-    """Effects: as of a raised one."""
+    """Effects: as in `spend_cap_update`."""
     organization_id = cap.organization_id
     cap.delete()
     spend_cap_lifted.send(SpendCap, organization_id=organization_id)

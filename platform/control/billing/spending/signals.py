@@ -1,6 +1,6 @@
-"""What spend caps announce to the rooms above."""
+"""Signals that spend caps send to the rooms above."""
 
 from django.dispatch import Signal
 
-# Sent with `organization_id` in the transaction that raises or removes a cap: paused work may be able to go on.
+# It is sent with `organization_id` in the transaction that raises or removes a cap: paused jobs may be able to resume.
 spend_cap_lifted = Signal()

@@ -1,1 +1,1 @@
-"""What was used and what it costs: tokens counted by minute, key and model."""
+"""Usage and its costs: tokens are counted by minute, API key and model."""

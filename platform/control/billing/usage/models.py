@@ -1,4 +1,4 @@
-"""Counters by the minute, and the prices they were counted at."""
+"""Usage counters by the minute, the API keys that jobs are billed to, and prices."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from control.tenants.accounts.models import Organization
 
 
 class UsageRecord(models.Model):
-    """What one key used of one model in one minute. Ids are plain text: what was used outlives a key and a name."""
+    """Usage of one model by one API key in one minute. Ids are plain text, so that usage outlives a deleted key."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="usage")
     minute = models.DateTimeField(help_text="Its beginning.")
@@ -34,7 +34,7 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """Whose key asked for a job, whose tokens are counted long after; or for a pipeline, whose jobs inherit it."""
+    """The API key with which a job was requested: its tokens are counted later. Jobs inherit their pipeline's key."""
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
@@ -46,7 +46,7 @@ class Attribution(models.Model):
 
 
 class Price(models.Model):
-    """For everybody. Usage is priced when it is counted: a new price changes no bill of the past."""
+    """A price for all organizations. Usage is priced when it is counted, so a new price does not change past usage."""
 
     model = models.CharField(
         max_length=120, unique=True, blank=True, help_text="Empty: of all models without their own."

@@ -1,4 +1,4 @@
-"""What a caller may ask of usage: OpenAI's parameters, lists as `name[]=` or `name=`."""
+"""Parses the query parameters of usage and costs, which are OpenAI's. Lists are written as `name[]=` or `name=`."""
 
 import datetime as dt
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 from control.billing.usage.selectors import WIDTHS, Narrowing, Window
 from control.core.api.errors import ApiError
 
-# OpenAI's name: our column
+# Names of our columns by OpenAI's names.
 USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
 MAX_COST_BUCKETS = 180
@@ -17,7 +17,7 @@ _MAX_VALUES = 100
 
 
 def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
-    """`start_time` to `end_time`, or now, but `limit` buckets at most; `page` says where the next ones begin.
+    """Returns the window from `start_time`, or from `page`, to `end_time` or now, with at most `limit` buckets.
 
     Raises: ApiError: 400.
     """
@@ -37,10 +37,10 @@ def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), 
 
 
 def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
-    """OpenAI's names. Raises: ApiError: 400."""
+    """Returns OpenAI's names. Raises: ApiError: 400."""
     names = list(dict.fromkeys(_list(params, "group_by") or ()))
     if unknown := [name for name in names if name not in known]:
-        raise _invalid("group_by", f"must be of {sorted(known)}, got {unknown[0][:40]!r}")
+        raise _invalid("group_by", f"must be one of {sorted(known)}, got {unknown[0][:40]!r}")
     return names
 
 
@@ -58,7 +58,7 @@ def parse_narrowing(params: QueryDict) -> Narrowing:
 
 
 def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
-    """From the month's first day to now, unless said otherwise. Raises: ApiError: 400."""
+    """Returns start and end; the defaults are the first day of the month and now. Raises: ApiError: 400."""
     now = timezone.now()
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start = _integer(params, "start_time", 0, MAX_UNIX, default=int(month.timestamp()))
@@ -67,7 +67,7 @@ def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
 
 
 def has_more(params: QueryDict, window: Window) -> bool:
-    """Whether the caller's time goes on behind the window."""
+    """Returns whether the requested time extends beyond the window."""
     end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
     return window.end.timestamp() < end
 
@@ -75,7 +75,7 @@ def has_more(params: QueryDict, window: Window) -> bool:
 def _list(params: QueryDict, name: str) -> list[str] | None:
     values = [*params.getlist(f"{name}[]"), *params.getlist(name)]
     if len(values) > _MAX_VALUES:
-        raise _invalid(name, f"has at most {_MAX_VALUES} values, got {len(values)}")
+        raise _invalid(name, f"must have at most {_MAX_VALUES} values, got {len(values)}")
     return values or None
 
 

@@ -1,4 +1,4 @@
-"""Readers of usage: sums over buckets of time, in OpenAI's way."""
+"""Selectors for usage: sums over buckets of time, as in OpenAI's API."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ WIDTHS: Mapping[str, Width] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """`[start, end)`, both at borders of buckets."""
+    """The half-open interval `[start, end)`. Both ends are boundaries of buckets."""
 
     start: dt.datetime
     end: dt.datetime
@@ -47,7 +47,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """What counts; None: everything."""
+    """Restricts usage records; None means no restriction."""
 
     models: Sequence[str] | None = None
     project_ids: Sequence[str] | None = None
@@ -68,7 +68,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of one bucket and one combination of what it is grouped by."""
+    """Sums over one bucket and one combination of values of the columns grouped by."""
 
     group: Mapping[str, Any]
     counts: Mapping[str, int]
@@ -84,7 +84,7 @@ class Bucket:
 def usage_buckets(
     organization: Organization, *, window: Window, group_by: Sequence[str] = (), narrowing: Narrowing | None = None
 ) -> list[Bucket]:
-    """One for each piece of the window, used or not."""
+    """Returns all buckets of the window, including those without usage."""
     records = UsageRecord.objects.filter(organization=organization, minute__gte=window.start, minute__lt=window.end)
     rows = (
         (narrowing or Narrowing())
@@ -109,6 +109,6 @@ def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datet
 
 
 def price_of(model: str) -> Price:
-    """In force now: the model's own, else everybody's, else nothing."""
+    """Returns the current price: the model's own, else the one for all other models, else zero."""
     prices = {price.model: price for price in Price.objects.filter(model__in=(model, ""))}
     return prices.get(model) or prices.get("") or FREE

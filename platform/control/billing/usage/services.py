@@ -1,4 +1,4 @@
-"""Writers of usage. All counting is addition in the database, so callers may come at once and in any order."""
+"""Services that write usage and prices. Counters are increased in the database, so callers may run concurrently."""
 
 import datetime as dt
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from control.tenants.authentication.caller import Caller, current_caller
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     input: int = 0
-    cached: int = 0  # of the input
+    cached: int = 0  # the part of the input that was in the prefix cache
     output: int = 0
 
 
 def usage_add(
     *, caller: Caller, model: str, tokens: Tokens, num_requests: int, is_batch: bool, at: dt.datetime | None = None
 ) -> int:
-    """Counts, at the price in force. Returns: the cost in billionths of a dollar."""
+    """Counts tokens at the current price. Returns: the cost in billionths of a dollar."""
     price = price_of(model)
     percent = price.batch_percent if is_batch else 100
     counts = {
@@ -33,7 +33,7 @@ def usage_add(
         "input_nanousd": tokens.input * price.input_nanousd * percent // 100,
         "output_nanousd": tokens.output * price.output_nanousd * percent // 100,
     }
-    place = {
+    row = {
         "organization_id": caller.organization_id,
         "minute": (at or timezone.now()).replace(second=0, microsecond=0),
         "model": model,
@@ -42,23 +42,23 @@ def usage_add(
         "is_batch": is_batch,
     }
     cost: int = counts["input_nanousd"] + counts["output_nanousd"]
-    if _increase(place, counts):
+    if _increase(row, counts):
         return cost
     try:
         with transaction.atomic():
-            UsageRecord.objects.create(**place, **counts)
-    except IntegrityError:  # somebody else began the minute
-        _increase(place, counts)
+            UsageRecord.objects.create(**row, **counts)
+    except IntegrityError:  # another process has created the row meanwhile
+        _increase(row, counts)
     return cost
 
 
-def _increase(place: dict[str, object], counts: dict[str, int]) -> bool:
+def _increase(row: dict[str, object], counts: dict[str, int]) -> bool:
     increased = {name: F(name) + count for name, count in counts.items()}
-    return bool(UsageRecord.objects.filter(**place).update(**increased))
+    return bool(UsageRecord.objects.filter(**row).update(**increased))
 
 
 def usage_attribute(*, job_id: str, organization_id: str) -> None:
-    """Remembers the key that a job, or a pipeline, was asked for with, if a request did; call it where it is made."""
+    """Stores which API key a new job or pipeline was requested with, if any. Call this where the object is created."""
     caller = current_caller()
     if caller is not None and caller.organization_id == organization_id:
         Attribution.objects.create(
@@ -77,7 +77,7 @@ def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
 
 
 def price_set(*, model: str, input_nanousd: int, output_nanousd: int, batch_percent: int = 50) -> Price:
-    """From now on. `model` empty: of all models without a price of their own."""
+    """Sets the price from now on. An empty `model` stands for all models that have no price of their own."""
     values = {"input_nanousd": input_nanousd, "output_nanousd": output_nanousd, "batch_percent": batch_percent}
     price, _ = Price.objects.update_or_create(model=model, defaults=values)
     return price

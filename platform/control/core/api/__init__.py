@@ -1,1 +1,1 @@
-"""What every route shares: authentication, errors, paging, request ids."""
+"""Shared parts of all API routes: errors, JSON, pagination, request ids and middleware."""

@@ -21,11 +21,11 @@ _MULTIPART_OVERHEAD_BYTES = MIB
 
 
 class _TooLarge(Exception):
-    """The body has outgrown its limit while Django was still reading it: nothing has been answered yet."""
+    """The body exceeded its limit while Django was still reading it, so no response has been started."""
 
 
 class BodyLimit:
-    """ASGI middleware. Counts what arrives as well: a chunked body announces no length."""
+    """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length."""
 
     def __init__(self, application: Application, config: Config) -> None:
         self.application = application

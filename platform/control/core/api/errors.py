@@ -1,9 +1,9 @@
-"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}, whatever went wrong.
+"""Every error response has OpenAI's format: {"error": {"message", "type", "param", "code"}}.
 
-ApiError                  raised by services, selectors and views; knows its status
-the database is away      503: the same request is worth another try
-rest_framework's own      authentication, parsing, validation, 405, 415: translated by `exception_handler`
-everything else           500 without a word about the cause, which is logged with the request's id
+ApiError                  raised by services, selectors and views; has its own status
+database not reachable    503: the client should send the same request again
+rest_framework's errors   authentication, parsing, validation, 405, 415: translated by `exception_handler`
+any other exception       500 without the cause, which is logged with the request's id
 """
 
 import structlog
@@ -30,7 +30,7 @@ class ApiError(Exception):
         message: str,
         code: str | None = None,
         param: str | None = None,
-        type: str | None = None,  # noqa: A002  # the wire's name
+        type: str | None = None,  # noqa: A002  # the JSON key
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
 
 def error_response(error: ApiError) -> JsonResponse:
-    """For views outside of rest_framework, as the gateway's."""
+    """Builds the response for views outside of rest_framework, such as the gateway's."""
     return JsonResponse(error.body(), status=error.status, headers=error.headers)
 
 
@@ -85,7 +85,7 @@ def _translate(error: Exception) -> ApiError:
             return ApiError(404, "Not found.", "not_found")
         case RequestDataTooBig():
             return ApiError(413, "The request body is too large.", "request_too_large")
-        case SuspiciousOperation():  # as too many fields or files in one form
+        case SuspiciousOperation():  # such as too many fields or files in one form
             return ApiError(400, "The request could not be understood.", "invalid_request")
         case PermissionDenied():
             return ApiError(403, "You may not do this.", "permission_denied")
@@ -97,7 +97,7 @@ _CODES = {"required": "missing_required_parameter", "null": "missing_required_pa
 
 
 def _invalid(details: object) -> ApiError:
-    """The first of rest_framework's validation errors: the wire has room for one."""
+    """Translates the first of rest_framework's validation errors; OpenAI's format has room for one only."""
     path: list[str] = []
     while not (isinstance(details, dict) and isinstance(details.get("code"), str) and "message" in details):
         if isinstance(details, dict):

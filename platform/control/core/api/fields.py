@@ -1,4 +1,4 @@
-"""What a request's body may say: the base of its serializers."""
+"""Base classes for serializers of request bodies."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from control.core.api.errors import ApiError
 
 
 class Choice(serializers.ChoiceField):
-    """Whoever asks for what is none of them is told what they are."""
+    """A choice whose error message lists the allowed values."""
 
     def __init__(self, choices: Iterable[Any], **kwargs: Any) -> None:
         super().__init__(list(choices), **kwargs)

@@ -1,7 +1,7 @@
-"""JSON as requests may bring it: much that Python's parser lets through, no database, client or renderer takes.
+"""Strict parsing of JSON request bodies. It refuses input that Python's parser accepts but databases or clients do not:
 
-not JSON          NaN and Infinity, numbers beyond a float (1e999), nesting without measure: code `invalid_json`
-JSON, but no text half a surrogate pair, and zero bytes, which PostgreSQL refuses: code `invalid_value`, with the field
+not JSON        NaN and Infinity, numbers beyond a float (1e999), excessive nesting: code `invalid_json`
+invalid text    lone surrogates, and zero bytes, which PostgreSQL refuses: code `invalid_value`, with the field
 """
 
 import json
@@ -16,15 +16,15 @@ MAX_DEPTH = 64
 
 
 def parse_json(raw: bytes) -> Any:
-    """Strings are not looked at. Raises: ApiError: 400."""
+    """Parses a body without checking its strings. Raises: ApiError: 400."""
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:  # ValueError: json's and unicode's own, and too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8, or too many digits
         raise ApiError(400, f"The request body must be JSON{_reason(error)}.", "invalid_json") from error
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be stored, and shown again."""
+    """Returns whether the string can be encoded as UTF-8 and stored in PostgreSQL."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def is_text(value: str) -> bool:
 
 
 class StrictJsonParser(BaseParser):
-    """rest_framework's parser. The charset of the header is not asked: JSON is UTF-8."""
+    """Parser for rest_framework. It ignores the charset of the Content-Type header, because JSON is UTF-8."""
 
     media_type = "application/json"
 
@@ -65,7 +65,7 @@ def _check(value: Any, *, path: str, depth: int) -> None:
 def _check_text(text: str, path: str) -> None:
     if not is_text(text):
         param = path.removeprefix(".") or None
-        message = f"{param or 'the body'} holds a zero byte or half a surrogate pair"
+        message = f"{param or 'the body'} contains a zero byte or a lone surrogate"
         raise ApiError(400, message, "invalid_value", param)
 
 
@@ -77,7 +77,7 @@ def _finite(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _reason(error: ValueError | RecursionError) -> str:
@@ -87,4 +87,4 @@ def _reason(error: ValueError | RecursionError) -> str:
         case UnicodeDecodeError():
             return " in UTF-8"
         case _:
-            return f": {str(error).partition(';')[0]}"  # behind it, Python tells programmers how to lift its limit
+            return f": {str(error).partition(';')[0]}"  # the rest explains how to raise Python's limit on digits

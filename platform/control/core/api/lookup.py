@@ -1,4 +1,4 @@
-"""One row by its public id, among those that the caller may see."""
+"""Looks up a row by its public id among the rows that the caller may see."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ _Row = TypeVar("_Row", bound=Model)
 
 
 def one_of(rows: QuerySet[_Row], identity: str, *, kind: str, param: str, by: str = "pk") -> _Row:
-    """`kind` names it in the message and, with underscores, in the code. Raises: ApiError: 404."""
+    """`kind` names the resource in the error's message and, with underscores, in its code. Raises: ApiError: 404."""
     row = rows.filter(**{by: identity}).first()
     if row is None:
         code = f"{kind.lower().replace(' ', '_')}_not_found"

@@ -1,4 +1,4 @@
-"""OpenAI's `metadata`: a few words of the caller's own that an object keeps for it."""
+"""OpenAI's `metadata`: key-value pairs that a caller attaches to an object."""
 
 from rest_framework import serializers
 
@@ -8,7 +8,7 @@ MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
 class MetadataInput(BodyInput):
-    """The base of requests that may bring metadata along."""
+    """The base of request bodies with a `metadata` field."""
 
     metadata = serializers.DictField(
         child=serializers.CharField(max_length=MAX_VALUE, allow_blank=True, trim_whitespace=False),
@@ -23,6 +23,6 @@ class MetadataInput(BodyInput):
             raise serializers.ValidationError(f"at most {MAX_PAIRS} pairs, got {len(metadata)}")
         for key in metadata:
             if not 1 <= len(key) <= MAX_KEY or not key.isprintable():
-                message = f"a key has 1 to {MAX_KEY} printable characters, got {key[:80]!a}"
+                message = f"a key must have 1 to {MAX_KEY} printable characters, got {key[:80]!a}"
                 raise serializers.ValidationError(message)
         return metadata

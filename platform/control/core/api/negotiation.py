@@ -1,4 +1,4 @@
-"""The answer is JSON whatever `Accept` says: clients ask for `application/binary` and must still be told of errors."""
+"""Responses are JSON whatever `Accept` says: clients that accept only `application/binary` must still get errors."""
 
 from collections.abc import Iterable
 

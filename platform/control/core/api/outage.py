@@ -1,4 +1,4 @@
-"""What callers are told while the database is away, by views outside of rest_framework too."""
+"""Middleware that responds with 503 while the database cannot be reached, also for views outside of rest_framework."""
 
 from contextlib import nullcontext
 
@@ -6,8 +6,8 @@ import structlog
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 
-from control.core.api.around import around
 from control.core.api.errors import database_unavailable, error_response
+from control.core.api.middleware import make_middleware
 
 log = structlog.get_logger(__name__)
 
@@ -15,8 +15,8 @@ log = structlog.get_logger(__name__)
 def _answer(request: HttpRequest, error: Exception) -> HttpResponse | None:
     if not isinstance(error, OperationalError | InterfaceError) or request.path.startswith("/admin/"):
         return None
-    log.error("database not reached", exc_info=error)
+    log.error("database not reachable", exc_info=error)
     return error_response(database_unavailable())
 
 
-OutageMiddleware = around(lambda request: nullcontext(), failed=_answer)
+OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=_answer)

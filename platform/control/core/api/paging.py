@@ -1,4 +1,4 @@
-"""OpenAI's list object: newest first, `after` an id, `limit` 1 to 100."""
+"""Pagination with OpenAI's list object: newest first, `after` an id, with a `limit` from 1 to 100."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,13 +26,13 @@ def paginate(
     by: str = "pk",
     id_field: str = "pk",
 ) -> Response:
-    """One page of `queryset`, ordered by id: ids sort by creation, so a page stays put while rows are added.
+    """Returns one page of `queryset`, ordered by id. Ids sort by creation, so new rows do not shift the pages.
 
-    `after` need not exist any more: a row deleted between two pages ends no listing.
+    The row named by `after` may have been deleted since the previous page.
     Args:
-        by: the column that sorts by creation, where the primary key does not; `after` must then exist.
-        id_field: the column that holds what the wire calls `id`.
-    Raises: ApiError: 400 for a limit out of range, an order other than asc and desc, an `after` that is not there.
+        by: the column that sorts by creation, if the primary key does not; the row of `after` must then exist.
+        id_field: the column that holds the public `id`.
+    Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
     ascending = _is_ascending(request.query_params.get("order", "desc"))
@@ -65,7 +65,7 @@ def _body(item: ResponseModel | dict[str, Any]) -> dict[str, Any]:
 
 
 def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:
-    """One page of bodies at hand, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
+    """Returns one page of `items`, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
     limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
     first = 0
     if after := request.query_params.get("after"):

@@ -1,4 +1,4 @@
-"""Every response has an `x-request-id`, every log line of its request has the same."""
+"""Middleware that gives every response an `x-request-id`, which all log lines of the request carry too."""
 
 import re
 import secrets
@@ -8,10 +8,10 @@ import structlog
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from control.core.api.around import around
+from control.core.api.middleware import make_middleware
 
 HEADER = "x-request-id"
-_ACCEPTABLE = re.compile(r"[A-Za-z0-9_.-]{8,128}")  # a caller's own id goes into logs: nothing that could forge a line
+_ACCEPTABLE = re.compile(r"[A-Za-z0-9_.-]{8,128}")  # a caller's id is logged, so it must not contain line breaks
 
 
 def request_id(request: HttpRequest) -> str:
@@ -29,4 +29,4 @@ def _answer(request: HttpRequest, response: HttpResponseBase) -> None:
     response[HEADER] = request_id(request)
 
 
-RequestIdMiddleware = around(_assign, _answer)
+RequestIdMiddleware = make_middleware(_assign, _answer)

@@ -1,4 +1,4 @@
-"""Times on the wire are integer Unix seconds, absent is null."""
+"""Times in JSON are integer Unix seconds; a missing time is null."""
 
 import datetime as dt
 

@@ -1,4 +1,4 @@
-"""Answers that belong to no resource: health, and what Django says when no view was reached or one broke."""
+"""Views that belong to no resource: the health check and Django's error handlers."""
 
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -9,7 +9,7 @@ from control.core.api.errors import ApiError, error_response
 
 
 def health(request: HttpRequest) -> JsonResponse:
-    """200 once requests can be served, which takes the database."""
+    """Responds with 200 if the database can be reached."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return JsonResponse({"status": "ok"})

@@ -1,1 +1,1 @@
-"""What operators see from outside: logs, metrics, traces and whether a process can serve."""
+"""Logs, metrics, traces and liveness of a process, for operators."""

@@ -1,4 +1,4 @@
-"""Who may read metrics: they tell how much every customer does."""
+"""Access control for /metrics, which shows how much every customer uses the service."""
 
 import hmac
 from ipaddress import ip_address
@@ -7,12 +7,12 @@ from control.core.settings.config import get_config
 
 
 def may_read_metrics(*, authorization: str, address: str, is_forwarded: bool) -> bool:
-    """With SLIPSTREAM_METRICS_TOKEN, who shows it; without it, this machine's own processes alone.
+    """Admits callers that present SLIPSTREAM_METRICS_TOKEN or, if it is not set, only processes of this machine.
 
     Args:
-        authorization: the header.
-        address: the peer's.
-        is_forwarded: a proxy brought it, so the peer says nothing about the caller.
+        authorization: the Authorization header.
+        address: the peer's IP address.
+        is_forwarded: a proxy forwarded the request, so the peer's address is not the caller's.
     """
     token = get_config().metrics_token
     if token is not None:

@@ -1,4 +1,4 @@
-"""What a child process is told about its log: to write as we do, and whose it is (`workers.log_lines` reads it)."""
+"""Log settings of a child process: its format and the ids that each line carries. `workers.log_lines` reads them."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""/livez and /metrics of a process that serves nothing else: a worker, or the supervisor of endpoints."""
+"""HTTP server for /livez and /metrics in processes that serve nothing else: workers and the deployment supervisor."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -20,19 +20,19 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10  # seconds a caller may take for its request
+    timeout = 10  # seconds that a caller may take to send its request
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the library's name
-        """Says nothing: probes come every few seconds."""
+        """Logs nothing, because probes come every few seconds."""
 
 
 def listen(is_alive: Callable[[], bool]) -> int | None:
-    """Serves from a thread, as long as the process lives.
+    """Starts a daemon thread that serves until the process ends.
 
     Args:
-        is_alive: whether the process's own loops turn; else /livez is 503.
+        is_alive: tells whether the main loop of the process is running; if not, /livez answers with 503.
 
-    Returns: the port. None: SLIPSTREAM_METRICS_PORT names none.
+    Returns: the port, or None if SLIPSTREAM_METRICS_PORT is not set.
     """
     port = get_config().metrics_port
     if port is None:
@@ -43,7 +43,7 @@ def listen(is_alive: Callable[[], bool]) -> int | None:
         start(_STATUSES[status], [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         return [body]
 
-    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # scraped from elsewhere
+    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # Prometheus is elsewhere
     threading.Thread(target=server.serve_forever, name="listener", daemon=True).start()
     return int(server.server_address[1])
 
@@ -51,7 +51,7 @@ def listen(is_alive: Callable[[], bool]) -> int | None:
 def _answer(environ: dict[str, Any], is_alive: Callable[[], bool]) -> tuple[int, bytes]:
     match environ["PATH_INFO"]:
         case "/livez":
-            return (200, b"ok\n") if is_alive() else (503, b"its loop does not turn\n")
+            return (200, b"ok\n") if is_alive() else (503, b"the main loop is not running\n")
         case "/metrics" if may_read_metrics(
             authorization=environ.get("HTTP_AUTHORIZATION", ""),
             address=environ.get("REMOTE_ADDR", ""),

@@ -1,7 +1,7 @@
-"""What this process counts, for Prometheus. What rows and engines say stands in `queue_metrics` and `engines`.
+"""Prometheus metrics that this process counts. Metrics read from tables and engines: `queue_metrics` and `engines`.
 
-Processes of one machine that share a folder, named by PROMETHEUS_MULTIPROC_DIR as prometheus_client has it, answer for
-each other: uvicorn's workers, and all of the embedded stack.
+If processes of one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each reports the
+sums over all of them. Uvicorn's workers do so, and so do the processes of the embedded stack.
 """
 
 import os
@@ -25,25 +25,29 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return Histogram(f"slipstream_{name}", text, labels, buckets=buckets, registry=_registry)
 
 
-http_requests = _counter("http_requests", "Requests answered.", "method", "route", "status")
+http_requests = _counter("http_requests", "Answered HTTP requests.", "method", "route", "status")
 http_request_seconds = _histogram(
-    "http_request_seconds", "Until an answer, or the head of a stream.", _REQUEST_SECONDS, "method", "route"
+    "http_request_seconds",
+    "Time until the response, or until the headers of a streamed one.",
+    _REQUEST_SECONDS,
+    "method",
+    "route",
 )
-tokens = _counter("tokens", "Tokens of models' answers, as billed.", "source", "direction")
+tokens = _counter("tokens", "Billed tokens of requests to models.", "source", "direction")
 
-wakeups = _counter("wakeups", "Looks at the queue: whether one found a job to claim.", "outcome")
-job_claims = _counter("job_claims", "Attempts begun.", "kind")
-job_attempt_seconds = _histogram("job_attempt_seconds", "From claim to end of an attempt.", _ATTEMPT_SECONDS, "kind")
-job_retries = _counter("job_retries", "Attempts that failed and are to be repeated.", "kind", "failure_class")
-job_leases_lost = _counter("job_leases_lost", "Attempts that found their job claimed by another.", "kind")
-jobs_ended = _counter("jobs_ended", "Jobs that reached their last state.", "kind", "status")
-shards = _counter("shards", "Shards committed.", "kind")
+wakeups = _counter("wakeups", "Checks of the queue, by whether a job was claimed.", "outcome")
+job_claims = _counter("job_claims", "Started attempts.", "kind")
+job_attempt_seconds = _histogram("job_attempt_seconds", "Time from claim to end.", _ATTEMPT_SECONDS, "kind")
+job_retries = _counter("job_retries", "Failed attempts whose job is tried again.", "kind", "failure_class")
+job_leases_lost = _counter("job_leases_lost", "Attempts that lost their job's lease.", "kind")
+jobs_ended = _counter("jobs_ended", "Jobs that reached a terminal status.", "kind", "status")
+shards = _counter("shards", "Committed shards.", "kind")
 rows = _counter("rows", "Rows of committed shards.", "outcome")
-webhook_attempts = _counter("webhook_attempts", "Webhooks sent, by the receiver's answer.", "outcome")
+webhook_attempts = _counter("webhook_attempts", "Webhook attempts, by the receiver's response.", "outcome")
 
 
 def render(*more: Collector) -> bytes:
-    """Prometheus's text, of this process or of all that share the folder, and of `more`."""
+    """Renders the metrics of this process, or of all that share the folder, and of `more` in Prometheus's format."""
     registry = CollectorRegistry()
     if SHARED_FOLDER in os.environ:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # untyped in a typed package

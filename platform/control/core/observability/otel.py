@@ -1,4 +1,4 @@
-"""The exporting tracer, for which OpenTelemetry's SDK is needed; imported once SLIPSTREAM_TRACING asks for it."""
+"""The exporting tracer. It needs OpenTelemetry's SDK, so this module is imported only if SLIPSTREAM_TRACING is set."""
 
 import os
 from functools import lru_cache
@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 @lru_cache(maxsize=1)
 def tracer() -> Tracer:
-    """One provider per process. It exports spans from a thread, and the remaining ones when the process ends."""
+    """A process has one provider. It exports spans from a thread, and the remaining ones when the process ends."""
     name = os.environ.get("OTEL_SERVICE_NAME", "slipstream")
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -1,4 +1,4 @@
-"""One line of log, one count and one span for each request."""
+"""Middleware that writes one log line, one count and one span for each request."""
 
 import time
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from opentelemetry.trace import Span, SpanKind
 
-from control.core.api.around import around
+from control.core.api.middleware import make_middleware
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
 
 log = structlog.get_logger(__name__)
 
-NO_ROUTE, NO_METHOD = "none", "other"  # what callers invent, without end, is counted as one
+NO_ROUTE, NO_METHOD = "none", "other"  # unknown routes and methods share one label each: there are infinitely many
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BEGAN, _SPAN = "SLIPSTREAM_REQUEST_BEGAN", "SLIPSTREAM_REQUEST_SPAN"
 
@@ -31,7 +31,7 @@ def _scope(request: HttpRequest) -> Iterator[None]:
             request.META[_SPAN] = span
             yield
     finally:
-        structlog.contextvars.unbind_contextvars("organization_id")  # bound once a key has said whose request it is
+        structlog.contextvars.unbind_contextvars("organization_id")  # authentication binds it
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase) -> None:
@@ -59,4 +59,4 @@ def _method(request: HttpRequest) -> str:
     return str(request.method) if request.method in _METHODS else NO_METHOD
 
 
-RequestsMiddleware = around(_scope, _finish)
+RequestsMiddleware = make_middleware(_scope, _finish)

@@ -1,10 +1,10 @@
-"""Traces of OpenTelemetry, request → job → attempt, exported where SLIPSTREAM_TRACING asks for them.
+"""OpenTelemetry traces, request → job → attempt, which are exported if SLIPSTREAM_TRACING is set.
 
-Without that setting no SDK is loaded, and the API's own no-op tracer serves. OpenTelemetry's variables decide where
-spans go: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER.
+Without that setting no SDK is loaded, and the API's no-op tracer is used. OpenTelemetry's environment variables decide
+where spans go: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER.
 
-The `gen_ai.*` names are those of OpenTelemetry's conventions for generative AI, which are still in development: they
-stand here and nowhere else.
+The `gen_ai.*` names are those of OpenTelemetry's conventions for generative AI. The conventions are still in
+development, so no other module contains these names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,7 +51,7 @@ def _tracer() -> Tracer:
 def start_span(
     name: str, attributes: Attributes, *, kind: SpanKind = SpanKind.INTERNAL, traceparent: str = ""
 ) -> Span:
-    """A span that the caller ends.
+    """Starts a span, which the caller must end.
 
     Args:
         traceparent: the parent span in another process, in W3C's Trace Context format. Without it, the parent is the
@@ -65,13 +65,13 @@ def start_span(
 def span(
     name: str, attributes: Attributes, *, kind: SpanKind = SpanKind.INTERNAL, traceparent: str = ""
 ) -> Iterator[Span]:
-    """The current span of the block, which is the parent of spans started within."""
+    """Starts a span that is current within the block, and thus the parent of spans started there."""
     with use_span(start_span(name, attributes, kind=kind, traceparent=traceparent), end_on_exit=True) as current:
         yield current
 
 
 def traceparent() -> str:
-    """The current span as the `traceparent` header for another process; empty where tracing is off."""
+    """Returns the current span as a `traceparent` header for another process; empty if tracing is off."""
     if not get_config().tracing:
         return ""
     carrier: dict[str, str] = {}
@@ -80,7 +80,7 @@ def traceparent() -> str:
 
 
 def fail(span: Span, error_type: str) -> None:
-    """Marks the span as failed, as when no exception leaves its block."""
+    """Marks the span as failed although no exception leaves its block."""
     span.set_attribute(ERROR_TYPE, error_type)
     span.set_status(StatusCode.ERROR)
 

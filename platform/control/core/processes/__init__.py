@@ -1,1 +1,1 @@
-"""Starting child processes: their environment, their ports, and their end with their owner."""
+"""Child processes: their environment and ports, and how they end together with their owner."""

@@ -1,4 +1,4 @@
-"""What of our environment a process that runs a customer's model gets: no password, key or token of ours."""
+"""The environment variables passed to processes that run a customer's model: no password, key or token of ours."""
 
 import os
 
@@ -19,10 +19,10 @@ _ALLOWED = (
         "MALLOC_",
     ),
     *("CC", "CXX", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "TRITON_"),
-    # where metrics go; who may write there is not for a child to know, so without credentials
+    # Where metrics go. The credentials for it are not passed on.
     *("SLIPSTREAM_TRACKERS", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"),
     *("HF_HOME", "TOKENIZERS_", "SLIPSTREAM_CPU_KERNELS", "COVERAGE_"),
-)  # names, or how they begin
+)  # names of variables, or prefixes of names
 
 
 def child_environment() -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""A port that nobody listens on."""
+"""Finds a free TCP port."""
 
 import socket
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Somebody may take it before its user does, who then has to draw another."""
+    """Returns a port that is free now. Another process may take it first; the caller must then ask for another port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

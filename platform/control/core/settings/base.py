@@ -1,11 +1,11 @@
-"""What every installation shares. `embedded` and `production` add what they differ in."""
+"""Settings that all installations share. `embedded` and `production` add the differences."""
 
 from pathlib import Path
 
 import structlog
 
 from control.core.settings.config import Config, database_settings
-from control.core.settings.spectacular import SPECTACULAR as SPECTACULAR_SETTINGS  # noqa: F401  # Django's, by its name
+from control.core.settings.spectacular import SPECTACULAR as SPECTACULAR_SETTINGS  # noqa: F401  # a Django setting
 from control.core.settings.unfold import UNFOLD as UNFOLD
 
 SLIPSTREAM = Config()
@@ -19,7 +19,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "control.core.settings.formats"
-LOGIN_REDIRECT_URL = "admin:index"  # only staff sign in
+LOGIN_REDIRECT_URL = "admin:index"  # only staff can sign in
 
 # Every folder in a room that holds tables, commands or code to run at start-up is an app.
 _CONTROL = Path(__file__).resolve().parents[2]
@@ -44,15 +44,15 @@ INSTALLED_APPS = [
     *OWN_APPS,
 ]
 AUTH_USER_MODEL = "accounts.User"
-STAFF_TWO_FACTOR = False  # `two_factor` says otherwise
+STAFF_TWO_FACTOR = False  # `two_factor` sets it to True
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
 MIDDLEWARE = [
-    "control.operations.monitoring.probes.probes_middleware",  # first: probes know no host name and speak no TLS
-    "control.core.api.request_id.RequestIdMiddleware",  # before the others: errors of all carry the id too
+    "control.operations.monitoring.probes.probes_middleware",  # first: probes use neither the host name nor TLS
+    "control.core.api.request_id.RequestIdMiddleware",  # before the others: their error responses carry the id too
     "control.core.observability.requests.RequestsMiddleware",
     "control.tenants.row_security.middleware.TenancyMiddleware",
     "control.tenants.audit.middleware.AuditMiddleware",
@@ -85,7 +85,7 @@ DATABASES = {"default": database_settings(SLIPSTREAM)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"
-WHITENOISE_USE_FINDERS = True  # the console's few files are served from the packages: no collectstatic step
+WHITENOISE_USE_FINDERS = True  # serves the console's few files from the packages, without collectstatic
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = SLIPSTREAM.max_body_bytes
 
@@ -113,11 +113,11 @@ structlog.configure(
 )
 
 
-LOGS_ARE_JSON = False  # production's are; a child writes as its supervisor does
+LOGS_ARE_JSON = False  # True in production; child processes follow their supervisor
 
 
 def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
-    """Django's LOGGING: one line an event on standard error, the library's and ours alike."""
+    """Returns Django's LOGGING: one line per event on standard error, for events of libraries and of our own code."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -136,8 +136,8 @@ def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
         "root": {"handlers": ["stderr"], "level": SLIPSTREAM.log_level},
         "loggers": {
             "django": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
-            "django.request": {"level": "ERROR"},  # that a request was refused stands in our own line about it
+            "django.request": {"level": "ERROR"},  # RequestsMiddleware logs refused requests
             "uvicorn": {"handlers": [], "propagate": True, "level": SLIPSTREAM.log_level},
-            "uvicorn.access": {"handlers": [], "propagate": False},  # as well
+            "uvicorn.access": {"handlers": [], "propagate": False},  # RequestsMiddleware logs requests
         },
     }

@@ -1,4 +1,4 @@
-"""What the environment decides, read once into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
+"""Configuration, read once from the environment into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
 
 import base64
 from importlib.util import find_spec
@@ -27,35 +27,35 @@ class Config(BaseSettings):
     s3_endpoint_url: str | None = None  # none: AWS
 
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
-    renew_seconds: Annotated[float, Field(gt=0)] = 2.0  # also how long a customer's cancellation waits to be seen
+    renew_seconds: Annotated[float, Field(gt=0)] = 2.0  # also the delay until a cancellation is noticed
     reconcile_seconds: Annotated[float, Field(gt=0)] = 5.0
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
-    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of every request that is not an upload
-    # Of one organization; it may have other figures of its own (`control.tenants.quotas.models.Limits`).
+    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of each request that is not an upload
+    # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
-    max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: as many as there are workers
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # of its files
+    max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of its files
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
 
-    # Where customers may register models from, with commas: folders and s3://bucket/prefix; `{organization}` in one
-    # stands for the id of whoever asks. None: nowhere.
+    # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
+    # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
 
     secret_key: SecretStr | None = None
-    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier ones, comma-separated: read with, never written with
+    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated: they only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    suffix_decoding: bool = True  # beside every speculator; on a GPU it takes drafting back to the host
-    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, of a worker's device; for evaluations
-    certificate_key: SecretStr | None = None  # 32 bytes in base64, Ed25519; none: made from the secret key
-    webhooks_allow_private: bool = False  # tests only: customers may name hosts of this very network
+    suffix_decoding: bool = True  # with every speculator; on a GPU it moves drafting to the host
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations
+    certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
+    webhooks_allow_private: bool = False  # tests only: customers may name private hosts
     log_level: str = "INFO"
-    metrics_token: SecretStr | None = None  # who shows it may read /metrics; none: this machine alone
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of a worker's or supervisor's own /metrics
-    tracing: bool = False  # sends traces by OpenTelemetry, whose OTEL_* variables say where to
+    metrics_token: SecretStr | None = None  # needed to read /metrics; none: only this machine may
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of workers and the supervisor
+    tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables say where
 
     @model_validator(mode="after")
     def _lease_outlives_two_renewals(self) -> Self:
@@ -84,25 +84,25 @@ class Config(BaseSettings):
 
     @property
     def staging_dir(self) -> Path:
-        """Where bytes lie between a socket and storage; emptied by whoever wrote there."""
+        """The folder for bytes on their way from a socket to storage. The writer of a file deletes it."""
         return self.data_dir / "staging"
 
 
 def get_config() -> Config:
-    """The one in force: what `control.core.settings` read, or what a test has put in its place."""
+    """Returns the configuration that `control.core.settings` read, or the one that a test has set instead."""
     config = settings.SLIPSTREAM
     assert isinstance(config, Config)
     return config
 
 
 def database_settings(config: Config) -> dict[str, object]:
-    """Django's DATABASES["default"]. Raises: ImproperlyConfigured: a URL that is not PostgreSQL's."""
+    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
     if config.database_url is None:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": config.data_dir / "slipstream.sqlite3",
-            # IMMEDIATE: a transaction that reads and then writes would else fail with "database is locked" at its
-            # first write, without waiting, whenever another one has written since it began.
+            # IMMEDIATE, because a deferred transaction that reads first fails at its first write with "database is
+            # locked", without waiting, if another transaction has written since it began.
             "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA journal_mode=WAL"},
         }
     url = urlsplit(config.database_url.get_secret_value())

@@ -1,4 +1,4 @@
-"""One machine, one command: SQLite, a folder, no secret to bring along. The default."""
+"""The default settings, for one machine and one command: SQLite, a storage folder and a generated secret key."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ from control.core.settings.base import SLIPSTREAM, logging_settings
 
 
 def _stored_secret_key(path: Path) -> str:
-    """Reads the key, or makes it: exclusive creation, so that of two processes that start at once one makes it."""
+    """Reads the key, or creates it. Of two processes that start at the same time only one creates it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
@@ -19,7 +19,7 @@ def _stored_secret_key(path: Path) -> str:
     try:
         os.link(draft, path)  # fails if path exists; a reader never sees half a key
     except FileExistsError:
-        pass  # made by an earlier or a simultaneous start
+        pass  # created by an earlier or a simultaneous start
     finally:
         draft.unlink()
     return path.read_text()

@@ -1,4 +1,4 @@
-"""Several machines behind TLS: PostgreSQL, Redis and S3 are named by the environment, and so is the secret."""
+"""Settings for several machines behind TLS. The environment names PostgreSQL, Redis, S3 and the secret key."""
 
 import structlog
 from django.core.exceptions import ImproperlyConfigured

@@ -1,4 +1,4 @@
-"""What drf-spectacular is told. No imports: Django's settings read it before there are models."""
+"""Settings of drf-spectacular. This module must not import models: Django's settings read it before they are loaded."""
 
 from typing import Any
 
@@ -13,5 +13,5 @@ SPECTACULAR: dict[str, Any] = {
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "SECURITY": [{"key": []}],
-    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # a test does it, with warnings as errors
+    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # a test does the check, with warnings as errors
 }

@@ -1,4 +1,4 @@
-"""Staff sign in with a second factor and are locked out after wrong passwords, where settings import this."""
+"""Settings that require a second factor of staff and lock their accounts after wrong passwords."""
 
 from datetime import timedelta
 
@@ -11,8 +11,8 @@ MIDDLEWARE = [*_MIDDLEWARE, "django_otp.middleware.OTPMiddleware", "axes.middlew
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 
 OTP_TOTP_ISSUER = "Slipstream"
-AXES_VERBOSE = False  # not a word at every start
+AXES_VERBOSE = False  # no log line at every start
 AXES_FAILURE_LIMIT = 5
 AXES_COOLOFF_TIME = timedelta(minutes=15)
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]  # both: behind a proxy all may come from one address
-AXES_ENABLE_ADMIN = False  # unlocking is `manage.py axes_reset_username NAME`
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]  # both: behind a proxy all users may have one address
+AXES_ENABLE_ADMIN = False  # `manage.py axes_reset_username NAME` unlocks

@@ -1,1 +1,1 @@
-"""Where bytes lie: object storage, staging of uploads, and undo of what a rolled-back transaction stored."""
+"""Object storage, staging of uploads, and deletion of objects that a rolled-back transaction stored."""

@@ -1,7 +1,7 @@
-"""Where bytes lie: a folder when embedded, S3 in production. Keys are relative paths with `/`; rows name them.
+"""Object storage: a folder in the embedded stack, S3 in production. Keys are relative paths with `/`.
 
-A put is whole or absent: a reader never sees half a file. A folder is no object of its own, only a shared prefix, so
-`put_folder` is not atomic: its key belongs in a row only after it returned.
+`put_file` is atomic: a reader never sees a partial object. A folder is not an object but a shared prefix, so
+`put_folder` is not atomic, and its prefix must be written to a row only after it has returned.
 """
 
 import io
@@ -20,15 +20,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 from control.core.settings.config import Config, get_config
 
 READ_BYTES = 1 << 20
-RESUMES = 5  # of one read that was cut off
+RESUMES = 5  # attempts to resume a read after the connection was lost
 
 
 class StorageError(Exception):
-    """Root of what storage raises."""
+    """Base of the errors of storage."""
 
 
 class InvalidKey(StorageError, ValueError):
-    """A key that is absolute, empty, or climbs out with `..`."""
+    """The key is absolute, empty, or contains `..`."""
 
 
 class ObjectMissing(StorageError, LookupError):
@@ -39,19 +39,19 @@ class Storage(Protocol):
     def put_file(self, key: str, path: Path) -> None: ...
     def put_folder(self, prefix: str, path: Path) -> None: ...
     def get_file(self, key: str, path: Path) -> None:
-        """Copies the object to `path`, whose folder is made if needed. Raises: ObjectMissing."""
+        """Copies the object to `path` and creates its parent folder if needed. Raises: ObjectMissing."""
 
     def get_folder(self, prefix: str, path: Path) -> None:
         """Copies all objects below `prefix` into the folder `path`. Raises: ObjectMissing: there are none."""
 
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
-        """Reads the object as a stream, from byte `start` on, which must be one of its bytes. Raises: ObjectMissing."""
+        """Opens the object as a stream from byte `start` on, which must be within the object. Raises: ObjectMissing."""
 
     def delete(self, key: str) -> None:
-        """Deletes one object; that it is not there is no error."""
+        """Deletes one object; a missing one is not an error."""
 
     def delete_folder(self, prefix: str) -> None:
-        """Deletes all objects below `prefix`; that there are none is no error."""
+        """Deletes all objects below `prefix`; if there are none, that is not an error."""
 
     def exists(self, key: str) -> bool: ...
 
@@ -64,7 +64,7 @@ def get_storage() -> Storage:
 def checked_key(key: str) -> str:
     parts = PurePosixPath(key).parts
     if not parts or key.startswith("/") or ".." in parts or "\\" in key or "\0" in key:
-        raise InvalidKey(f"a key is a relative path without '..', got {key!r}")
+        raise InvalidKey(f"a key must be a relative path without '..', got {key!r}")
     return "/".join(parts)
 
 
@@ -83,7 +83,7 @@ class FolderStorage:
             with path.open("rb") as source, draft.open("xb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
                 copy.flush()
-                os.fsync(copy.fileno())  # the row that will name the key survives a power cut: so must the bytes
+                os.fsync(copy.fileno())  # a row will name the key and survive a power cut: so must the bytes
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class FolderStorage:
 
 
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Files and their names relative to `folder`; drafts of unfinished puts (`.name.random`) are no files yet."""
+    """Yields files and their names relative to `folder`, without drafts of unfinished puts (`.name.random`)."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
             yield path, path.relative_to(folder).as_posix()
@@ -157,7 +157,7 @@ class S3Storage:
             self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Bytes of every object below a prefix, by its name there; "" is the whole bucket."""
+        """Returns the bytes of each object below a prefix by its relative name; "" lists the whole bucket."""
         base = f"{prefix}/" if prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]
@@ -188,9 +188,9 @@ class S3Storage:
 
 
 class _S3Reader(io.RawIOBase):
-    """An object as a stream. Where the connection ends too early it goes on, on the same version of the object.
+    """An object as a stream. If the connection is lost, it resumes on the same version of the object.
 
-    botocore repeats requests by itself, but not an answer that breaks off after its head.
+    botocore retries requests by itself, but not responses that are cut off after their headers.
     """
 
     def __init__(self, client: Any, bucket: str, key: str, start: int) -> None:
@@ -204,7 +204,7 @@ class _S3Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Raises: BotoCoreError: it broke off again and again."""
+        """Raises: BotoCoreError: the connection was lost more than `RESUMES` times."""
         for is_last in (*[False] * RESUMES, True):
             try:
                 chunk = self._body.read(len(buffer))
@@ -229,7 +229,7 @@ class _S3Reader(io.RawIOBase):
 
 
 @lru_cache(maxsize=4)
-def _s3_client(endpoint_url: str | None) -> Any:  # boto3 builds its clients at run time: they have no static type
+def _s3_client(endpoint_url: str | None) -> Any:  # boto3 builds clients at run time: no static type
     timeouts = BotoConfig(connect_timeout=5, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
     return boto3.client("s3", endpoint_url=endpoint_url, config=timeouts)
 

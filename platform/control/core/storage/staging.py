@@ -1,4 +1,4 @@
-"""Bytes on their way from a socket or a job into storage: on this machine's disk, hashed while they are written."""
+"""Staging of files on this machine's disk, on their way from a socket or a job into storage; hashed while written."""
 
 import hashlib
 import secrets
@@ -14,12 +14,12 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 
 CHUNK_BYTES = 1 << 20
-ABANDONED_SECONDS = 24 * 3600.0  # no request and no job holds a file here for so long
+ABANDONED_SECONDS = 24 * 3600.0  # no request or job needs a staged file for so long
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """Lies at `path` until whoever asked for the path is done with it."""
+    """A complete file in the staging folder. The code that requested the path deletes it."""
 
     path: Path
     size_bytes: int
@@ -27,7 +27,7 @@ class StagedFile:
 
 
 class StagedWriter:
-    """Writes chunks to a new file at `path`, which is deleted again by `discard`."""
+    """Writes chunks to a new file at `path`, which `discard` deletes."""
 
     def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class StagedWriter:
         self._file = path.open("xb")
 
     def write(self, chunk: bytes) -> None:
-        """Raises: ApiError: 413, more than `limit_bytes` came."""
+        """Raises: ApiError: 413, the file exceeds `limit_bytes`."""
         self.size_bytes += len(chunk)
         if self.limit_bytes is not None and self.size_bytes > self.limit_bytes:
             raise ApiError(413, f"A file must be at most {self.limit_bytes:,} bytes.", "file_too_large", "file")
@@ -62,7 +62,7 @@ def new_staging_path() -> Path:
 
 @contextmanager
 def staged_writer(*, limit_bytes: int | None = None) -> Iterator[StagedWriter]:
-    """A writer whose file is gone when the block ends."""
+    """Yields a writer whose file is deleted at the end of the block."""
     writer = StagedWriter(new_staging_path(), limit_bytes=limit_bytes)
     try:
         yield writer
@@ -71,7 +71,7 @@ def staged_writer(*, limit_bytes: int | None = None) -> Iterator[StagedWriter]:
 
 
 def measure(path: Path) -> StagedFile:
-    """Hashes a file that is there already."""
+    """Returns size and hash of an existing file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return StagedFile(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
@@ -84,7 +84,7 @@ def copy_stream(source: BinaryIO, writer: StagedWriter) -> StagedFile:
 
 
 def staging_purge() -> int:
-    """Deletes what processes that were killed have left on this machine. Returns: how many files."""
+    """Deletes files that killed processes have left on this machine. Returns: the number of files."""
     folder = get_config().staging_dir
     oldest = time.time() - ABANDONED_SECONDS
     abandoned = [path for path in folder.glob("*") if path.stat().st_mtime < oldest] if folder.exists() else []

@@ -1,4 +1,4 @@
-"""Bytes that go when the rows that name them are rolled back: storage knows no transactions."""
+"""Deletes stored objects when the transaction that names them is rolled back: storage itself has no transactions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ _stored: ContextVar[list[str] | None] = ContextVar("stored_in_this_block", defau
 
 @contextmanager
 def stored_bytes_undone() -> Iterator[None]:
-    """Put it around a transaction: if that raises, what was stored within is deleted."""
+    """Put this around a transaction. If the block raises, the objects stored within are deleted."""
     outer = _stored.get()
     keys: list[str] = []
     _stored.set(keys)
@@ -28,7 +28,7 @@ def stored_bytes_undone() -> Iterator[None]:
 
 
 def note_stored(key: str) -> None:
-    """Says that bytes lie under `key` whose row is part of the surrounding transaction."""
+    """Registers an object whose row is written by the surrounding transaction, for deletion if that is rolled back."""
     keys = _stored.get()
     if keys is not None:
         keys.append(key)

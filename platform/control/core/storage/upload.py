@@ -1,4 +1,4 @@
-"""Takes the file of a multipart form from the socket to the staging folder, without holding it in memory."""
+"""Writes the file of a multipart form from the socket to the staging folder, without holding it in memory."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from django.core.files.uploadhandler import FileUploadHandler, SkipFile
 from control.core.storage.staging import StagedFile, StagedWriter, new_staging_path
 
 
-class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic in its stubs alone
-    """What the form holds in place of the file."""
+class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic only in its stubs
+    """Takes the place of the file in the form."""
 
     def __init__(self, writer: StagedWriter, name: str) -> None:
         super().__init__(name=name, size=writer.size_bytes)
         self.staged: StagedFile = writer.finish()
 
     def close(self) -> None:
-        """Nothing is open: the bytes are the handler's to delete."""
+        """Does nothing: no file is open, and the handler deletes the bytes."""
 
 
 class StagingUploadHandler(FileUploadHandler):
-    """Whoever installs it calls `discard` in the end: Django does not clean up after a form that breaks off."""
+    """The view that installs it must call `discard`: Django does not clean up after an incomplete form."""
 
     def __init__(self, request: Any, *, field: str, limit_bytes: int) -> None:
         super().__init__(request)

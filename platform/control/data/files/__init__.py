@@ -1,1 +1,1 @@
-"""Uploaded and produced files; the bytes live in storage."""
+"""Files that customers uploaded or jobs produced."""

@@ -1,4 +1,4 @@
-"""A file is a row; its bytes lie in storage under `storage_key`."""
+"""Files. Their bytes are in storage under `storage_key`."""
 
 from django.db import models
 

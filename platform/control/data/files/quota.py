@@ -1,16 +1,16 @@
-"""The limit on the bytes that an organization's files hold together."""
+"""Checks the limit on the total size of an organization's files."""
 
 from django.db.models import Sum
 
 from control.core.api.errors import ApiError
 from control.data.files.models import File
-from control.tenants.quotas.quota import organization_hold, quota_of
+from control.tenants.quotas.quota import organization_lock, quota_of
 
 
 def storage_quota_check(organization_id: str, *, adding: int) -> None:
-    """Call it in the transaction that adds the file. Raises: ApiError: 403."""
+    """Call this in the transaction that adds the file. Raises: ApiError: 403."""
     quota = quota_of(organization_id)
-    organization_hold(organization_id)
+    organization_lock(organization_id)
     kept = File.objects.filter(organization_id=organization_id, deleted_at=None)
     held = kept.aggregate(held=Sum("size_bytes"))["held"] or 0
     if held + adding > quota.storage_bytes:

@@ -1,4 +1,4 @@
-"""Parts of a file's content, as RFC 9110 has them: one range of bytes a request; more than one get the whole."""
+"""Range requests (RFC 9110) for one range of bytes. A request for several ranges gets the whole file."""
 
 import re
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ _ONE_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
 def requested_range(headers: Mapping[str, str], *, size_bytes: int, etag: str) -> range | None:
-    """Positions of the bytes that are asked for; None: all of them, also if `If-Range` names other content.
+    """Returns the positions of the requested bytes. None means the whole file, also if `If-Range` does not match.
 
-    Raises: ApiError: 416, the range begins behind the end.
+    Raises: ApiError: 416, the range begins after the end of the file.
     """
     asked = _ONE_RANGE.fullmatch(headers.get("Range", "").replace(" ", ""))
     if asked is None or asked.groups() == ("", "") or headers.get("If-Range", etag) != etag:
         return None
     first, last = asked.groups()
-    if not first:  # so many bytes from the end
+    if not first:  # the last bytes of the file
         found = range(max(0, size_bytes - int(last)), size_bytes)
     else:
         found = range(int(first), min(int(last) + 1, size_bytes) if last else size_bytes)
         if last and int(last) < int(first):
-            return None  # no range at all
+            return None  # an invalid range is ignored
     if not found:
-        message = f"The file has {size_bytes:,} bytes; the range {headers['Range'][:40]!a} holds none of them."
+        message = f"The file has {size_bytes:,} bytes; the range {headers['Range'][:40]!a} contains none of them."
         raise ApiError(416, message, "range_not_satisfiable", headers={"Content-Range": f"bytes */{size_bytes}"})
     return found

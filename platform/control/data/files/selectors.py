@@ -1,4 +1,4 @@
-"""Readers of files. A deleted or expired file is as good as never made."""
+"""Selectors for files. They do not return deleted or expired files."""
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone

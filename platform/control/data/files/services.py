@@ -1,4 +1,4 @@
-"""Writers of files: bytes go to storage first, then the row says that they are there."""
+"""Services that write files. They store the bytes first and then create the row."""
 
 import datetime as dt
 from functools import partial
@@ -30,10 +30,10 @@ def file_create(
     source: BinaryIO | Path | StagedFile,
     expires_after: dt.timedelta | None = None,
 ) -> File:
-    """Stores the bytes and makes the row. A stream is read in chunks, so a file of any size takes little memory.
+    """Stores the bytes and creates the row. A stream is read in chunks, so a file of any size takes little memory.
 
-    Raises: ApiError: 413, the stream is longer than an upload may be: a path is the service's own and has no limit;
-        403, the organization's files would hold more than they may.
+    Raises: ApiError: 413, a stream exceeds the upload limit (a path comes from our own code and has no limit); 403, the
+        organization's files would exceed its storage limit.
     Effects: if the row cannot be written, the bytes are deleted again.
     """
     if isinstance(source, StagedFile):
@@ -82,7 +82,7 @@ def file_record(
     expires_after: dt.timedelta | None = None,
     identity: str | None = None,
 ) -> File:
-    """The row alone, for bytes that the caller has stored: so it can share the caller's transaction."""
+    """Creates only the row, in the caller's transaction, for bytes that the caller has stored."""
     return File.objects.create(
         id=identity or file_id(),
         organization=organization,
@@ -98,13 +98,13 @@ def file_record(
 @audited("file.delete")
 @transaction.atomic
 def file_delete(*, file: File) -> None:
-    """Makes the file unreachable at once and drops its bytes after the commit. The row stays: batches refer to it."""
+    """Hides the file at once and deletes its bytes after the commit. The row stays, because batches refer to it."""
     if File.objects.filter(pk=file.pk, deleted_at=None).update(deleted_at=timezone.now()):
         transaction.on_commit(partial(get_storage().delete, file.storage_key))
 
 
 def files_expire() -> int:
-    """Drops the bytes of files whose time is over. Several may run at once. Returns: how many were due."""
+    """Deletes expired files. Several processes may run it at once. Returns: the number of expired files."""
     due = list(File.objects.filter(deleted_at=None, expires_at__lte=Now()).order_by("expires_at")[:EXPIRE_LIMIT])
     for file in due:
         file_delete(file=file)

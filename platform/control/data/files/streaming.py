@@ -1,4 +1,4 @@
-"""Sends an object of storage in chunks."""
+"""Sends a stored object in chunks."""
 
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from control.core.storage.staging import CHUNK_BYTES
 
 
 class StoredFileResponse(StreamingHttpResponse):
-    """Streams under ASGI as well: there Django would first read a synchronous iterator to its end, into memory."""
+    """Also streams under ASGI, where Django would first read a synchronous iterator completely into memory."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class StoredFileResponse(StreamingHttpResponse):
         size_bytes: int | None = None,
         part: range | None = None,
     ) -> None:
-        """Args: part: positions of the only bytes to send, with status 206; it takes `size_bytes`."""
+        """Args: part: if given, only bytes at these positions are sent, with status 206; it requires `size_bytes`."""
         self._source = _Source(get_storage().open(storage_key, start=part.start if part else 0), part)
         super().__init__(_Chunks(self._source), content_type=content_type, status=206 if part else 200)
         if part is not None:
@@ -34,7 +34,7 @@ class StoredFileResponse(StreamingHttpResponse):
             self["Content-Length"] = str(size_bytes)
         if disposition := content_disposition_header(as_attachment=True, filename=filename):
             self["Content-Disposition"] = disposition
-        self["X-Content-Type-Options"] = "nosniff"  # a customer's bytes are never a page of ours
+        self["X-Content-Type-Options"] = "nosniff"  # browsers must not render a customer's bytes as a page of ours
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         read = sync_to_async(self._source.read, thread_sensitive=False)
@@ -43,7 +43,7 @@ class StoredFileResponse(StreamingHttpResponse):
 
 
 class _Source:
-    """The object's bytes, or as many as the part has."""
+    """Reads the object to its end, or to the end of the part."""
 
     def __init__(self, stream: BinaryIO, part: range | None) -> None:
         self.close = stream.close

@@ -1,4 +1,4 @@
-"""The base of routes that take a file in a multipart form."""
+"""The base class of views that accept a file in a multipart form."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from control.tenants.authentication.views import OrganizationView
 
 
 class UploadView(OrganizationView):
-    """What was staged is gone when the request ends, however it ends."""
+    """The staged file is deleted when the request ends, even after an error."""
 
     parser_classes = [MultiPartParser, StrictJsonParser]
     file_field: ClassVar[str] = "file"
@@ -33,7 +33,7 @@ class UploadView(OrganizationView):
         return super().finalize_response(request, response, *args, **kwargs)
 
     def request_body(self, request: Request) -> dict[str, Any]:
-        """The form's fields. Raises: ApiError: 400, the form brought no file."""
+        """The form's fields. Raises: ApiError: 400, the form contains no file."""
         if not isinstance(request.FILES.get(self.file_field), StagedUpload):
             message = f"{self.file_field}: send the file as multipart/form-data."
             raise ApiError(400, message, "missing_required_parameter", self.file_field)
@@ -43,7 +43,7 @@ class UploadView(OrganizationView):
 
 
 def nested(form: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """{"seconds": "3600"} from the fields `name[seconds]` of a form or a query; None: there are none."""
+    """Returns {"seconds": "3600"} for the field `name[seconds]` of a form or a query, or None without such fields."""
     found = {
         key[len(name) + 1 : -1]: value
         for key, value in form.items()

@@ -1,1 +1,1 @@
-"""Uploads: a file sent in parts, which may be sent again one by one."""
+"""Uploads: a file is sent in parts, each of which can be sent again."""

@@ -1,4 +1,4 @@
-"""An upload collects parts, and becomes a file once its caller says in which order."""
+"""An upload collects parts. The request that completes it names their order and creates the file."""
 
 from django.db import models
 
@@ -34,7 +34,7 @@ class Upload(models.Model):
 
 
 class UploadPart(models.Model):
-    """The row goes when the bytes have gone."""
+    """A part of an upload. The row is deleted after the bytes."""
 
     id = models.CharField(primary_key=True, max_length=40, default=upload_part_id, editable=False)
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")

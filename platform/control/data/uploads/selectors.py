@@ -1,4 +1,4 @@
-"""Readers of uploads."""
+"""Selectors for uploads."""
 
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
@@ -29,5 +29,5 @@ def uploads_overdue() -> QuerySet[Upload]:
 
 
 def parts_left_over() -> QuerySet[UploadPart]:
-    """Of uploads that have ended: their bytes are of no use any more."""
+    """Returns parts of uploads that have ended: their bytes are not needed any more."""
     return UploadPart.objects.exclude(upload__status=Upload.Status.PENDING)

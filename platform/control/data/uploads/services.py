@@ -1,4 +1,4 @@
-"""Writers of uploads. Bytes go to storage first, then a row says that they are there.
+"""Services that write uploads. They store bytes first and then create the row.
 
 pending ──> completed | cancelled | expired
 """
@@ -30,7 +30,7 @@ Status = Upload.Status
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 LIFETIME = dt.timedelta(hours=1)
-# A part whose answer was lost is sent again, under another id: so parts may hold more than the file, but not much more.
+# A client that lost the response sends a part again, under another id, so the parts may exceed the size of the file.
 MAX_PARTS_RATIO = 2
 PURGE_LIMIT = 100
 
@@ -45,7 +45,7 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    """Raises: ApiError: 403, there is no room for the file; asked again when it is made."""
+    """Raises: ApiError: 403, the file would exceed the storage limit, which `upload_complete` checks again."""
     with transaction.atomic():
         storage_quota_check(organization.pk, adding=size_bytes)
         return Upload.objects.create(
@@ -59,9 +59,9 @@ def upload_create(
         )
 
 
-@audited("upload.add_part", itself=True)
+@audited("upload.add_part", records_itself=True)
 def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
-    """Raises: ApiError: 400, the upload has ended, or has more than enough parts."""
+    """Raises: ApiError: 400, the upload has ended, or its parts would be too large in total."""
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
     get_storage().put_file(key, staged.path)
@@ -70,18 +70,18 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
         _hold(upload)
         held = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
         if held + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
-            message = f"The parts would hold {held + staged.size_bytes:,} bytes of a file of {upload.size_bytes:,}."
+            message = f"The parts would have {held + staged.size_bytes:,} bytes; the file has {upload.size_bytes:,}."
             raise ApiError(400, message, "upload_too_large", "data")
         part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
         audit_record("upload.add_part", part)
     return part
 
 
-@audited("upload.complete", itself=True)
+@audited("upload.complete", records_itself=True)
 def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None = None) -> Upload:
-    """Makes the file out of these parts, in this order; other parts are forgotten.
+    """Creates the file from these parts in this order. Other parts are deleted.
 
-    Raises: ApiError: 400, the upload has ended, or its parts do not make up the file that was announced.
+    Raises: ApiError: 400, the upload has ended, or the parts do not have the announced size or checksum.
     """
     if not Upload.objects.filter(is_open(), pk=upload.pk).exists():
         raise _ended(upload)
@@ -114,7 +114,7 @@ def upload_cancel(*, upload: Upload) -> Upload:
 
 
 def uploads_expire() -> int:
-    """Ends uploads whose hour is over, and drops the bytes of all that have ended. Returns: how many expired."""
+    """Expires overdue uploads and deletes the parts of all that have ended. Returns: the number of expired ones."""
     num_expired = uploads_overdue().update(status=Status.EXPIRED)
     _drop(list(parts_left_over()[:PURGE_LIMIT]))
     return num_expired
@@ -146,7 +146,7 @@ def _chosen(upload: Upload, part_ids: Sequence[str]) -> list[UploadPart]:
         raise ApiError(400, message, "upload_part_not_found", "part_ids")
     parts = [known[part_id] for part_id in part_ids]
     if (total := sum(part.size_bytes for part in parts)) != upload.size_bytes:
-        message = f"The parts hold {total:,} bytes, but {upload.size_bytes:,} were announced."
+        message = f"The parts have {total:,} bytes, but {upload.size_bytes:,} were announced."
         raise ApiError(400, message, "upload_size_mismatch", "part_ids")
     return parts
 
@@ -156,7 +156,7 @@ def _joined(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | None) 
     for part in parts:
         try:
             source = get_storage().open(part.storage_key)
-        except ObjectMissing as error:  # completed or cancelled by somebody else since we looked
+        except ObjectMissing as error:  # another request has completed or cancelled it meanwhile
             raise _ended(part.upload) from error
         with source:
             while chunk := source.read(CHUNK_BYTES):
@@ -172,7 +172,7 @@ def _drop_parts_of(upload_id: str) -> None:
 
 
 def _drop(parts: Sequence[UploadPart]) -> None:
-    """Bytes first: a row that is left over is found again."""
+    """Deletes bytes before rows: if the process dies in between, the next run finds the rows."""
     for part in parts:
         get_storage().delete(part.storage_key)
     UploadPart.objects.filter(pk__in=[part.pk for part in parts]).delete()

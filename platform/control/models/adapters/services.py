@@ -23,7 +23,7 @@ from control.tenants.audit.record import audit_record, audited
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-@audited("adapter.create", itself=True)
+@audited("adapter.create", records_itself=True)
 def adapter_create(
     *, organization: Organization, name: str, base_model: BaseModel, config_file: File, weights_file: File
 ) -> Adapter:

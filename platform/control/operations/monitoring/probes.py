@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.decorators import sync_and_async_middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from control.core.api.around import GetResponse
+from control.core.api.middleware import GetResponse
 from control.core.observability.access import may_read_metrics
 from control.core.observability.metrics import render
 from control.operations.monitoring.engines import Engines

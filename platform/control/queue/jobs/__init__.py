@@ -1,1 +1,1 @@
-"""Jobs: leases, fences, shards, events. The row is the job."""
+"""Jobs with their leases, fencing tokens, shards and events, all kept in the database."""

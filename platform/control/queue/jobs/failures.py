@@ -1,9 +1,9 @@
-"""Whether another attempt can help, and when. Pure: the decisions only, no rows.
+"""Decides whether and when a failed job is tried again. These are pure functions, which access no rows.
 
-invalid_input, user_config, expired   never
-infra                                 as long as there is progress
-out_of_memory                         once, with half the batch
-bug                                   three tries
+invalid_input, user_config, expired   no retry
+infra                                 retries as long as there is progress
+out_of_memory                         one retry, with half the batch size
+bug                                   three attempts in all
 """
 
 import random
@@ -47,15 +47,15 @@ CRASH_LOOP = Failure(
     code="worker_crash_loop",
     message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
 )
-CRASHES = ("worker_crashed", "no_progress")  # whose cause nobody knows; a full disk stays `disk_full`
+CRASHES = ("worker_crashed", "no_progress")  # codes of unknown causes; a known one such as `disk_full` is kept
 
 
 def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:
-    """What to fail the job with, or None to try again.
+    """Returns the failure with which the job ends, or None if it is tried again.
 
     Args:
-        earlier: failures of the same class before this one.
-        stalled_attempts: attempts in a row without progress, the one that failed included.
+        earlier: number of failures of the same class before this one.
+        stalled_attempts: number of attempts in a row without progress, including the one that failed.
     """
     tries = MAX_TRIES[failure.failure_class]
     if tries is not None and earlier + 1 >= tries:
@@ -69,5 +69,5 @@ def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> F
 
 
 def backoff_seconds(stalled_attempts: int, *, first: float, cap: float) -> float:
-    """Exponential with full jitter, so that a crowd of failed jobs does not come back at once."""
+    """Returns exponential back-off with full jitter, so that many failed jobs are not retried at the same time."""
     return random.uniform(0.0, min(cap, first * 2.0 ** max(0, stalled_attempts - 1)))

@@ -1,11 +1,11 @@
-"""Whose turn it is: worker time is shared evenly between the organizations that want it.
+"""Chooses the next job so that worker time is shared evenly between the organizations that have due jobs.
 
-Among organizations with a due job, the one with the fewest running jobs comes next, and of these the one that has used
-the least worker time. Who had nothing to do comes back level with the one that has used least: time left unused is not
-saved up. Within an organization the higher priority comes first, then the older job.
+The next job is one of the organization with the fewest running jobs and, among equals, with the least worker time used.
+An organization that had no jobs starts again with the least time used by any other: unused time is not saved up. Within
+an organization the job with the highest priority comes first, then the oldest.
 
-With one worker and N organizations at work, each gets 1/N of the time, whatever its jobs take; it waits at most for one
-job of each of the others more.
+With one worker and N busy organizations each gets 1/N of the time, however long its jobs take, and waits at most for
+one job of each of the others.
 """
 
 import datetime as dt
@@ -19,25 +19,25 @@ from control.queue.jobs.models import Job, Share
 from control.queue.jobs.selectors import is_abandoned, is_running, is_waiting, jobs_to_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import Limits
-from control.tenants.quotas.quota import organization_hold
+from control.tenants.quotas.quota import organization_lock
 from control.tenants.row_security.scope import Across, across_tenants
 
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
-# A pipeline that has begun goes on before another one begins: its answers are worth nothing without their end.
+# Later stages come first, so that a pipeline is finished before another one starts.
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     job: Job
-    limit: int | None  # of its organization's running jobs; None: there is none, as for what is only to be ended
+    limit: int | None  # on its organization's running jobs; None: no limit, or the job is to be cancelled
 
 
 def next_job() -> Turn | None:
-    """The job to claim next; cancelled ones before all others: they cost seconds, and somebody waits.
+    """Returns the job to claim next. Jobs to cancel come first: they take seconds, and a customer waits for them.
 
-    Call it in the transaction of the claim. On PostgreSQL the row is locked, and those that others have locked are
-    passed over, so that workers who look at the same time do not all reach for the same job.
+    Call this in the transaction of the claim. On PostgreSQL it locks the row and skips rows that others have locked, so
+    that concurrent workers choose different jobs.
     """
     cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
@@ -48,13 +48,13 @@ def next_job() -> Turn | None:
     organization_id, limit = turn
     own = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
     own = own.order_by("-priority", "pk")
-    # One after the other: each is the first row of an index, both in one query would be a sort of all that wait.
+    # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
     job = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
     return None if job is None else Turn(job, limit)
 
 
 def _turns() -> QuerySet[Organization, tuple[str, int | None]]:
-    """Organizations that want a worker and may have one more, in the order of their turns, with their limits."""
+    """Returns ids and limits of the organizations that have a due job and may run one more, in order of their turn."""
     own = Job.objects.filter(organization=OuterRef("pk")).order_by()
     running = own.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
@@ -70,13 +70,13 @@ def _turns() -> QuerySet[Organization, tuple[str, int | None]]:
 
 
 def may_run_another(organization_id: str, limit: int) -> bool:
-    """Call it in the transaction of the claim: until its end nobody else claims for the organization."""
-    organization_hold(organization_id)
+    """Call this in the transaction of the claim: until it ends, no other worker claims a job of the organization."""
+    organization_lock(organization_id)
     return Job.objects.filter(is_running(), organization_id=organization_id).count() < limit
 
 
 def share_join(organization_id: str) -> None:
-    """Before an organization's job is queued. Effects: one that had nothing to do comes level with the others."""
+    """Call this before a job is queued. If the organization had no open jobs, its share is raised to the least one."""
     if Job.objects.filter(organization_id=organization_id, status__in=OPEN).exists():
         return
     wanting = Share.objects.filter(Exists(Job.objects.filter(organization=OuterRef("pk"), status__in=OPEN)))
@@ -87,7 +87,7 @@ def share_join(organization_id: str) -> None:
 
 
 def share_charge(organization_id: str, *, since: dt.datetime | None, until: dt.datetime | None) -> None:
-    """An attempt has ended, or its lease has."""
+    """Adds the worker time of an attempt that has ended, or whose lease has."""
     if since is None or until is None or until <= since:
         return
     Share.objects.get_or_create(pk=organization_id)

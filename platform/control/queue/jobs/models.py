@@ -1,7 +1,7 @@
-"""The row is the job; a Celery message only says "look at it".
+"""Tables of the job queue. The job is its row; a Celery message only tells a worker that a job is due.
 
-`fence` grows by one with every claim, and every later write carries it: a write with an old fence changes
-nothing. `lease_until` is kept on the database's clock alone.
+`fence` (a fencing token) is increased by every claim, and every later write carries it: a write with an old fence
+changes nothing. `lease_until` is always compared with the database's clock.
 """
 
 from django.db import models
@@ -69,7 +69,7 @@ class Job(models.Model):
 
 
 class JobShard(models.Model):
-    """A range of a job's rows. `storage_key` names the winner: set once, by a write that carried the fence."""
+    """A range of a job's rows. `storage_key` names the committed result; it is set once, by a write with the fence."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
     shard_no = models.PositiveIntegerField()
@@ -95,7 +95,7 @@ class JobShard(models.Model):
 
 
 class JobEvent(models.Model):
-    """Append-only history: feeds API, console, webhooks and usage."""
+    """The append-only history of a job, for API, console, webhooks and usage."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     seq = models.PositiveIntegerField()
@@ -112,7 +112,7 @@ class JobEvent(models.Model):
 
 
 class Share(models.Model):
-    """How much worker time an organization has had, to be compared with that of the others (`jobs.fair`)."""
+    """The worker time that an organization has used; `fair` compares it between organizations."""
 
     organization = models.OneToOneField(
         Organization, on_delete=models.CASCADE, primary_key=True, related_name="+"

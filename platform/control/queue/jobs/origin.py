@@ -1,7 +1,7 @@
-"""Which request a job comes from: its id and trace stand in the job's first event.
+"""The request that created a job: the job's first event contains its id and trace context.
 
-A worker takes them up again, so that the log and the trace of an attempt are those of the request, and so are the
-jobs that a pipeline makes after it.
+A worker restores both, so log lines and spans of an attempt belong to the request, and so do jobs that a pipeline
+creates after the attempt.
 """
 
 from structlog.contextvars import get_contextvars
@@ -13,7 +13,7 @@ REQUEST_ID, TRACEPARENT = "request_id", "traceparent"
 
 
 def origin() -> dict[str, str]:
-    """Of what is made now; nothing for what no request brought about."""
+    """Returns the id and trace context of the current request, or nothing outside of requests."""
     known = {REQUEST_ID: str(get_contextvars().get(REQUEST_ID, "")), TRACEPARENT: tracing.traceparent()}
     return {name: value for name, value in known.items() if value}
 

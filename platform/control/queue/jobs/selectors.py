@@ -1,4 +1,4 @@
-"""Questions about jobs. The tenant comes first wherever a customer asks."""
+"""Selectors for jobs, shards and workers. Those that serve customers take the organization as first argument."""
 
 import datetime as dt
 
@@ -10,7 +10,7 @@ from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job, JobEvent, JobShard, Worker
 from control.tenants.accounts.models import Organization
 
-SILENT_SECONDS = 30.0  # workers beat every few seconds
+SILENT_SECONDS = 30.0  # workers send a heartbeat every few seconds
 
 
 def jobs_list(organization: Organization) -> QuerySet[Job]:
@@ -30,32 +30,32 @@ def job_events(job: Job) -> QuerySet[JobEvent]:
 
 
 def is_waiting() -> Q:
-    """Queued and past its pause."""
+    """Matches queued jobs that are not in back-off."""
     return Q(status=Job.Status.QUEUED) & (Q(not_before=None) | Q(not_before__lte=Now()))
 
 
 def is_running() -> Q:
-    """Somebody holds it."""
+    """Matches jobs with a valid lease."""
     return Q(status=Job.Status.RUNNING, lease_until__gte=Now())
 
 
 def is_abandoned() -> Q:
-    """Running under a lease that ran out."""
+    """Matches running jobs whose lease has expired."""
     return Q(status=Job.Status.RUNNING, lease_until__lt=Now())
 
 
 def is_due() -> Q:
-    """Free to be claimed now."""
+    """Matches jobs that can be claimed now."""
     return is_waiting() | is_abandoned()
 
 
 def jobs_due() -> QuerySet[Job]:
-    """Oldest first; `fair` says which of them is next."""
+    """Returns due jobs, oldest first. `fair` decides which of them is claimed next."""
     return Job.objects.filter(is_due()).order_by("pk")
 
 
 def jobs_to_cancel() -> QuerySet[Job]:
-    """Cancelled while nobody works on them: all that is left is to put partial results together."""
+    """Returns due jobs whose cancellation was requested: a worker only has to assemble their partial results."""
     return Job.objects.filter(is_due(), cancel_requested_at__isnull=False).order_by("cancel_requested_at", "pk")
 
 
@@ -64,7 +64,7 @@ def workers_alive() -> QuerySet[Worker]:
 
 
 def shards_open(job_id: str) -> QuerySet[JobShard]:
-    """Shards without a winner, in row order."""
+    """Returns shards without a committed result, in row order."""
     return JobShard.objects.filter(job_id=job_id, storage_key="").order_by("row_from")
 
 

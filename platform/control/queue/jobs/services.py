@@ -1,7 +1,7 @@
-"""The life of a job: the only writers of its row.
+"""The life cycle of a job. Only these services and those of `shards` write its row.
 
-Every write of an attempt carries the claim's fence and raises LeaseLost when that is old. `state` says how, `shards`
-commits results, `failures` decides about another try.
+Every write of an attempt carries the claim's fence and raises LeaseLost if the fence is out of date (`state`).
+`shards` commits results, and `failures` decides whether a failed job is tried again.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,29 @@ from control.queue.jobs.state import Claim, event_add, held, transition, update_
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
-from control.tenants.quotas.quota import organization_hold, quota_of
+from control.tenants.quotas.quota import organization_lock, quota_of
 from control.tenants.row_security.scope import Across, across_tenants
 from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
 FORGOTTEN_SECONDS = 24 * 3600.0
-OPEN_TO_CUSTOMERS = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # who may pause and cancel
+UNFINISHED = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # customers may pause and cancel these
 
 
 def job_submit(
     *, organization: Organization, kind: str, params: Mapping[str, Any], is_continuation: bool = False
 ) -> Job:
-    """Queues work.
+    """Queues a job.
 
     Args:
         params: storage keys and ids, never paths of one machine.
-        is_continuation: of work that was accepted before, so no quota is asked.
+        is_continuation: the job continues work that was accepted before, so the quota is not checked.
 
-    Raises: ApiError: 429, the organization has as many queued jobs as it may.
+    Raises: ApiError: 429, the organization has reached its quota of queued jobs.
     """
     with transaction.atomic():
-        organization_hold(organization.pk)
+        organization_lock(organization.pk)
         if not is_continuation:
             queued_quota_check(organization.pk)
         share_join(organization.pk)
@@ -63,35 +63,35 @@ def job_submit(
 
 @audited("job.cancel")
 def job_cancel(*, job: Job) -> bool:
-    """Asks for the end; whoever holds the job stops it within seconds and keeps what is finished.
+    """Requests cancellation. The worker that runs the job stops it within seconds and keeps finished rows.
 
-    Returns: False: it had ended, or had been cancelled, before.
+    Returns: False if the job had already ended or its cancellation had already been requested.
     """
     with transaction.atomic():
-        asked = Job.objects.filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None).update(
-            # a paused one is claimed once more: its finished rows have to be put together
+        requested = Job.objects.filter(pk=job.pk, status__in=UNFINISHED, cancel_requested_at=None).update(
+            # a paused job is claimed once more, because a worker has to assemble its finished rows
             status=Case(When(status=Job.Status.PAUSED, then=Value(Job.Status.QUEUED.value)), default=F("status")),
             paused=None,
             cancel_requested_at=Now(),
             not_before=None,
         )
-        if asked:
+        if requested:
             event_add(job_id=job.pk, type="cancel_requested", data={})
             wake_on_commit(job.pk)
-    return bool(asked)
+    return bool(requested)
 
 
 def queued_quota_check(organization_id: str) -> None:
     """Raises: ApiError: 429."""
     limit = quota_of(organization_id).queued_jobs
     if Job.objects.filter(organization_id=organization_id, status=Job.Status.QUEUED).count() >= limit:
-        message = f"Your organization has {limit:,} jobs waiting, as many as it may. Try again when some have begun."
-        headers = {"Retry-After": "60", "x-should-retry": "false"}  # not worth a client's two quick tries
+        message = f"Your organization has {limit:,} queued jobs, which is its limit. Try again when some have started."
+        headers = {"Retry-After": "60", "x-should-retry": "false"}  # a client's quick retries would fail too
         raise ApiError(429, message, "queued_jobs_quota_exceeded", type="insufficient_quota", headers=headers)
 
 
 def job_claim_next(*, worker: str) -> Claim | None:
-    """Takes the job whose turn it is. None: there is none, or others were faster again and again."""
+    """Claims the next job. None: no job is due, or other workers were faster in each of `CLAIM_TRIES` tries."""
     for _ in range(CLAIM_TRIES):
         with across_tenants(Across.CLAIM), transaction.atomic():
             turn = next_job()
@@ -105,17 +105,17 @@ def job_claim_next(*, worker: str) -> Claim | None:
 
 
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
-    """Takes this job, if it is due. None: it is not, or somebody has it."""
+    """Claims this job. None: it is not due, or another worker has claimed it."""
     with across_tenants(Across.CLAIM), transaction.atomic():
         job = Job.objects.select_for_update().filter(pk=job_id).first()
         return None if job is None else _claim(job, worker)
 
 
 def _claim(job: Job, worker: str) -> Claim | None:
-    """One UPDATE, so of two racing workers one gets the job.
+    """Claims with one UPDATE, so that of two racing workers one gets the job.
 
     Args:
-        job: as it is before. On PostgreSQL its row is locked, on SQLite the transaction is the only one that writes.
+        job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
     """
     claimed = (
         Job.objects.filter(pk=job.pk)
@@ -124,7 +124,7 @@ def _claim(job: Job, worker: str) -> Claim | None:
             status=Job.Status.RUNNING,
             fence=F("fence") + 1,
             attempt=F("attempt") + 1,
-            stalled_attempts=F("stalled_attempts") + 1,  # until a shard or checkpoint proves otherwise
+            stalled_attempts=F("stalled_attempts") + 1,  # a committed shard or checkpoint resets it
             lease_until=from_now(get_config().lease_seconds),
             worker=worker,
             not_before=None,
@@ -148,24 +148,24 @@ def _claim(job: Job, worker: str) -> Claim | None:
 
 
 def job_renew(*, claim: Claim) -> bool:
-    """Prolongs the lease. Returns: whether the customer wants the job cancelled. Raises: LeaseLost."""
+    """Renews the lease. Returns: whether cancellation of the job has been requested. Raises: LeaseLost."""
     with transaction.atomic():
         update_held(claim, lease_until=from_now(get_config().lease_seconds))
         return held(claim).filter(cancel_requested_at__isnull=False).exists()
 
 
 def job_progress(*, claim: Claim, done: int, total: int, unit: str) -> None:
-    """Shows how far the child is; no proof of progress, that is a committed shard or checkpoint. Raises: LeaseLost."""
+    """Records the progress that the child reports. Only commits reset `stalled_attempts`. Raises: LeaseLost."""
     update_held(claim, progress_done=done, progress_total=total, progress_unit=unit, progress_at=Now())
 
 
 def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
-    """Shows the child's latest figures. Raises: LeaseLost."""
+    """Records the child's latest metrics. Raises: LeaseLost."""
     update_held(claim, metrics=dict(metrics), progress_at=Now())
 
 
 def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
-    """Makes an uploaded checkpoint the one to resume from. Raises: LeaseLost."""
+    """Makes an uploaded checkpoint the one from which later attempts resume. Raises: LeaseLost."""
     with transaction.atomic():
         update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
         metrics = held(claim).values_list("metrics", flat=True).get()
@@ -192,15 +192,15 @@ def job_end_cancelled(*, claim: Claim) -> None:
 
 
 def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
-    """What `job_fail` would end the job with; None: it would be tried again."""
+    """Returns the failure with which `job_fail` would end the job, or None if the job would be tried again."""
     earlier = job.failures.get(failure.failure_class.value, 0)
     return final_failure(failure, earlier=earlier, stalled_attempts=job.stalled_attempts)
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt: with another one later, or with the job. Returns: whether the job ended. Raises: LeaseLost."""
+    """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost."""
     with transaction.atomic():
-        update_held(claim, progress_at=Now())  # locks the row, so that what is read now stays true
+        update_held(claim, progress_at=Now())  # locks the row before it is read
         job = Job.objects.get(pk=claim.job_id)
         final = job_final_failure(job=job, failure=failure)
         name = failure.failure_class.value
@@ -225,7 +225,7 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             data={**failure.as_error(), "pause_seconds": round(pause, 3)},
             failures=failures,
             params=_smaller(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
-            # whoever waits for its end must not wait for another try
+            # a requested cancellation does not wait for the pause
             not_before=from_now(pause) if job.cancel_requested_at is None else None,
         )
     return False
@@ -236,7 +236,7 @@ def _smaller(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job_release(*, claim: Claim) -> None:
-    """Gives an unfinished job back at once: the worker stops, which is not the job's fault. Raises: LeaseLost."""
+    """Queues the job again at once because its worker stops. The attempt does not count. Raises: LeaseLost."""
     with transaction.atomic():
         transition(
             claim,
@@ -249,9 +249,9 @@ def job_release(*, claim: Claim) -> None:
 
 
 def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
-    """Lays an unfinished job aside until `job_resume`; what is committed stays.
+    """Pauses a job that this claim holds until `job_resume`. Committed shards are kept.
 
-    Returns: False, and nothing changes: the customer wants it cancelled. Raises: LeaseLost.
+    Returns: False if cancellation was requested; the job then stays as it is. Raises: LeaseLost.
     """
     data = dict(why)
     with transaction.atomic():
@@ -261,21 +261,21 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
     return True
 
 
-def job_set_aside(*, job: Job, why: Mapping[str, Any]) -> bool:
-    """Pauses it for its customer, whoever works on it: no write of that attempt is accepted any more, so it ends.
+def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
+    """Pauses a job at its customer's request. A running attempt loses its lease and stops; its commits are kept.
 
-    What is committed stays. A pause of another code becomes this one.
-    Returns: False, and nothing changes: it has ended, or is to be cancelled.
+    A job that is paused for another reason gets this reason.
+    Returns: False if the job has ended or its cancellation was requested; the job then stays as it is.
     """
     data = dict(why)
     with transaction.atomic():
-        may = Job.objects.select_for_update().filter(pk=job.pk, status__in=OPEN_TO_CUSTOMERS, cancel_requested_at=None)
+        may = Job.objects.select_for_update().filter(pk=job.pk, status__in=UNFINISHED, cancel_requested_at=None)
         row = may.annotate(now=Now()).first()
         if row is None:
             return False
         if row.paused is not None and row.paused["code"] == data["code"]:
             return True
-        if row.lease_until is not None:  # it is worked on, or was
+        if row.lease_until is not None:  # an attempt is running, or its lease has expired
             share_charge(row.organization_id, since=row.claimed_at, until=min(row.now, row.lease_until))
             Job.objects.filter(pk=row.pk).update(stalled_attempts=_not_stalled())
         Job.objects.filter(pk=row.pk).update(status=Job.Status.PAUSED, paused=data, lease_until=None)
@@ -284,9 +284,9 @@ def job_set_aside(*, job: Job, why: Mapping[str, Any]) -> bool:
 
 
 def job_resume(*, job: Job, code: str) -> bool:
-    """Queues a paused job again. Returns: False: it is not paused any more, or for another reason than `code`."""
+    """Queues a paused job again. Returns: False if it is not paused, or paused for another reason than `code`."""
     with transaction.atomic():
-        organization_hold(job.organization_id)
+        organization_lock(job.organization_id)
         share_join(job.organization_id)
         paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED, paused__code=code)
         resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)
@@ -297,12 +297,12 @@ def job_resume(*, job: Job, code: str) -> bool:
 
 
 def _not_stalled() -> Case:
-    """The attempt that ends does not count, and the count is never below zero after a commit has reset it."""
+    """Decrements the count for the attempt that ends; it may be zero already because a commit has reset it."""
     return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
 
 
 def worker_beat(*, worker: str, role: str) -> None:
-    """Says "I am alive", on the database's clock. Effects: the first time, those who died long ago are forgotten."""
+    """Records a heartbeat. Effects: a worker's first one deletes workers that have been dead for a day."""
     if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
         Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
         Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
@@ -313,9 +313,9 @@ def worker_leave(*, worker: str) -> None:
 
 
 def reconcile() -> int:
-    """Repeats the wake-ups of all due jobs: what makes a lost message harmless. Several may run at once.
+    """Repeats the wake-ups of all due jobs, so that lost messages do no harm. Several processes may run it at once.
 
-    Returns: how many jobs were due.
+    Returns: the number of due jobs.
     """
     ids = list(jobs_due().values_list("pk", flat=True)[:RECONCILE_LIMIT])
     if ids and not is_backed_up():

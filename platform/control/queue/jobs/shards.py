@@ -1,16 +1,16 @@
-"""Results of a job by ranges of rows: who wins a shard, and which row kills its worker.
+"""Commits the results of shards (ranges of a job's rows), and finds rows that crash the worker.
 
-A shard's bytes lie under a key that carries the fence; the row names the winner, once. So a worker that was paused
-past its lease can waste time but never change a result.
+The storage key of a shard's result contains the fence, and the shard's row names the committed key, once. A worker that
+was suspended until its lease expired can therefore waste time but never change a result.
 
-A crash has suspects: the shards that the dead child had in hand. They are run alone from then on, and one that
+If a child process dies, the shards that it was running are suspects. They are run alone from then on, and a shard that
 crashes the child alone for the second time is halved, until a single row is left:
 
     0..16 crashed among others  -> alone
     0..16 crashed twice alone   -> 0..8, 8..16   (each alone, one crash inherited)
     8..16 crashed               -> 8..12, 12..16
     ...
-    9..10 crashed twice alone   -> this row gets an error line, the others their answers
+    9..10 crashed twice alone   -> this row gets an error line, the other rows get answers
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ from control.queue.jobs.selectors import shards_open
 from control.queue.jobs.state import Claim, event_add, update_held
 
 CRASHES_TO_CONVICT = 2
-# More rows than this do not crash one worker by themselves: the model or the machine does.
+# If more rows crash the worker, the cause is the model or the machine, not the rows.
 MAX_CRASHED_ROWS = 8
 ROW_CRASHED_WORKER = "row_crashed_worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRows:
-    """What became of a shard's rows."""
+    """Counts of a shard's rows by result, and their usage."""
 
     completed: int
     failed: int
@@ -42,9 +42,9 @@ class ShardRows:
 
 
 def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
-    """Names the winner of a shard; that is progress, and a renewal too.
+    """Commits the result of a shard. This counts as progress and renews the lease.
 
-    Returns: False: the shard had a winner, or was halved meanwhile; nothing changes.
+    Returns: False if the shard already had a result, or was halved meanwhile; nothing changes then.
     Raises: LeaseLost.
     """
     with transaction.atomic():
@@ -65,16 +65,16 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
 
 
 def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | None:
-    """Draws the conclusion of a child's death while these shards were in its hands.
+    """Call this when a child process has died while it was running these shards.
 
-    Returns: a shard of one row that is convicted; the caller writes the row's error line and commits it.
+    Returns: a shard whose only row has crashed the worker repeatedly; the caller commits an error line for it.
     Raises: LeaseLost.
     """
     with transaction.atomic():
         update_held(claim, progress_at=Now())
         suspects = list(shards_open(claim.job_id).filter(shard_no__in=shard_nos))
         if _num_convicted(claim.job_id) >= MAX_CRASHED_ROWS:
-            return None  # nothing is narrowed any more, so the attempts count as stalled and the job is given up
+            return None  # no more halving, so attempts count as stalled and the job fails
         if len(suspects) != 1:
             shards_open(claim.job_id).filter(shard_no__in=shard_nos).update(alone=True)
             return None
@@ -89,7 +89,7 @@ def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | No
 
 
 def _halve(claim: Claim, shard: JobShard) -> None:
-    """Effects: the shard becomes its first half, a new one the second. Narrowing the search counts as progress."""
+    """Shrinks the shard to its first half and adds a shard for the second. This counts as progress."""
     middle = (shard.row_from + shard.row_to) // 2
     last = JobShard.objects.filter(job_id=claim.job_id).aggregate(last=Max("shard_no"))["last"]
     new_no = last + 1
@@ -113,5 +113,5 @@ def _num_convicted(job_id: str) -> int:
 
 
 def _inherited(num_rows: int) -> int:
-    """A half is known to be likely guilty; a single row gets the benefit of the doubt before it is given up."""
+    """Halves are halved again after one more crash; a single row must crash the worker twice before it fails."""
     return 0 if num_rows == 1 else CRASHES_TO_CONVICT - 1

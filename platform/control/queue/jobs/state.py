@@ -1,4 +1,4 @@
-"""What a job may become, and the one way to change it: a compare-and-swap and an event in one transaction.
+"""The states of a job, and the only way to change them: a compare-and-swap and an event in one transaction.
 
     queued ──claim──> running ──> succeeded
       ^                  │
@@ -6,7 +6,7 @@
       │                  ├──────> cancelled
       └── resume, cancel ┴──────> paused <── a customer's pause ── queued
 
-A cancelled or failed job too was claimed before: its partial results are put together under a lease.
+Cancelled and failed jobs were claimed first too, because their partial results are assembled under a lease.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
 TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
 
 
-class LeaseLost(Exception):  # a fact about the lease, and the usual name
-    """A write carried an old fence, or the job was set aside; nothing changed. The attempt must stop."""
+class LeaseLost(Exception):  # the usual name for this, without "Error"
+    """A write carried an old fence, or the job was paused; nothing changed. The attempt must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to work on a job, until the lease runs out or somebody claims it after that."""
+    """The right to work on a job. It ends when another worker claims the job after the lease has expired."""
 
     job_id: str
     organization_id: str
@@ -49,7 +49,7 @@ class Claim:
 
 
 def held(claim: Claim) -> QuerySet[Job]:
-    """The job's row if this claim still holds it. Every write of an attempt goes through here."""
+    """Returns the job's row if this claim still holds it. Every write of an attempt uses this query."""
     return Job.objects.filter(pk=claim.job_id, fence=claim.fence, status=Job.Status.RUNNING)
 
 
@@ -60,7 +60,7 @@ def update_held(claim: Claim, **values: Any) -> None:
 
 
 def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, Any], **values: Any) -> None:
-    """Moves a held job and writes the event of the move, or neither. Raises: LeaseLost."""
+    """Changes the status of a held job and writes the event in one transaction. Raises: LeaseLost."""
     assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
     with transaction.atomic():
         update_held(claim, status=to, lease_until=None, **values)
@@ -70,8 +70,8 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
 
 
 def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # noqa: A002  # the column's name
-    """Call it in the transaction of the UPDATE that it reports: that row's lock makes `seq` free of gaps and races."""
-    assert transaction.get_connection().in_atomic_block, "an event is written with its move or not at all"
+    """Call this in the transaction of the reported UPDATE, whose row lock keeps `seq` free of gaps and races."""
+    assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
     if type in JOB_EVENTS:

@@ -1,7 +1,7 @@
-"""Tells workers "look at job N". A hint: it may be lost, doubled or late, since the reconciler repeats it.
+"""Sends wake-ups to workers. A wake-up is a hint: it may be lost, duplicated or late, since the reconciler repeats it.
 
-Without Redis there is nobody to tell; workers poll. With a dead or frozen Redis the caller's request must still be
-answered: every socket has a timeout, and after a failure nobody tries again for a while.
+Without Redis no wake-ups are sent, and workers poll. If Redis is dead or hangs, the caller's request must still be
+answered: every socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
 """
 
 import time
@@ -20,9 +20,9 @@ log = structlog.get_logger(__name__)
 
 TASK_NAME = "workers.look_at"
 QUEUE = "slipstream.jobs"
-MAX_BACKLOG = 100  # messages; a worker that is busy for an hour must not find an hour of repetitions
+MAX_BACKLOG = 100  # messages; while workers are busy for an hour, repeated wake-ups must not pile up
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
-# By default publishing to a frozen Redis never returns.
+# With the defaults, publishing to a Redis that hangs never returns.
 TRANSPORT_OPTIONS: dict[str, Any] = {
     "visibility_timeout": 3600,
     "socket_timeout": 5,
@@ -43,7 +43,7 @@ def wake_on_commit(job_id: str) -> None:
 
 
 def wake(job_id: str) -> None:
-    """Never raises for a broker that is down, and takes about two seconds at most."""
+    """Does not raise if the broker is down, and takes about two seconds at most."""
     global _quiet_until
     url = get_config().redis_url
     if url is None or time.monotonic() < _quiet_until:
@@ -54,11 +54,11 @@ def wake(job_id: str) -> None:
         )
     except (OperationalError, RedisError, OSError) as error:
         _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
-        log.warning("wake-up not sent; the reconciler will", job_id=job_id, error=str(error))
+        log.warning("wake-up not sent; the reconciler will send it", job_id=job_id, error=str(error))
 
 
 def is_backed_up() -> bool:
-    """Whether there are so many unread messages that repeating some is pointless. Never raises, as `wake`."""
+    """Returns whether so many messages are unread that repeating some is pointless. Like `wake`, it does not raise."""
     global _quiet_until
     url = get_config().redis_url
     if url is None or time.monotonic() < _quiet_until:
@@ -68,7 +68,7 @@ def is_backed_up() -> bool:
             return bool(connection.default_channel.client.llen(QUEUE) >= MAX_BACKLOG)
     except (OperationalError, RedisError, OSError) as error:
         _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
-        log.warning("queue not reached", error=str(error))
+        log.warning("queue not reachable", error=str(error))
         return True
 
 
@@ -76,7 +76,7 @@ def is_backed_up() -> bool:
 def _producer(url: str) -> Celery:
     app = Celery("slipstream-wake", broker=url, set_as_current=False)
     app.conf.update(
-        # It may wait twice: for the answer on a connection that was open, then for that of a new one.
+        # Two timeouts can add up: one on a connection that was open, then one on a new connection.
         broker_transport_options={**TRANSPORT_OPTIONS, "socket_timeout": 1, "socket_connect_timeout": 1},
         task_publish_retry=False,
         task_serializer="json",

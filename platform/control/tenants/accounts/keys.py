@@ -1,7 +1,7 @@
 """The form of an API key: `sk_live_` + 8 characters id + 30 characters secret + 6 characters checksum.
 
-The checksum (CRC-32 in base 62) lets a scanner, and us, tell a mistyped or made-up key without a look at the database.
-The secret has 30 * log2(62) = 178 random bits, so a plain SHA-256 of it is as good as a slow hash.
+The checksum (CRC-32 in base 62) lets secret scanners, and us, detect mistyped or invented keys without the database.
+The secret has 30 * log2(62) = 178 random bits, so a plain SHA-256 of it is as safe as a slow hash.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 30, 6
 
 
 class MalformedKey(ValueError):
-    """Not a key of ours: wrong prefix, length, character or checksum."""
+    """The text is not an API key: its prefix, length, characters or checksum are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ def parse_token(text: str) -> Token:
     """Raises: MalformedKey."""
     body, given = text[len(PREFIX) : -CHECKSUM_LENGTH], text[-CHECKSUM_LENGTH:]
     if not text.startswith(PREFIX) or len(body) != ID_LENGTH + SECRET_LENGTH:
-        raise MalformedKey("a key has the form sk_live_ and 44 characters")
+        raise MalformedKey("a key must consist of sk_live_ and 44 characters")
     if not set(body) <= set(ALPHABET) or checksum(body) != given:
-        raise MalformedKey("the key's checksum does not fit")
+        raise MalformedKey("the key's checksum is wrong")
     return Token(id=body[:ID_LENGTH], secret=body[ID_LENGTH:])
 
 

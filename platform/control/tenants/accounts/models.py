@@ -1,4 +1,4 @@
-"""Who may do what: organizations own everything; keys act for one organization."""
+"""Organizations, users, members, projects and API keys. Organizations own everything; a key acts for one of them."""
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
@@ -18,7 +18,7 @@ class Organization(models.Model):
 
 
 class User(AbstractUser):
-    """A human of the web admin. API callers are keys, not users."""
+    """A person who signs in to the console. API callers are keys, not users."""
 
 
 class Member(models.Model):
@@ -39,7 +39,7 @@ class Member(models.Model):
 
 
 class Project(models.Model):
-    """Keys may belong to one; usage is grouped by it. The keys of an archived one are refused."""
+    """Groups API keys and their usage. The keys of an archived project are refused."""
 
     id = models.CharField(primary_key=True, max_length=40, default=project_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="projects")
@@ -55,7 +55,7 @@ class Project(models.Model):
 
 
 class ApiKey(models.Model):
-    """`sk_live_<8 id><30 secret><6 crc>`; of the secret only its SHA-256 is stored."""
+    """A key has the form `sk_live_<8 id><30 secret><6 crc>`. Only the SHA-256 of the secret is stored."""
 
     id = models.CharField(primary_key=True, max_length=8, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="api_keys")

@@ -1,8 +1,8 @@
-"""What a key may do. Every view names what it is about; the method says whether that is read or written.
+"""Scopes of API keys. Every view names its resource; the HTTP method decides whether it reads or writes.
 
 files:read     one action on one resource
-files:*        both
-inference      calls of deployed models; no resource, so no actions
+files:*        both actions
+inference      requests to deployed models; not a resource, so without actions
 admin          keys, members and projects
 *              everything
 """
@@ -38,12 +38,12 @@ def full_access() -> list[str]:
 
 
 def scope_needed(scope: str, method: str) -> str:
-    """What a request of this method needs on a view that names this scope."""
+    """Returns the scope that a request with this method needs for a view with this scope."""
     if scope not in RESOURCES:
         return scope
     return f"{scope}:{'read' if method in _READING else 'write'}"
 
 
 def is_granted(needed: str, held: Iterable[str]) -> bool:
-    """Whether `held` includes a scope; `files:*` is included only by itself and by `*`."""
+    """Returns whether `held` includes the scope `needed`; `files:*` is included only by itself and by `*`."""
     return not {needed, f"{needed.partition(':')[0]}:*", EVERYTHING}.isdisjoint(held)

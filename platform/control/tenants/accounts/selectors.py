@@ -1,4 +1,4 @@
-"""Readers of organizations, members, projects and keys."""
+"""Selectors for organizations, members, projects and keys."""
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -11,9 +11,9 @@ from control.tenants.accounts.services import api_key_touch
 
 
 def api_key_authenticate(token: str) -> ApiKey:
-    """The key, with its organization loaded. Notes the use (at most once a minute).
+    """Returns the key with its organization, and records its use.
 
-    Raises: ApiError: 401. One message for every cause, so that a caller learns nothing about keys that exist.
+    Raises: ApiError: 401. Every cause has the same message, so that a caller learns nothing about existing keys.
     """
     message = "Incorrect API key provided. It is mistyped, revoked or expired."
     refused = ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -21,8 +21,8 @@ def api_key_authenticate(token: str) -> ApiKey:
         given = parse_token(token)
     except MalformedKey:
         raise refused from None
-    # Asked for by both, so that an unknown id and a wrong secret take the same steps. Where two hashes begin to differ
-    # tells nothing about a secret, so the database may compare them.
+    # The query filters by both, so that an unknown id and a wrong secret take the same steps. The database may compare
+    # the hashes, because the position at which two hashes differ reveals nothing about the secret.
     keys = ApiKey.objects.select_related("organization", "project")
     key = keys.filter(pk=given.id, secret_sha256=given.secret_sha256).first()
     if key is None or not is_valid(key):
@@ -32,7 +32,7 @@ def api_key_authenticate(token: str) -> ApiKey:
 
 
 def is_valid(key: ApiKey) -> bool:
-    """Neither revoked nor expired, and its project, if any, is not archived."""
+    """Returns whether the key is neither revoked nor expired, and its project, if any, is not archived."""
     is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
     is_archived = key.project is not None and key.project.archived_at is not None
     return key.revoked_at is None and not is_expired and not is_archived

@@ -1,4 +1,4 @@
-"""The writer of the time at which a key was last used; `administration` has the other writers."""
+"""The service that records the last use of an API key; `administration` has the other services."""
 
 import datetime as dt
 
@@ -6,7 +6,7 @@ from control.tenants.accounts.models import ApiKey
 
 
 def api_key_touch(*, key: ApiKey, now: dt.datetime) -> None:
-    """Notes that the key was used, at most once a minute: a write per request would make reads wait for writers."""
+    """Records the use of the key at most once a minute, because a write in every request would make requests wait."""
     minute_ago = now - dt.timedelta(minutes=1)
     if key.last_used_at is not None and key.last_used_at > minute_ago:
         return

@@ -1,1 +1,1 @@
-"""The API for members, projects and keys, and the services that write them."""
+"""The API for members, projects and API keys, and the services that write them."""

@@ -1,4 +1,4 @@
-"""The writer of limits, for operators."""
+"""The service with which operators set an organization's limits."""
 
 from typing import TypedDict
 
@@ -10,7 +10,7 @@ from control.tenants.quotas.models import Limits
 
 
 class LimitValues(TypedDict):
-    """None: as everybody has it."""
+    """None stands for the default of the installation."""
 
     queued_jobs: int | None
     running_jobs: int | None
@@ -21,6 +21,6 @@ class LimitValues(TypedDict):
 @audited("limits.set")
 @transaction.atomic
 def limits_set(*, organization: Organization, values: LimitValues) -> Limits:
-    """In force from the next request and claim on; nothing that is running is stopped."""
+    """The limits apply from the next request and the next claim of a job; running jobs are not stopped."""
     limits, _ = Limits.objects.update_or_create(organization=organization, defaults=dict(values))
     return limits

@@ -1,4 +1,4 @@
-"""Writers of organizations, members, projects and keys."""
+"""Services that write organizations, members, projects and API keys."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def organization_create(*, name: str) -> Organization:
 @audited("member.add")
 @transaction.atomic
 def member_add(*, organization: Organization, user: User, role: Member.Role) -> Member:
-    """Adds the user, or changes the role of one who is in already."""
+    """Adds the user, or changes the role of an existing member."""
     member, _ = Member.objects.update_or_create(organization=organization, user=user, defaults={"role": role})
     return member
 
@@ -36,9 +36,9 @@ def member_add(*, organization: Organization, user: User, role: Member.Role) -> 
 @audited("member.invite")
 @transaction.atomic
 def member_invite(*, organization: Organization, email: str, role: Member.Role) -> Member:
-    """Adds somebody by address. Who is new here gets an account without a password: an operator lets them in.
+    """Adds a member by e-mail address. A new user gets an account without a password, which an operator must set.
 
-    Raises: ApiError: 409, they are a member already.
+    Raises: ApiError: 409, the user is a member already.
     """
     user, is_new = User.objects.get_or_create(username=email.lower(), defaults={"email": email.lower()})
     if is_new:
@@ -53,7 +53,7 @@ def member_invite(*, organization: Organization, email: str, role: Member.Role) 
 @audited("member.change")
 @transaction.atomic
 def member_change(*, member: Member, role: Member.Role) -> Member:
-    """Raises: ApiError: 409, it would leave the organization without an owner."""
+    """Raises: ApiError: 409, the change would leave the organization without an owner."""
     if role != Member.Role.OWNER:
         _refuse_last_owner(member)
     Member.objects.filter(pk=member.pk).update(role=role)
@@ -64,17 +64,17 @@ def member_change(*, member: Member, role: Member.Role) -> Member:
 @audited("member.remove")
 @transaction.atomic
 def member_remove(*, member: Member) -> None:
-    """The account stays; keys belong to the organization, not to people. Raises: ApiError: 409, as `member_change`."""
+    """Keeps the user's account, and all keys: they belong to the organization. Raises: as `member_change`."""
     _refuse_last_owner(member)
     Member.objects.filter(pk=member.pk).delete()
 
 
 def _refuse_last_owner(member: Member) -> None:
-    """Call it in the transaction of the change: the lock keeps two owners from leaving at once."""
+    """Call this in the transaction of the change: the lock prevents the last two owners from leaving at once."""
     Organization.objects.select_for_update().get(pk=member.organization_id)
     owners = Member.objects.filter(organization=member.organization_id, role=Member.Role.OWNER)
     if owners.filter(pk=member.pk).exists() and not owners.exclude(pk=member.pk).exists():
-        raise ApiError(409, "An organization keeps at least one owner.", "last_owner", "member_id")
+        raise ApiError(409, "An organization must have at least one owner.", "last_owner", "member_id")
 
 
 @audited("project.create")
@@ -105,7 +105,7 @@ def _project_name_taken(name: str) -> ApiError:
 
 @audited("project.archive")
 def project_archive(*, project: Project) -> Project:
-    """From now on its keys are refused. Its usage stays. The time of the first call stays, too."""
+    """Archives the project: its keys are refused from now on, its usage stays. A repeated call changes nothing."""
     Project.objects.filter(pk=project.pk, archived_at=None).update(archived_at=timezone.now())
     project.refresh_from_db()
     return project
@@ -122,16 +122,16 @@ def api_key_create(
     deployment_ids: Sequence[str] | None = None,
     rotated_from: ApiKey | None = None,
 ) -> tuple[ApiKey, str]:
-    """The key's row and its text. The text is shown once: only a hash of its secret is kept.
+    """Returns the key's row and its text. The text is shown once: only a hash of its secret is stored.
 
     Args:
-        scopes: None: everything, or inference alone if the key is restricted to deployments.
-        deployment_ids: the only deployments it may use, ids of the organization's own; None: all.
-    Raises: ApiError: 400, a restricted key with a scope that no deployment limits; 409, an archived project.
+        scopes: None means full access, or only inference if the key is restricted to deployments.
+        deployment_ids: the organization's deployments that the key may use; None means all.
+    Raises: ApiError: 400: a restricted key has a scope that is not about deployments; 409: the project is archived.
     """
     scopes = scopes or ([INFERENCE] if deployment_ids is not None else full_access())
     if deployment_ids is not None and not _RESTRICTABLE.issuperset(scopes):
-        message = f"a key restricted to deployments can have the scopes {sorted(_RESTRICTABLE)} only"
+        message = f"a key restricted to deployments can only have the scopes {sorted(_RESTRICTABLE)}"
         raise ApiError(400, message, "invalid_value", "scopes")
     if project is not None and project.archived_at is not None:
         raise ApiError(409, f"Project {project.pk} is archived.", "project_archived", "project_id")
@@ -154,7 +154,7 @@ def api_key_create(
 @audited("api_key.rotate")
 @transaction.atomic
 def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
-    """A new key with the old one's rights; the old one ends after `grace`, or when it would have ended anyway.
+    """Creates a key with the rights of the old one, which expires after `grace`, or earlier if it would anyway.
 
     Raises: ApiError: 409, the key has ended.
     """
@@ -177,7 +177,7 @@ def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
 
 
 def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
-    """A key can hand on what it may do itself, and no more. Raises: ApiError: 403."""
+    """A key can grant only scopes that it has itself. Raises: ApiError: 403."""
     if missing := [scope for scope in scopes if not is_granted(scope, granting.scopes)]:
         message = f"This key does not have the scope {missing[0]!r} itself, so it cannot grant it."
         raise ApiError(403, message, "insufficient_scope", "scopes")
@@ -185,7 +185,7 @@ def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
 
 @audited("api_key.revoke")
 def api_key_revoke(*, key: ApiKey) -> ApiKey:
-    """Ends the key for good, at once. The time of the first revocation stays."""
+    """Revokes the key at once and for good. A repeated call changes nothing."""
     ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=timezone.now())
     key.refresh_from_db()
     return key

@@ -1,1 +1,1 @@
-"""Who did what: one event for every change that somebody asked for, never altered."""
+"""The audit log: one immutable event for every change that an API key or an operator requested."""

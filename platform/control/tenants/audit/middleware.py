@@ -1,6 +1,6 @@
-"""Lets services know on whose request they work."""
+"""Makes the current request known to audited services."""
 
-from control.core.api.around import around
+from control.core.api.middleware import make_middleware
 from control.tenants.audit.record import on_behalf_of
 
-AuditMiddleware = around(on_behalf_of)
+AuditMiddleware = make_middleware(on_behalf_of)

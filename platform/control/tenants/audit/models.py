@@ -1,4 +1,4 @@
-"""Append-only: a trigger of the database refuses to change or delete an event."""
+"""Audit events are append-only: a database trigger refuses to change or delete them."""
 
 from django.db import models
 
@@ -13,10 +13,10 @@ def audit_event_id() -> str:
 class AuditEvent(models.Model):
     class Actor(models.TextChoices):
         API_KEY = "api_key"
-        USER = "user"  # of the console
+        USER = "user"  # a user of the console
 
     id = models.CharField(primary_key=True, max_length=40, default=audit_event_id, editable=False)
-    # No constraint: an event outlives whatever it is about.
+    # No constraint: an event outlives the organization.
     organization = models.ForeignKey(
         Organization, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
     )

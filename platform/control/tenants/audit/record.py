@@ -1,11 +1,12 @@
-"""Writes the event of a change, with the change or not at all.
+"""Writes the audit event of a change in the transaction of the change.
 
-    @audited("project.rename")                 the service and its event share a transaction
-    @audited("upload.complete", itself=True)   a service that moves bytes, which no transaction should wait for, calls
-                                               `audit_record` in the one in which it changes rows
+    @audited("project.rename")                        the decorator runs the service and writes its event in one
+                                                      transaction
+    @audited("upload.complete", records_itself=True)  the service moves bytes outside of its transaction, so it calls
+                                                      `audit_record` itself, in the transaction that changes rows
 
-One event for what somebody asked for: what that does in its turn, such as the batch of a new pipeline, has none of its
-own. Workers act for nobody; what they do stands in the events of jobs.
+Only the service that the request called leaves an event, not services that this one calls in turn, such as the creation
+of a new pipeline's batch. Workers leave no audit events; what they do is recorded in the events of jobs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +21,10 @@ from django.http import HttpRequest
 
 from control.tenants.accounts.models import ApiKey, Organization, User
 from control.tenants.audit.models import AuditEvent
-from control.tenants.row_security.scope import EVERYBODY, current_tenant
+from control.tenants.row_security.scope import ALL_TENANTS, current_tenant
 
 _request: ContextVar[HttpRequest | None] = ContextVar("slipstream_request", default=None)
-_action: ContextVar[str] = ContextVar("slipstream_action", default="")  # that is being done: the outermost
+_action: ContextVar[str] = ContextVar("slipstream_action", default="")  # of the outermost audited service
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,19 +32,19 @@ _R = TypeVar("_R")
 
 @contextmanager
 def on_behalf_of(request: HttpRequest) -> Iterator[None]:
-    """Services called within work for whoever sent the request."""
+    """Services called within the block are recorded as actions of the request's sender."""
     before = _request.get()
     _request.set(request)
     try:
         yield
     finally:
-        _request.set(before)  # not `reset`: a request may begin in one thread's context and end in another's copy
+        _request.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
 
 
-def audited(action: str, *, itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorates a service. What it makes, or else what it is given, is the event's object.
+def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorates a service. The event's object is the row that the service returns, or else the row it was given.
 
-    A service that returns False has changed nothing, and leaves no event.
+    A service that returns False has changed nothing and leaves no event.
     """
 
     def decorate(service: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -53,7 +54,7 @@ def audited(action: str, *, itself: bool = False) -> Callable[[Callable[_P, _R]]
                 return service(*args, **kwargs)
             _action.set(action)
             try:
-                return service(*args, **kwargs) if itself else _recorded(service, args, kwargs, action)
+                return service(*args, **kwargs) if records_itself else _recorded(service, args, kwargs, action)
             finally:
                 _action.set("")
 
@@ -70,14 +71,14 @@ def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[st
         made = _first_row(result if isinstance(result, tuple) else (result,))
         if made is not None:
             subject = _Subject.of(made)
-        assert subject is not None, f"{action} is about nothing"
+        assert subject is not None, f"{action} neither takes nor returns a row"
         if result is not False:
             _write(action, subject)
     return result
 
 
 def audit_record(action: str, of: models.Model) -> None:
-    """Only if `action` is what was asked for. Call it in the transaction of the change."""
+    """Writes the event if `action` is that of the outermost service. Call this in the transaction of the change."""
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     if _action.get() == action:
         _write(action, _Subject.of(of))
@@ -92,7 +93,7 @@ class _Subject:
     @classmethod
     def of(cls, row: models.Model) -> "_Subject":
         organization_id = row.pk if isinstance(row, Organization) else getattr(row, "organization_id", None)
-        if current_tenant() not in ("", EVERYBODY):
+        if current_tenant() not in ("", ALL_TENANTS):
             organization_id = current_tenant()
         return cls(str(row._meta.model_name), str(getattr(row, "public_id", row.pk)), organization_id)
 
@@ -103,7 +104,7 @@ def _first_row(values: Iterable[object]) -> models.Model | None:
 
 def _write(action: str, subject: _Subject) -> None:
     request = _request.get()
-    assert request is not None, "workers act for nobody"
+    assert request is not None, "only requests leave audit events"
     actor_type, actor_id = _actor(request)
     AuditEvent.objects.create(
         organization_id=subject.organization_id,
@@ -122,5 +123,5 @@ def _actor(request: HttpRequest) -> tuple[AuditEvent.Actor, str]:
     if isinstance(key, ApiKey):
         return AuditEvent.Actor.API_KEY, key.pk
     user = getattr(request, "user", None)
-    assert isinstance(user, User), "only a key or an operator changes anything"
+    assert isinstance(user, User), "a request comes from an API key or an operator"
     return AuditEvent.Actor.USER, user.get_username()

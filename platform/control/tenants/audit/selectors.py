@@ -1,4 +1,4 @@
-"""Readers of audit events."""
+"""Selectors for audit events."""
 
 from django.db.models import QuerySet
 

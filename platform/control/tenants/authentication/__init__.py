@@ -1,1 +1,1 @@
-"""From an API key to an organization: authentication, rate limits and the base of all API views."""
+"""Authentication by API key, rate limits and the base class of API views."""

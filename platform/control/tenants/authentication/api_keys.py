@@ -1,6 +1,6 @@
-"""API keys in, an organization out. People sign in to the console, never here.
+"""Authentication of API requests by API key. People sign in to the console only.
 
-rest_framework loads this module while it loads its own views: nothing here may import `rest_framework.views`.
+rest_framework loads this module while it loads its own views, so this module must not import `rest_framework.views`.
 """
 
 import structlog
@@ -17,7 +17,7 @@ from control.tenants.row_security.scope import Across, across_tenants, enter_ten
 
 
 def authenticate_request(request: HttpRequest) -> ApiKey:
-    """For views outside of rest_framework. Raises: ApiError: 401; 429, its organization has asked too often."""
+    """Authenticates and counts a request. Raises: ApiError: 401; 429, the organization has reached its rate limit."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ApiError(

@@ -1,4 +1,4 @@
-"""Whose key the current request came with, for what is attributed to it in places that know no request."""
+"""The API key of the current request, for code that attributes usage but has no access to the request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +27,13 @@ def current_caller() -> Caller | None:
 
 
 def set_caller(caller: Caller | None) -> None:
-    """By the base of all views: when the key has been checked, and None when the answer is made."""
+    """The base class of views sets the caller after authentication, and None when the response is complete."""
     _caller.set(caller)
 
 
 @contextmanager
 def on_account_of(caller: Caller) -> Iterator[None]:
-    """What is made within the block is attributed to this key; without one, to that of the current request, if any."""
+    """Attributes objects created in the block to the caller's key, or to the current request's if it has none."""
     before = _caller.get()
     _caller.set(caller if caller.api_key_id else before)
     try:

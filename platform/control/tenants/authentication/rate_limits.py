@@ -1,8 +1,8 @@
-"""Requests a minute of one organization, over all its keys.
+"""Limits an organization's requests per minute, over all its API keys.
 
-Counted in Redis for all processes together, by a sliding window. While Redis is away each process counts for itself:
-the limit is then looser, and nobody is turned away because of us. A frozen Redis costs one request a short wait; after
-that it is left alone for a while.
+Redis counts the requests of all processes in a sliding window. While Redis cannot be reached, each process counts
+alone: the limit is then looser, but no request is refused wrongly. If Redis hangs, one request waits for the timeout;
+after that Redis is not used for a few seconds.
 """
 
 import time
@@ -19,8 +19,8 @@ from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from redis import ConnectionPool
 
-from control.core.api.around import around
 from control.core.api.errors import ApiError
+from control.core.api.middleware import make_middleware
 from control.core.settings.config import get_config
 from control.tenants.quotas.quota import quota_of
 
@@ -38,10 +38,10 @@ _quiet_until = 0.0
 class Allowance:
     limit: int
     remaining: int
-    reset_seconds: int  # until the window that counts now is over
+    reset_seconds: int  # until the current window ends
 
     def headers(self) -> dict[str, str]:
-        """As draft-ietf-httpapi-ratelimit-headers has them, and as OpenAI's clients know them."""
+        """Returns the headers of draft-ietf-httpapi-ratelimit-headers and those that OpenAI's clients read."""
         return {
             "RateLimit-Policy": f'"requests";q={self.limit};w={_WINDOW_SECONDS}',
             "RateLimit": f'"requests";r={self.remaining};t={self.reset_seconds}',
@@ -52,7 +52,7 @@ class Allowance:
 
 
 def request_count(request: HttpRequest, organization_id: str) -> None:
-    """Raises: ApiError: 429. Effects: the answer, whatever it is, tells what is left."""
+    """Counts a request. Raises: ApiError: 429. Effects: the response gets rate limit headers, whatever its status."""
     limit = quota_of(organization_id).requests_per_minute
     if limit == 0:
         return
@@ -71,8 +71,8 @@ def _count(item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
             return _hit(_shared(url.get_secret_value()), item, key)
         except StorageError as error:
             _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
-            log.warning("requests are counted by each process for itself", error=str(error))
-    return _hit(_own(), item, key)
+            log.warning("Redis not reachable; each process counts requests by itself", error=str(error))
+    return _hit(_local(), item, key)
 
 
 def _hit(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
@@ -92,15 +92,15 @@ def _shared(url: str) -> SlidingWindowCounterRateLimiter:
 
 
 @lru_cache(maxsize=1)
-def _own() -> SlidingWindowCounterRateLimiter:
+def _local() -> SlidingWindowCounterRateLimiter:
     return SlidingWindowCounterRateLimiter(MemoryStorage())
 
 
-def _tell(request: HttpRequest, response: HttpResponseBase) -> None:
+def _add_headers(request: HttpRequest, response: HttpResponseBase) -> None:
     allowance = request.META.get(_META)
     if isinstance(allowance, Allowance):
         for name, value in allowance.headers().items():
             response[name] = value
 
 
-RateLimitMiddleware = around(lambda request: nullcontext(), _tell)
+RateLimitMiddleware = make_middleware(lambda request: nullcontext(), _add_headers)

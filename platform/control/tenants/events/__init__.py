@@ -1,1 +1,1 @@
-"""What happened in an organization, in one order: the feed behind /v1/events and webhooks."""
+"""The ordered feed of an organization's events, from which /v1/events and webhooks are served."""

@@ -1,4 +1,4 @@
-"""One row for each thing that happened, written in the transaction in which it did."""
+"""One row for each event, written in the transaction of the change that it reports."""
 
 from django.db import models
 

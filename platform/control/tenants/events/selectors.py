@@ -1,4 +1,4 @@
-"""Readers of the feed. They see numbered events only, so that nothing appears behind what was seen already."""
+"""Selectors for events. They return numbered events only, so no event appears before one that was already read."""
 
 from django.db.models import QuerySet
 

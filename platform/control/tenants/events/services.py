@@ -1,11 +1,11 @@
-"""Writers of events.
+"""Services that write events.
 
-An event is written by the transaction that it reports, and gets its place in the organization's feed afterwards:
+An event is written in the transaction of the change that it reports. It gets its place in the feed, `seq`, later:
 
-    row without seq ──commit──> numbered by whoever looks next, sender or reader, one at a time
+    row without seq ──commit──> numbered by the next reader or webhook sender, one at a time
 
-Places given inside of the transactions would either be seen out of order, so that a reader who has seen 10 never asks
-for 9, or make all writers of an organization wait for each other.
+If the transactions themselves assigned numbers, number 10 could be committed before 9, and a reader that has seen 10
+would never ask for 9; or all writers of an organization would have to wait for each other.
 """
 
 import datetime as dt
@@ -22,9 +22,9 @@ KEPT = dt.timedelta(days=30)
 
 
 def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  # noqa: A002  # the column's name
-    """Call it in the transaction of the change that it reports, after the statement that locked the object's row.
+    """Call this in the transaction of the reported change, after the statement that locked the object's row.
 
-    Effects: a delivery for each webhook endpoint that wants it, by the same transaction.
+    Effects: the same transaction adds a delivery for each webhook endpoint that is subscribed to the type.
     """
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     event = Event.objects.create(organization_id=organization_id, type=type, object_id=object_id)
@@ -33,12 +33,12 @@ def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  
 
 
 def events_number(organization: Organization) -> None:
-    """Gives committed events their places. Events of one object were written under its row's lock, hence in order."""
+    """Numbers committed events. Events of one object were written under the lock of its row, hence in order."""
     fresh = Event.objects.filter(organization=organization, seq=None).order_by("number")
     if not fresh.exists():
         return
     with transaction.atomic():
-        # no_key: the inserts of rows that refer to the organization must not wait for this
+        # no_key: inserts of rows that refer to the organization do not wait for this lock
         Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
         last = Event.objects.filter(organization=organization).aggregate(last=Max("seq"))["last"] or 0
         for seq, number in enumerate(fresh.values_list("number", flat=True), start=last + 1):
@@ -46,7 +46,7 @@ def events_number(organization: Organization) -> None:
 
 
 def events_prune() -> int:
-    """Deletes what is older than `KEPT`; the last of an organization stays, for it holds the count."""
+    """Deletes events older than `KEPT`, except each organization's last one, because numbering continues from it."""
     old = Event.objects.filter(created_at__lt=timezone.now() - KEPT, seq__isnull=False)
     if not old.exists():
         return 0

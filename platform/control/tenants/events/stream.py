@@ -1,12 +1,12 @@
-"""The feed as server-sent events: each with its id, so that a reader who lost the connection goes on behind it.
+"""The feed as server-sent events. Each has an id, so a client that lost the connection resumes after the last one.
 
 retry: 2000
 
-id: evt_…                  what the client sends back as Last-Event-ID
+id: evt_…                  the client sends it back as Last-Event-ID
 event: batch.completed
 data: {"id": "evt_…", ...}
 
-:                          every 15 s of silence, so that nobody on the way takes the connection for dead
+:                          after every 15 s without an event, so that no proxy closes the connection as idle
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _num_open: Counter[str] = Counter()
 class Subscription:
     organization: Organization
     key: ApiKey
-    after: int  # seq
+    after: int  # `seq` of the last event that the client has received
     types: list[str] | None = None
     object_id: str | None = None
 
@@ -49,26 +49,26 @@ class Subscription:
 class Pace:
     poll_seconds: float = 1.0
     heartbeat_seconds: float = 15.0
-    max_seconds: float = 900.0  # then the client comes back by itself, perhaps to another process
+    max_seconds: float = 900.0  # then the client reconnects, perhaps to another process
 
 
 def refuse_too_many(organization: Organization) -> None:
     """Raises: ApiError: 429."""
     if _num_open[organization.pk] >= MAX_STREAMS:
-        message = f"There are {MAX_STREAMS} open streams of events already."
+        message = f"Your organization has {MAX_STREAMS} open event streams already."
         raise ApiError(429, message, "too_many_streams", headers={"Retry-After": "5"})
 
 
 async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncIterator[bytes]:
-    """Ends after a while, or when its key does."""
+    """Yields messages until `pace.max_seconds` have passed or the key is no longer valid."""
     pace = pace or Pace()
     organization_id, seq = subscription.organization.pk, subscription.after
-    began = heard = time.monotonic()
+    started = last_sent = time.monotonic()
     _num_open[organization_id] += 1
     try:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-        while time.monotonic() - began < pace.max_seconds:
-            events = await sync_to_async(_look)(subscription, seq)
+        while time.monotonic() - started < pace.max_seconds:
+            events = await sync_to_async(_new_events)(subscription, seq)
             if events is None:
                 return
             for event in events:
@@ -77,9 +77,9 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
                 seq = event.seq
             now = time.monotonic()
             if events:
-                heard = now
-            elif now - heard >= pace.heartbeat_seconds:
-                heard = now
+                last_sent = now
+            elif now - last_sent >= pace.heartbeat_seconds:
+                last_sent = now
                 yield b":\n\n"
             if len(events) < BATCH:
                 await asyncio.sleep(pace.poll_seconds)
@@ -87,8 +87,8 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
         _num_open[organization_id] -= 1
 
 
-def _look(subscription: Subscription, seq: int) -> list[Event] | None:
-    """What is new. None: the key does not open the feed any more."""
+def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
+    """Returns at most `BATCH` events after `seq`, or None if the key is no longer valid."""
     try:
         with as_tenant(subscription.organization.pk):
             key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
@@ -98,8 +98,8 @@ def _look(subscription: Subscription, seq: int) -> list[Event] | None:
             events = events_list(subscription.organization, types=subscription.types, object_id=subscription.object_id)
             return list(events.filter(seq__gt=seq).order_by("seq")[:BATCH])
     finally:
-        if not connection.in_atomic_block:  # as it is in tests alone
-            connection.close()  # a stream must not hold one through its silence
+        if not connection.in_atomic_block:  # only tests are in one
+            connection.close()  # an idle stream must not hold a connection
 
 
 def _message(event: Event) -> bytes:

@@ -1,8 +1,8 @@
-"""The names of events: OpenAI's where it has one, else the type of the object and its new status."""
+"""The names of event types: OpenAI's where it has one, else the object's type and its new status."""
 
 from collections.abc import Mapping
 
-# What a job's history says, by the public name; its shards and checkpoints stay in the history.
+# Public event types by the types of `JobEvent`. Events of shards and checkpoints are not published.
 JOB_EVENTS: Mapping[str, str] = {
     "queued": "job.queued",
     "claimed": "job.running",
@@ -15,11 +15,11 @@ JOB_EVENTS: Mapping[str, str] = {
     "failed": "job.failed",
     "cancelled": "job.cancelled",
 }
-# What the end of an evaluation's job is to the evaluation.
+# Event types of an evaluation by the type of the `JobEvent` that ends its job.
 EVALUATION_EVENTS: Mapping[str, str] = {end: f"evaluation.{end}" for end in ("succeeded", "failed", "cancelled")}
-BATCH_PAUSED, BATCH_RESUMED = "batch.paused", "batch.resumed"  # the batch is in progress all the while
+BATCH_PAUSED, BATCH_RESUMED = "batch.paused", "batch.resumed"  # the batch's status stays `in_progress`
 ENDPOINT_TEST, ENDPOINT_DISABLED = "webhook_endpoint.test", "webhook_endpoint.disabled"
-# Public names: renaming a status in a table must not rename an event. A test compares them with the tables' statuses.
+# These names are public: renaming a status in a model must not rename an event. A test compares them with the models.
 _BATCH_STATUSES = ("failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 _PIPELINE_STATUSES = (
     "distilling", "training", "evaluating", "gating", "deploying",
@@ -46,7 +46,7 @@ EVENT_TYPES = (
 
 
 def patterns() -> list[str]:
-    """What may be subscribed to: a name, `batch.*` for all that begin with `batch.`, or `*`."""
+    """Returns the valid subscriptions: a type, `batch.*` for all types that begin with `batch.`, and `*`."""
     prefixes = {name.partition(".")[0] for name in EVENT_TYPES}
     return ["*", *sorted(f"{prefix}.*" for prefix in prefixes), *EVENT_TYPES]
 

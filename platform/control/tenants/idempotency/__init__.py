@@ -1,1 +1,1 @@
-"""`Idempotency-Key`: a POST that may be sent again without being done again."""
+"""`Idempotency-Key`: a POST request that is sent again is not executed again."""

@@ -1,4 +1,4 @@
-"""What makes two requests the same: query, fields and the content of files, in whatever order they came."""
+"""The fingerprint that identifies equal requests: query, fields and the content of files, in any order."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from control.core.storage.upload import StagedUpload
 
 
 def fingerprint(request: Request) -> str:
-    """SHA-256, hexadecimal. Reads the body. Raises: ApiError and rest_framework's own: the body cannot be parsed."""
+    """Reads the body and returns a hexadecimal SHA-256. Raises: ApiError and rest_framework's errors of parsing."""
     values = {"query": _form(request.query_params), "body": _body(request)}
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -22,7 +22,7 @@ def fingerprint(request: Request) -> str:
 def _body(request: Request) -> Any:
     try:
         data = request.data
-    except UnsupportedMediaType:  # as a form sent to a route that reads no body: no reason to refuse it
+    except UnsupportedMediaType:  # such as a form sent to a route that ignores the body
         return hashlib.sha256(request._request.body).hexdigest()
     return _form(data) if isinstance(data, QueryDict) else data
 

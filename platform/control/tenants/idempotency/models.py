@@ -1,4 +1,4 @@
-"""One row a key: who runs its request now, or what was answered."""
+"""One row per idempotency key: the claim of the running request, or the stored response."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from control.tenants.accounts.models import Organization
 
 
 class IdempotencyKey(models.Model):
-    """`status` null: the request is running, by whoever holds `fence`, until `locked_until` on the database's clock."""
+    """While `status` is null, the claim with `fence` is valid until `locked_until` on the database's clock."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     route = models.CharField(max_length=300, help_text="Method and path.")

@@ -1,8 +1,8 @@
-"""Makes a view's POST safe to send again: with `Idempotency-Key`, the same request is done once and answered alike.
+"""Makes POST requests safe to repeat: with `Idempotency-Key` a request is executed once and always answered alike.
 
-The work and its stored answer share one transaction, so that a process which dies after the commit has told its
-answer to the database, if not to the caller. Only successes are kept: a refusal changed nothing, and the same request
-may well succeed later. Chat and completions are not covered: they change nothing, and a seed makes them repeatable.
+The view's work and its stored response share one transaction, so the response is not lost if the process dies after the
+commit but before it reaches the caller. Only successful responses are stored: a refused request changed nothing and may
+succeed later. Chat and completions are not covered: they change nothing, and a seed makes them repeatable.
 """
 
 import re
@@ -27,12 +27,12 @@ HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
 MAX_KEY_LENGTH = 255
 MAX_ROUTE_LENGTH = 300
-_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')  # a string of RFC 8941, as the header's draft standard wants it
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')  # a string of RFC 8941, as in the header's draft standard
 
 
 class IdempotentView(Protocol):
     organization: Organization
-    not_replayed: tuple[str, ...]  # members of the answer that are shown once and never stored: secrets
+    not_replayed: tuple[str, ...]  # keys of the response that are never stored, because they hold secrets
 
 
 Post = Callable[..., HttpResponseBase]
@@ -92,12 +92,12 @@ def _replay(answer: StoredAnswer) -> HttpResponse:
 def _route(request: Request) -> str:
     route = f"{request.method} {request.path}"
     if len(route) > MAX_ROUTE_LENGTH:
-        raise Http404  # no id is as long
+        raise Http404  # no existing resource has so long a path
     return route
 
 
 def _key(header: str) -> str:
-    """Quoted or bare. Raises: ApiError: 400."""
+    """Parses the header's value, with or without quotes. Raises: ApiError: 400."""
     quoted = _QUOTED.fullmatch(header.strip())
     key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header.strip()
     if not 1 <= len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):

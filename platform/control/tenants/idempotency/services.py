@@ -1,10 +1,10 @@
-"""Writers of idempotency keys.
+"""Services that write idempotency keys.
 
-    key_claim ── the request's work, and key_store, in one transaction ──> answered, replayed for 24 h
-        └─────── the work is refused or breaks ── key_release ──> as if the key had never been sent
+    key_claim ── the view's work and key_store, in one transaction ──> stored, replayed for 24 h
+        └─────── the request is refused or fails ── key_release ─────> as if the key had never been sent
 
-A process that dies in its work leaves a claim behind, which counts until `locked_until`. Whoever claims it after that
-raises the fence; a process that was only slow then cannot store its answer, and its work is rolled back.
+If a process dies during its work, its claim stays valid until `locked_until`. A later claim increases the fence, so
+a process that was merely slow cannot store its response any more, and its work is rolled back.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ KEEP_SECONDS = 24 * 3600.0
 LOCK_SECONDS = 15.0
 RETRY_AFTER = {"Retry-After": "1"}
 PURGE_LIMIT = 1_000
-_MAX_LOOKS = 5  # a key can be released between two of our statements: then it is free again
+_MAX_TRIES = 5  # a key may be released between two statements, and can then be claimed
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to do the request's work, and to store its answer."""
+    """The right to execute the request and to store its response."""
 
     pk: int
     fence: int
@@ -40,9 +40,12 @@ class StoredAnswer:
 
 
 def key_claim(*, organization: Organization, route: str, key: str, fingerprint: str) -> Claim | StoredAnswer:
-    """Raises: ApiError: 422, the key belongs to another request; 409, the same one is running."""
+    """Claims the key, or returns the stored response.
+
+    Raises: ApiError: 422, the key was used for a different request; 409, the same request is still running.
+    """
     row = IdempotencyKey.objects.filter(organization=organization, route=route, key=key)
-    for _ in range(_MAX_LOOKS):
+    for _ in range(_MAX_TRIES):
         claim = _claim_new(organization, route, key, fingerprint) or _claim_old(row, fingerprint)
         if claim is not None:
             return claim
@@ -50,7 +53,7 @@ def key_claim(*, organization: Organization, route: str, key: str, fingerprint: 
         if known is None:
             continue
         if known.fingerprint != fingerprint:
-            message = "This Idempotency-Key was used with another request: keys are for repeating the same one."
+            message = "This Idempotency-Key was used with a different request. A key may only repeat the same request."
             raise ApiError(422, message, "idempotency_key_reused")
         if known.status is not None:
             return StoredAnswer(known.status, known.body)
@@ -75,7 +78,7 @@ def _claim_new(organization: Organization, route: str, key: str, fingerprint: st
 
 
 def _claim_old(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None:
-    """Takes a key whose 24 hours are over, or whose holder died."""
+    """Claims a key that is older than 24 hours, or whose process died."""
     free = Q(created_at__lt=from_now(-KEEP_SECONDS)) | Q(status=None, locked_until__lt=Now())
     with transaction.atomic():
         taken = row.filter(free).update(
@@ -88,24 +91,24 @@ def _claim_old(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None:
         )
         if not taken:
             return None
-        held = row.get()  # ours: the UPDATE holds its lock
+        held = row.get()  # the UPDATE has locked the row
     return Claim(held.pk, held.fence)
 
 
 def key_store(*, claim: Claim, status: int, body: str) -> None:
-    """Call it in the transaction of the request's work. Raises: ApiError: 409, somebody else has the key by now."""
+    """Call this in the transaction of the view's work. Raises: ApiError: 409, the key was claimed again meanwhile."""
     assert transaction.get_connection().in_atomic_block, "the answer is stored with the work or not at all"
     if not _held(claim).update(status=status, body=body):
         raise _in_use()
 
 
 def key_release(*, claim: Claim) -> None:
-    """The request changed nothing: the key is free again."""
+    """Frees the key, because the request changed nothing."""
     _held(claim).delete()
 
 
 def keys_purge() -> int:
-    """Forgets keys older than 24 hours. Returns: how many."""
+    """Deletes keys older than 24 hours. Returns: the number of keys."""
     old = IdempotencyKey.objects.filter(created_at__lt=from_now(-KEEP_SECONDS)).values_list("pk", flat=True)
     num_deleted, _ = IdempotencyKey.objects.filter(pk__in=list(old[:PURGE_LIMIT])).delete()
     return num_deleted

@@ -1,1 +1,1 @@
-"""Limits on what one organization may use at once."""
+"""Limits on the resources that one organization may use at once."""

@@ -3,4 +3,4 @@ from django.apps import AppConfig
 
 class QuotasConfig(AppConfig):
     name = "control.tenants.quotas"
-    label = "tenancy"  # the table is named after it
+    label = "tenancy"  # part of the table's name

@@ -1,4 +1,4 @@
-"""What one organization may take of what all share."""
+"""Limits of single organizations on resources that all organizations share."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from control.tenants.accounts.models import Organization
 
 
 class Limits(models.Model):
-    """Differences from what the settings gives everybody; null: none."""
+    """Values that override the defaults of the settings; null means the default."""
 
     organization = models.OneToOneField(
         Organization, on_delete=models.CASCADE, primary_key=True, related_name="limits"

@@ -1,7 +1,7 @@
-"""How much an organization may have at once: the installation's figures, or its own (`Limits`).
+"""The limits of an organization: the installation's defaults, or the organization's own values (`Limits`).
 
-Two requests at once could each find room for one more. So whoever checks first takes the organization's row, in the
-transaction that adds what is counted.
+Two concurrent requests could both see that one more object fits. Therefore the transaction that adds an object locks
+the organization's row before it checks the limit.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from control.tenants.quotas.models import Limits
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     queued_jobs: int
-    running_jobs: int | None  # None: as many as there are workers
+    running_jobs: int | None  # None: no limit
     storage_bytes: int
     requests_per_minute: int
 
@@ -33,8 +33,8 @@ def quota_of(organization_id: str) -> Quota:
     )
 
 
-def organization_hold(organization_id: str) -> None:
-    """Until the transaction ends nobody else can. SQLite has one writer at a time anyway."""
-    assert transaction.get_connection().in_atomic_block, "a lock lasts for a transaction"
-    # no_key: rows that refer to the organization may still be added
+def organization_lock(organization_id: str) -> None:
+    """Locks the organization's row until the transaction ends. SQLite has one writer at a time anyway."""
+    assert transaction.get_connection().in_atomic_block, "a row lock needs a transaction"
+    # no_key: inserts of rows that refer to the organization do not wait for this lock
     Organization.objects.select_for_update(no_key=True).only("pk").get(pk=organization_id)

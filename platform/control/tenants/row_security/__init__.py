@@ -1,1 +1,1 @@
-"""Row-level security: what PostgreSQL itself lets a connection see. SQLite has nothing of the kind."""
+"""Row-level security of PostgreSQL, which separates the organizations. SQLite does not have it."""

@@ -12,6 +12,6 @@ class RowSecurityConfig(AppConfig):
         from control.tenants.row_security.scope import install
 
         connection_created.connect(install, dispatch_uid="slipstream.tenancy")
-        # Django sends post_migrate for apps with models only, and this one has none.
+        # Django sends post_migrate only for apps with models, and this one has none.
         accounts = apps.get_app_config("accounts")
         post_migrate.connect(synchronise, sender=accounts, dispatch_uid="slipstream.tenancy")

@@ -1,9 +1,9 @@
-"""`manage.py check --database default`: a role that policies do not bind is worth a warning."""
+"""`manage.py check --database default` warns of a database role that bypasses row-level security."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Tags, Warning, register  # noqa: A004  # Django's name
+from django.core.checks import CheckMessage, Tags, Warning, register  # noqa: A004  # Django's class
 from django.db import connections
 
 
@@ -22,4 +22,4 @@ def _check(alias: str) -> list[CheckMessage]:
     if not escapes:
         return []
     hint = "Connect as a role that owns nothing, such as the one of SLIPSTREAM_DATABASE_ROLE; migrate as the owner."
-    return [Warning(f"row-level security does not bind the role {name!r}", hint=hint, id="tenancy.W001")]
+    return [Warning(f"the role {name!r} bypasses row-level security", hint=hint, id="tenancy.W001")]

@@ -1,15 +1,15 @@
-"""A request works for nobody until its key has said for whom; the console works for its operators."""
+"""A request has no tenant until it is authenticated; requests of the console see all organizations."""
 
 from contextlib import AbstractContextManager
 
 from django.http import HttpRequest
 
-from control.core.api.around import around
-from control.tenants.row_security.scope import Across, across_tenants, for_nobody
+from control.core.api.middleware import make_middleware
+from control.tenants.row_security.scope import Across, across_tenants, without_tenant
 
 
 def _scope(request: HttpRequest) -> AbstractContextManager[None]:
-    return across_tenants(Across.CONSOLE) if request.path.startswith("/admin/") else for_nobody()
+    return across_tenants(Across.CONSOLE) if request.path.startswith("/admin/") else without_tenant()
 
 
-TenancyMiddleware = around(_scope)  # before everything that looks at a table of ours
+TenancyMiddleware = make_middleware(_scope)  # before all middleware that reads our tables

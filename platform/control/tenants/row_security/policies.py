@@ -1,8 +1,8 @@
-"""PostgreSQL's policies and rights, derived from the models, so that no table can be forgotten.
+"""PostgreSQL's policies and privileges, derived from the models, so that no table can be forgotten.
 
-A table belongs to an organization by its foreign key to one, or by that of the row it is a part of (a job's shards).
-`migrate` brings policies up to date at its end, and touches none that is as it should be. They are forced: they bind
-the tables' owner too, and only a superuser escapes them.
+A table belongs to an organization by a foreign key to it, or by that of the row it is a part of (a job's shards).
+`migrate` updates the policies at its end and leaves unchanged ones alone. They are forced: they also bind the tables'
+owner, and only a superuser bypasses them.
 """
 
 import hashlib
@@ -14,28 +14,26 @@ from django.db.backends.utils import CursorWrapper
 
 from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
-from control.tenants.row_security.scope import EVERYBODY, SETTING
+from control.tenants.row_security.scope import ALL_TENANTS, SETTING
 
-# Rows without an organization are there for all to read; in any other table they are the operators' alone.
+# All tenants can read rows without an organization in these tables; in other tables only operators can.
 SHARED_TABLES = frozenset({"catalog_basemodel"})
-# History: the application adds to these and changes nothing.
+# The application may not change or delete rows of these tables.
 APPEND_ONLY_TABLES = frozenset({"audit_auditevent"})
 
-# In a sub-select, so that it is evaluated once a statement and not once a row.
+# It is a sub-select, so that PostgreSQL evaluates it once per statement and not once per row.
 _TENANT = f"(SELECT current_setting('{SETTING}', true))"
 
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
-    """`own`: SQL that is true for a row of the current tenant."""
-
     name: str
-    own: str
+    own: str  # SQL that is true for a row of the current tenant
 
     @property
     def policies(self) -> dict[str, str]:
-        """What follows `CREATE POLICY name ON table`."""
-        visible = f"({_TENANT} = '{EVERYBODY}' OR {self.own})"
+        """Returns by name the SQL that follows `CREATE POLICY name ON table`."""
+        visible = f"({_TENANT} = '{ALL_TENANTS}' OR {self.own})"
         policies = {"tenant": f"USING {visible} WITH CHECK {visible}"}
         if self.name in SHARED_TABLES:
             policies["shared"] = "FOR SELECT USING (organization_id IS NULL)"
@@ -43,13 +41,13 @@ class TenantTable:
 
 
 def tenant_tables() -> list[TenantTable]:
-    """Every table that has an organization or reaches one."""
+    """Returns every table that refers to an organization, directly or through another table."""
     found = [(model, _owner(model)) for model in apps.get_models(include_auto_created=True)]
     return [TenantTable(model._meta.db_table, own) for model, own in found if own is not None]
 
 
 def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()) -> str | None:
-    """SQL over the table's columns; None: the table belongs to no organization."""
+    """Returns `TenantTable.own`, or None if the table belongs to no organization."""
     if model is Organization:
         return f"id = {_TENANT}"
     keys = [field for field in model._meta.concrete_fields if isinstance(field, models.ForeignKey)]
@@ -58,11 +56,11 @@ def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()
     for key in keys:
         whole = key.related_model
         assert not isinstance(whole, str), "models are loaded"
-        # The other table's own policy decides within the sub-select.
+        # Within the sub-select the policy of the other table applies.
         if not key.null and whole not in (model, *below) and _owner(whole, (model, *below)) is not None:
             table, column = whole._meta.db_table, key.target_field.column
             its_own = f'whole."{column}" = "{model._meta.db_table}"."{key.column}"'
-            return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {its_own})'  # noqa: S608  # our own names
+            return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {its_own})'  # noqa: S608  # names of our models
     return None
 
 
@@ -74,7 +72,7 @@ def synchronise(using: str, **_: object) -> None:
     existing = set(connection.introspection.table_names())
     with connection.cursor() as cursor:
         for table in tenant_tables():
-            if table.name in existing:  # not so while migrating backwards
+            if table.name in existing:  # it may not while migrating backwards
                 _enforce(cursor, table)
         _grant(cursor, existing)
 
@@ -87,7 +85,7 @@ def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
         [wanted, f'"{table.name}"'],
     )
     if cursor.fetchone()[0]:
-        return  # each of the statements below would lock out every reader for a moment
+        return  # each statement below would block all readers for a moment
     cursor.execute(f'ALTER TABLE "{table.name}" ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY')
     for name, rule in table.policies.items():
         cursor.execute(f'DROP POLICY IF EXISTS "{name}" ON "{table.name}"')
@@ -96,7 +94,7 @@ def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
 
 
 def _grant(cursor: CursorWrapper, existing: set[str]) -> None:
-    """Lets the application's role read and write rows, and nothing else; it need not exist where one role does all."""
+    """Grants the application's role access to rows only. The role may be missing if one role does everything."""
     role = get_config().database_role
     cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname = %s AND rolname <> current_user", [role])
     if not cursor.fetchone()[0]:

@@ -1,12 +1,12 @@
-"""Whose rows the code that runs now may touch.
+"""The current tenant: it decides whose rows the running code can read and write.
 
-    as_tenant(organization)     one organization's: requests and attempts at jobs
-    across_tenants(reason)      everybody's: for the reasons listed in `Across`, and no other
-    neither                     nobody's: what forgets to say for whom it works sees nothing
+    as_tenant(organization)     rows of one organization: for requests and attempts at jobs
+    across_tenants(reason)      rows of all organizations: only for the reasons listed in `Across`
+    neither                     no rows: code that forgets to set a tenant sees nothing
 
-PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. It is set for a transaction
-only, never for a connection: a pooler may give the connection to somebody else after the transaction. A statement
-outside of any transaction gets one of its own.
+PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. It is set for a transaction,
+never for a connection, because a pooler may give the connection to another client after the transaction. A statement
+outside of any transaction gets a transaction of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,94 +20,94 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 SETTING = "slipstream.tenant"
-EVERYBODY = "*"  # no organization's id
+ALL_TENANTS = "*"  # not the id of any organization
 
 
 class Across(StrEnum):
-    """Why code may see more than one organization's rows."""
+    """The reasons for which code may see rows of all organizations."""
 
-    AUTHENTICATION = "a key says whose it is"
-    CLAIM = "whose turn it is depends on all"
-    HOUSEKEEPING = "a worker looks for what is due"
-    SUPERVISION = "one supervisor keeps the endpoints of all"
-    CONSOLE = "operators look after all"
-    COMMAND = "an operator's command line"
+    AUTHENTICATION = "the organization is unknown until the API key has been found"
+    CLAIM = "the choice of the next job compares all organizations"
+    HOUSEKEEPING = "a worker looks for due tasks of all organizations"
+    SUPERVISION = "one supervisor runs the deployments of all organizations"
+    CONSOLE = "operators administer all organizations"
+    COMMAND = "an operator runs a management command"
 
 
 _tenant: ContextVar[str] = ContextVar("slipstream_tenant", default="")
 
 
 def current_tenant() -> str:
-    """An organization's id, EVERYBODY, or "" for nobody."""
+    """Returns an organization's id, ALL_TENANTS, or "" if no tenant is set."""
     return _tenant.get()
 
 
 @contextmanager
 def as_tenant(organization_id: str) -> Iterator[None]:
-    assert organization_id not in ("", EVERYBODY), "an organization's id"
-    with _working_for(organization_id):
+    assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
+    with _tenant_set_to(organization_id):
         yield
 
 
 @contextmanager
 def across_tenants(reason: Across) -> Iterator[None]:
-    assert isinstance(reason, Across), "one of the reasons listed above"
-    with _working_for(EVERYBODY):
+    assert isinstance(reason, Across), "a reason must be one of those listed above"
+    with _tenant_set_to(ALL_TENANTS):
         yield
 
 
 @contextmanager
-def for_nobody() -> Iterator[None]:
-    """A request before its key is known. What it enters by `enter_tenant` ends with the block."""
-    with _working_for(""):
+def without_tenant() -> Iterator[None]:
+    """For requests that are not authenticated yet. A tenant that `enter_tenant` sets within the block ends with it."""
+    with _tenant_set_to(""):
         yield
 
 
 def enter_tenant(organization_id: str) -> None:
-    """For the rest of the surrounding block: a request has shown whose it is."""
-    assert organization_id not in ("", EVERYBODY), "an organization's id"
+    """Sets the tenant of an authenticated request for the rest of the surrounding block."""
+    assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
     _tenant.set(organization_id)
 
 
 @contextmanager
-def _working_for(tenant: str) -> Iterator[None]:
+def _tenant_set_to(tenant: str) -> Iterator[None]:
     before = _tenant.get()
     _tenant.set(tenant)
     try:
         yield
     finally:
-        _tenant.set(before)  # not `reset`: a request may begin in one thread's context and end in another's copy
+        _tenant.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
 
 
 def install(connection: BaseDatabaseWrapper, **_: object) -> None:
     """Receiver of `connection_created`."""
-    if connection.vendor == "postgresql" and _tell_first not in connection.execute_wrappers:
-        connection.execute_wrappers.append(_tell_first)
+    if connection.vendor == "postgresql" and _execute_as_tenant not in connection.execute_wrappers:
+        connection.execute_wrappers.append(_execute_as_tenant)
 
 
-def _tell_first(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Wraps every statement, and tells the database for whom it is."""
+def _execute_as_tenant(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Wraps every statement and sets the tenant in the database before it."""
     connection = context["connection"]
     if isinstance(sql, str) and sql.startswith("ROLLBACK TO SAVEPOINT"):
-        connection.slipstream_told = None  # a setting made since the savepoint is undone with it
+        connection.slipstream_tenant = None  # the rollback also undoes a setting made since the savepoint
         return execute(sql, params, many, context)
     if connection.in_atomic_block or not connection.get_autocommit():
-        _tell(connection)
+        _set_tenant(connection)
         return execute(sql, params, many, context)
     if not _tenant.get():
-        return execute(sql, params, many, context)  # outside of a transaction nothing is set: nobody's, as it should
+        return execute(sql, params, many, context)  # outside of transactions the setting is empty already
     with transaction.atomic(using=connection.alias):
-        _tell(connection)
+        _set_tenant(connection)
         return execute(sql, params, many, context)
 
 
-def _tell(connection: Any) -> None:
-    """One more statement at the start of a transaction, and at each change of tenant within it."""
+def _set_tenant(connection: Any) -> None:
+    """Runs one more statement at the start of a transaction and at each change of the tenant within it."""
     status, tenant = connection.connection.info.transaction_status, _tenant.get()
     if status == TransactionStatus.INERROR:
-        return  # nothing can be said before the rollback
-    if status == TransactionStatus.INTRANS and getattr(connection, "slipstream_told", None) == tenant:
+        return  # no statement is accepted before the rollback
+    if status == TransactionStatus.INTRANS and getattr(connection, "slipstream_tenant", None) == tenant:
         return
     with connection.wrap_database_errors:
         connection.connection.execute("SELECT set_config(%s, %s, true)", (SETTING, tenant))
-    connection.slipstream_told = tenant
+    connection.slipstream_tenant = tenant

@@ -1,1 +1,1 @@
-"""Tells customers of events: endpoints, signed deliveries, retries."""
+"""Webhooks: endpoints, signed deliveries of events, and retries."""

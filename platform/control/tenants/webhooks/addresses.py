@@ -1,7 +1,7 @@
-"""Which addresses a customer may have us call: those of the public internet, and no other.
+"""Checks that the addresses of webhooks are on the public internet.
 
-`ipaddress.is_global` alone lets too much through (Python 3.11): it is true for multicast, for 6to4 relays and for
-ranges that only wrap an IPv4 address, private or not: 64:ff9b::a9fe:a9fe is 169.254.169.254 behind NAT64.
+`ipaddress.is_global` alone admits too much (Python 3.11): it is true for multicast, for 6to4 relays and for ranges that
+embed an IPv4 address, even a private one: 64:ff9b::a9fe:a9fe is 169.254.169.254 behind NAT64.
 """
 
 import re
@@ -13,10 +13,10 @@ from control.core.api.errors import ApiError
 PORTS = frozenset({80, 443})
 MAX_URL_LENGTH = 2048
 _IPV4_REFUSED = (IPv4Network("192.88.99.0/24"),)  # 6to4 relays
-_IPV6_UNICAST = IPv6Network("2000::/3")  # all that is assigned to the internet; leaves out NAT64, ::127.0.0.1, fec0::
+_IPV6_UNICAST = IPv6Network("2000::/3")  # assigned unicast; excludes NAT64, ::127.0.0.1 and fec0::
 _IPV6_REFUSED = (
     IPv6Network("2001::/23"),  # Teredo and other protocols
-    IPv6Network("2002::/16"),  # 6to4: an IPv4 address in disguise
+    IPv6Network("2002::/16"),  # 6to4: embeds an IPv4 address
     IPv6Network("3fff::/20"),  # documentation
 )
 _HOST_NAME = re.compile(r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -25,7 +25,7 @@ _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def is_public(address: str) -> bool:
-    """Whether this is one of the public internet's unicast addresses. `address` is numeric; anything else is not."""
+    """Returns whether `address` is a numeric unicast address of the public internet."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -40,7 +40,7 @@ def is_public(address: str) -> bool:
 
 
 def check_url(url: str, *, allow_private: bool) -> str:
-    """What can be refused without asking a name server; the rest is decided by the address connected to.
+    """Refuses URLs that are invalid without a DNS lookup. `transport` checks the resolved addresses.
 
     Raises: ApiError: 400.
     """
@@ -64,7 +64,7 @@ def check_url(url: str, *, allow_private: bool) -> str:
 
 
 def _is_public_name(host: str) -> bool:
-    """A name that is no address in one of the many spellings that resolvers take: 127.1, 0x7f.1, 2130706433."""
+    """Refuses private suffixes, and spellings of addresses that resolvers accept: 127.1, 0x7f.1, 2130706433."""
     if not _HOST_NAME.fullmatch(host):
         return False
     last = host.rsplit(".", 1)[1]

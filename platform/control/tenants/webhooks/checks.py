@@ -1,4 +1,4 @@
-"""`manage.py check --deploy`: what is handy in a test and a hole in production."""
+"""`manage.py check --deploy` refuses a setting that is meant for tests and unsafe in production."""
 
 from collections.abc import Sequence
 

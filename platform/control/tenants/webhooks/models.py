@@ -1,4 +1,4 @@
-"""Where a customer wants to be told, and each telling: an outbox of which the sender is the only reader."""
+"""Webhook endpoints, their secrets, and the outbox of deliveries, which only the sender processes."""
 
 from django.db import models
 
@@ -10,8 +10,8 @@ from control.tenants.events.models import Event
 class WebhookEndpoint(models.Model):
     class Disabled(models.TextChoices):
         BY_CUSTOMER = "by_customer"
-        GONE = "gone"  # it answered 410
-        FAILING = "failing"  # nothing got through for days
+        GONE = "gone"  # the endpoint answered 410
+        FAILING = "failing"  # all deliveries failed for days
 
     id = models.CharField(primary_key=True, max_length=40, default=webhook_endpoint_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="webhook_endpoints")
@@ -27,7 +27,7 @@ class WebhookEndpoint(models.Model):
 
 
 class WebhookSecret(models.Model):
-    """During a rotation an endpoint has two, and every delivery a signature by each."""
+    """During a rotation an endpoint has two secrets, and every delivery is signed with both."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE, related_name="secrets")

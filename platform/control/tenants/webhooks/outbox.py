@@ -1,4 +1,4 @@
-"""The first half of a webhook: rows that say what is to be sent, written by the transaction of the event."""
+"""The outbox of webhooks: the transaction that writes an event also writes a row for each delivery to be sent."""
 
 from django.utils import timezone
 
@@ -8,7 +8,7 @@ from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 
 
 def deliveries_enqueue(event: Event) -> None:
-    """For every endpoint that is enabled and wants events of this type."""
+    """Adds a delivery for every enabled endpoint that is subscribed to the event's type."""
     endpoints = WebhookEndpoint.objects.filter(organization_id=event.organization_id, disabled="")
     WebhookDelivery.objects.bulk_create(
         [delivery_of(event, endpoint) for endpoint in endpoints if matches(event.type, endpoint.events)]
@@ -16,7 +16,7 @@ def deliveries_enqueue(event: Event) -> None:
 
 
 def delivery_of(event: Event, endpoint: WebhookEndpoint) -> WebhookDelivery:
-    """Unsaved."""
+    """Returns an unsaved row."""
     return WebhookDelivery(
         organization_id=event.organization_id,
         endpoint=endpoint,

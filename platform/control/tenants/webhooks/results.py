@@ -1,4 +1,4 @@
-"""What became of an attempt, written into the delivery and its endpoint. Only the attempt's own claim is ended."""
+"""Services that write the result of an attempt into the delivery and its endpoint."""
 
 import datetime as dt
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class Attempt:
 
 @transaction.atomic
 def delivery_attempted(*, delivery: WebhookDelivery, attempt: Attempt, now: dt.datetime) -> None:
-    """A delivery that was replayed or claimed by another sender meanwhile stays as it is."""
+    """Writes the result, unless the delivery was replayed or claimed by another sender meanwhile."""
     answer = attempt.answer
     history = [*delivery.history, attempt.as_json()][-MAX_HISTORY:]
     endpoints = WebhookEndpoint.objects.filter(pk=delivery.endpoint_id)
-    if answer.status is not None and 200 <= answer.status < 300:  # 3xx is no success: nobody is followed
+    if answer.status is not None and 200 <= answer.status < 300:  # 3xx is a failure: redirects are not followed
         if _end_claim(delivery, status=Status.SUCCEEDED, finished_at=now, history=history):
             endpoints.exclude(failing_since=None).update(failing_since=None)
         return
@@ -58,7 +58,7 @@ def delivery_attempted(*, delivery: WebhookDelivery, attempt: Attempt, now: dt.d
 
 @transaction.atomic
 def delivery_exhausted(*, delivery: WebhookDelivery, now: dt.datetime) -> None:
-    """Given up. The endpoint too, if nothing has got through for days."""
+    """Marks the delivery as failed. Disables the endpoint if no delivery has succeeded for days."""
     if not _end_claim(delivery, status=Status.FAILED, finished_at=now):
         return
     dead = WebhookEndpoint.objects.filter(pk=delivery.endpoint_id, failing_since__lte=now - FAILING_BEFORE_DISABLED)
@@ -72,7 +72,7 @@ def _end_claim(delivery: WebhookDelivery, **values: Any) -> bool:
 
 
 def _disable(endpoint_id: str, reason: WebhookEndpoint.Disabled) -> None:
-    """Effects: the customer's other endpoints, and whoever reads the feed, are told."""
+    """Effects: an event, which readers of the feed and the customer's other endpoints receive."""
     if WebhookEndpoint.objects.filter(pk=endpoint_id, disabled="").update(disabled=reason):
         organization_id = WebhookEndpoint.objects.values_list("organization_id", flat=True).get(pk=endpoint_id)
         event_record(organization_id=organization_id, type=ENDPOINT_DISABLED, object_id=endpoint_id)

@@ -1,7 +1,7 @@
-"""Secrets of endpoints: what a receiver verifies with, so we must be able to read them; hence encrypted, not hashed.
+"""Signing secrets of webhook endpoints. They are encrypted, not hashed, because signing needs their plain text.
 
-The key is derived from Django's SECRET_KEY. To change that one, put the old into SECRET_KEY_FALLBACKS: secrets are
-read with any of them, until `manage.py webhook_secrets_reencrypt` has written all of them with the new one.
+The encryption key is derived from Django's SECRET_KEY. To change SECRET_KEY, add the old one to SECRET_KEY_FALLBACKS:
+any of these keys decrypts, and `manage.py webhook_secrets_reencrypt` encrypts all secrets with the new one.
 """
 
 import base64
@@ -25,12 +25,12 @@ def encrypt(secret: str) -> str:
 
 
 def decrypt(encrypted: str) -> str:
-    """Raises: cryptography.fernet.InvalidToken: encrypted under a SECRET_KEY that is not known any more."""
+    """Raises: cryptography.fernet.InvalidToken: the secret was encrypted with a SECRET_KEY that is not known."""
     return _cipher().decrypt(encrypted.encode()).decode()
 
 
 def reencrypt(encrypted: str) -> str:
-    """Under the SECRET_KEY of now. Raises: cryptography.fernet.InvalidToken: as `decrypt`."""
+    """Encrypts with the current SECRET_KEY. Raises: cryptography.fernet.InvalidToken: as `decrypt`."""
     return _cipher().rotate(encrypted.encode()).decode()
 
 

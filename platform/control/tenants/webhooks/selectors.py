@@ -1,4 +1,4 @@
-"""Readers of endpoints and deliveries."""
+"""Selectors for endpoints and deliveries."""
 
 import datetime as dt
 
@@ -34,6 +34,6 @@ def delivery_get(endpoint: WebhookEndpoint, delivery_id: str) -> WebhookDelivery
 
 
 def secrets_in_force(endpoint: WebhookEndpoint, now: dt.datetime) -> list[str]:
-    """Newest first; two during a rotation."""
+    """Returns the endpoint's secrets, newest first. There are two during a rotation."""
     rows = WebhookSecret.objects.filter(Q(expires_at=None) | Q(expires_at__gt=now), endpoint=endpoint)
     return [decrypt(row.encrypted) for row in rows.order_by("-pk")]

@@ -1,12 +1,12 @@
-"""The second half of a webhook: takes deliveries that are due out of the outbox and sends them.
+"""The sender of webhooks: claims deliveries that are due and sends them.
 
     due ──claim──> sent ──2xx──> succeeded
      ^               ├─ 410 ───> failed, and the endpoint is disabled
      └──── pause ────┴─ else ──> failed after the last attempt of the schedule
 
-A claim is a compare-and-swap with an end, so a sender that dies leaves the delivery to the next one, which sends it
-again under the same `webhook-id`: at least once. Of the deliveries of one object to one endpoint only the oldest is
-due, whatever that costs the later ones: they arrive in order.
+A claim is a compare-and-swap and expires, so if a sender dies, the next one sends the delivery again with the same
+`webhook-id`: delivery is at least once. Of the pending deliveries of one object to one endpoint only the oldest can be
+due, so they arrive in order, even if the later ones have to wait for it.
 """
 
 import datetime as dt
@@ -43,12 +43,12 @@ class Sender:
     clock: Callable[[], dt.datetime] = timezone.now
 
     def deliver(self, delivery_id: str) -> bool:
-        """One attempt. Returns: False: somebody else has it, or it is not due any more."""
+        """Makes one attempt. Returns: False if another sender has claimed the delivery, or if it is not due."""
         now = self.clock()
         delivery = due(now).select_related("endpoint", "event").filter(pk=delivery_id).first()
         if delivery is None or not _claim(delivery, now):
             return False
-        if delivery.attempt > len(PAUSES):  # each attempt's sender died
+        if delivery.attempt > len(PAUSES):  # the sender of each attempt died
             delivery_exhausted(delivery=delivery, now=now)
             return True
         body = json.dumps(event_body(delivery.event), separators=(",", ":")).encode()
@@ -66,7 +66,7 @@ class Sender:
 
 
 def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
-    """Longest due first."""
+    """Returns deliveries that are due, the longest due first."""
     earlier = WebhookDelivery.objects.filter(
         endpoint=OuterRef("endpoint"),
         object_id=OuterRef("object_id"),
@@ -82,7 +82,7 @@ def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
 
 
 def _claim(delivery: WebhookDelivery, now: dt.datetime) -> bool:
-    """The row's own columns alone: PostgreSQL looks again at those, not at a subquery's, after waiting for a rival."""
+    """Filters by the row's own columns: after waiting for a lock PostgreSQL re-evaluates these, but no subquery."""
     seen, until = WebhookDelivery.objects.filter(pk=delivery.pk, status=Status.PENDING), now + CLAIM
     if not seen.filter(attempt=delivery.attempt).update(attempt=F("attempt") + 1, claimed_until=until):
         return False
@@ -91,7 +91,7 @@ def _claim(delivery: WebhookDelivery, now: dt.datetime) -> bool:
 
 
 def _headers(delivery: WebhookDelivery, body: bytes, now: dt.datetime) -> dict[str, str]:
-    identity = delivery.event.id  # the same for every attempt: what a receiver tells repetitions by
+    identity = delivery.event.id  # the same in every attempt, so that receivers can detect repetitions
     signatures = [
         Webhook(secret).sign(identity, now, body.decode()) for secret in secrets_in_force(delivery.endpoint, now)
     ]

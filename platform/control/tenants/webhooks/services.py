@@ -1,4 +1,4 @@
-"""Endpoints and deliveries from the customer's side. What the sender finds is written by `results`."""
+"""Services by which customers change endpoints and deliveries. `results` writes the results of attempts."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ Status = WebhookDelivery.Status
 def endpoint_create(
     *, organization: Organization, url: str, events: Sequence[str], description: str = ""
 ) -> tuple[WebhookEndpoint, str]:
-    """The endpoint and its secret, which is shown once.
+    """Returns the endpoint and its secret, which is shown once.
 
-    Raises: ApiError: 400, a URL that we do not call; 409, there are as many endpoints as an organization may have.
+    Raises: ApiError: 400, the URL is not allowed; 409, the organization has the maximum number of endpoints.
     """
     check_url(url, allow_private=get_config().webhooks_allow_private)
-    Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)  # two at once must not pass the limit
+    Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)  # serializes concurrent requests
     if WebhookEndpoint.objects.filter(organization=organization).count() >= MAX_ENDPOINTS:
-        message = f"An organization has at most {MAX_ENDPOINTS} webhook endpoints."
+        message = f"An organization can have at most {MAX_ENDPOINTS} webhook endpoints."
         raise ApiError(409, message, "too_many_webhook_endpoints")
     endpoint = WebhookEndpoint.objects.create(
         organization=organization, url=url, events=list(events), description=description
@@ -45,9 +45,11 @@ def endpoint_create(
 @audited("webhook_endpoint.update")
 @transaction.atomic
 def endpoint_update(*, endpoint: WebhookEndpoint, changes: Mapping[str, Any]) -> WebhookEndpoint:
-    """`changes`: any of url, events, description, enabled. What waits for a disabled endpoint is sent once it is not.
+    """Changes an endpoint. Pending deliveries of a disabled endpoint are sent once it is enabled again.
 
-    Raises: ApiError: 400, a URL that we do not call.
+    Args:
+        changes: values for any of url, events, description, enabled.
+    Raises: ApiError: 400, the URL is not allowed.
     """
     values = {name: changes[name] for name in ("url", "events", "description") if name in changes}
     if "url" in values:
@@ -64,14 +66,14 @@ def endpoint_update(*, endpoint: WebhookEndpoint, changes: Mapping[str, Any]) ->
 
 @audited("webhook_endpoint.delete")
 def endpoint_delete(*, endpoint: WebhookEndpoint) -> None:
-    """With its deliveries, sent or not."""
+    """Deletes the endpoint and its deliveries, even those that have not been sent."""
     WebhookEndpoint.objects.filter(pk=endpoint.pk).delete()
 
 
 @audited("webhook_endpoint.rotate_secret")
 @transaction.atomic
 def endpoint_rotate_secret(*, endpoint: WebhookEndpoint, grace: dt.timedelta) -> str:
-    """A new secret. Until `grace` is over, deliveries are signed with the old one too."""
+    """Returns a new secret. Until `grace` has passed, deliveries are signed with the old one too."""
     now = timezone.now()
     WebhookSecret.objects.filter(endpoint=endpoint, expires_at__lte=now).delete()
     WebhookSecret.objects.filter(endpoint=endpoint, expires_at=None).update(expires_at=now + grace)
@@ -87,9 +89,9 @@ def _add_secret(endpoint: WebhookEndpoint) -> str:
 @audited("webhook_endpoint.test")
 @transaction.atomic
 def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
-    """Sends an event made for this, to this endpoint alone and whatever it subscribed to.
+    """Sends a test event to this endpoint only, whatever types it is subscribed to.
 
-    Raises: ApiError: 409, it is disabled.
+    Raises: ApiError: 409, the endpoint is disabled.
     """
     if endpoint.disabled:
         raise ApiError(409, "The endpoint is disabled; enable it first.", "webhook_endpoint_disabled", "endpoint_id")
@@ -101,7 +103,7 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
 
 @audited("webhook_delivery.replay")
 def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
-    """Sends it again, now and then by the whole schedule, under the same `webhook-id`. A pending one is hastened."""
+    """Sends a delivery again now, with the same `webhook-id`. The retry schedule begins anew, also if it is pending."""
     now = timezone.now()
     WebhookDelivery.objects.filter(pk=delivery.pk).update(
         status=Status.PENDING, attempt=0, next_attempt_at=now, claimed_until=None, finished_at=None
@@ -111,9 +113,9 @@ def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
 
 
 def webhook_secrets_reencrypt() -> int:
-    """Writes every secret with the secret key of now. Returns: how many.
+    """Encrypts all secrets with the current secret key. Returns: the number of secrets.
 
-    Raises: cryptography.fernet.InvalidToken: one was written under a key that is not known any more; nothing changes.
+    Raises: cryptography.fernet.InvalidToken: a secret was encrypted with a key that is not known; nothing changes.
     """
     with transaction.atomic():
         rows = list(WebhookSecret.objects.select_for_update())

@@ -1,8 +1,8 @@
-"""One POST to an address that a customer chose.
+"""Sends one POST request to a URL that a customer chose.
 
-The name is resolved once, every address it has is looked at, and the connection goes to one of those, so that a name
-which resolves to something else a moment later gains nothing. No redirects, no proxies, no connection kept, a deadline
-for the whole exchange, and of the answer only its status and `Retry-After` are used.
+The host name is resolved once, all of its addresses are checked, and the connection uses one of these, so a name that
+resolves differently a moment later (DNS rebinding) has no effect. Redirects, proxies and persistent connections are not
+used, the whole exchange has a deadline, and only the status and `Retry-After` of the response are read.
 """
 
 import socket
@@ -22,12 +22,12 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class AddressRefused(httpcore2.ConnectError):
-    """The host is not on the public internet, or not with all of its addresses."""
+    """Not all addresses of the host are on the public internet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` is None if there was none; `error` then says why: permanent, and safe to show."""
+    """`status` is None without a response; `error` is then a code that is permanent and safe to show to customers."""
 
     status: int | None
     retry_after: str | None = None
@@ -40,7 +40,7 @@ def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class GuardedBackend(httpcore2.NetworkBackend):
-    """Connects to checked addresses only, and gives all reads and writes of a connection one deadline."""
+    """Connects to checked addresses only. All reads and writes of a connection share one deadline."""
 
     def __init__(self, *, allow_private: bool, resolve: Resolve = resolve) -> None:
         self._allow_private = allow_private
@@ -69,11 +69,11 @@ class GuardedBackend(httpcore2.NetworkBackend):
     def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: object = None
     ) -> httpcore2.NetworkStream:
-        raise AddressRefused("a socket of this machine")
+        raise AddressRefused("a webhook cannot use a Unix socket")
 
 
 class _DeadlineStream(httpcore2.NetworkStream):
-    """A receiver that answers a byte a second is cut off as one that says nothing."""
+    """Also cuts off a receiver that sends a byte per second, for which timeouts of single reads never expire."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
         self._stream = stream
@@ -105,7 +105,7 @@ def _left(deadline: float) -> float:
 def post(
     url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool, resolve: Resolve = resolve
 ) -> Answer:
-    """Never raises for what a receiver, a name server or the network does."""
+    """Never raises for an error of the receiver, the name server or the network."""
     backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
     try:
@@ -113,7 +113,7 @@ def post(
             httpcore2.ConnectionPool(network_backend=backend, max_keepalive_connections=0) as pool,
             pool.stream("POST", url, headers=sent, content=body) as response,
         ):
-            _skim(response)
+            _drain(response)
             return Answer(status=response.status, retry_after=_header(response, b"retry-after"))
     except AddressRefused:
         return Answer(status=None, error="address_refused")
@@ -126,8 +126,8 @@ def post(
         return Answer(status=None, error="no_valid_answer")
 
 
-def _skim(response: httpcore2.Response) -> None:
-    """Reads as much as a decent receiver answers, so that it sees its answer taken; the rest is left."""
+def _drain(response: httpcore2.Response) -> None:
+    """Reads at most `MAX_ANSWER_BYTES`, so that a receiver with a response of normal size sees no broken connection."""
     read = 0
     for part in response.iter_stream():
         read += len(part)

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
 
-from control.billing.spending.selectors import REACHED, Reached, cap_reached, format_usd
+from control.billing.spending.selectors import REACHED, CapReached, cap_reached, format_usd
 from control.billing.usage.services import caller_of_job
 from control.queue.jobs.services import job_pause, job_resume
 from control.queue.jobs.state import Claim
@@ -29,14 +29,14 @@ def quote_spent_nanousd(quote_id: str) -> int:
     return Batch.objects.filter(quote_id=quote_id).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
 
 
-def batch_cap_reached(batch: Batch) -> Reached | None:
+def batch_cap_reached(batch: Batch) -> CapReached | None:
     """The cap that the batch has reached: its quote's, or one of the organization or project that asked for it."""
     quote = batch.quote
     if quote is not None and quote.cap_nanousd is not None:
         spent = quote_spent_nanousd(quote.pk)
         if spent >= quote.cap_nanousd:
             message = f"{format_usd(spent)} are spent of the {format_usd(quote.cap_nanousd)} that the quote allows."
-            return Reached(cap_id=quote.pk, message=message)
+            return CapReached(cap_id=quote.pk, message=message)
     return cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
 
 
@@ -47,7 +47,7 @@ def batches_paused() -> QuerySet[Batch]:
 
 
 @transaction.atomic
-def batch_pause(*, batch: Batch, claim: Claim, reached: Reached) -> bool:
+def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
     """Returns: False: it is being cancelled instead. Raises: LeaseLost."""
     if not job_pause(claim=claim, why=reached.as_reason()):
         return False

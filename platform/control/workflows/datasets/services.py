@@ -32,7 +32,7 @@ class _Tokens(NamedTuple):
     are_exact: bool
 
 
-@audited("dataset.create", itself=True)
+@audited("dataset.create", records_itself=True)
 def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
     """Reads the whole file, now: whoever asks wants to know before anything is spent. Bad rows are no error.
 

@@ -24,7 +24,7 @@ from control.workflows.evaluations.selectors import making_seconds, pipeline_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
 
-@audited("evaluation.create", itself=True)
+@audited("evaluation.create", records_itself=True)
 def evaluation_create(
     *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationRequest
 ) -> Evaluation:

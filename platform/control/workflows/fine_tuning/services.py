@@ -12,7 +12,7 @@ from control.core.storage.undo import stored_bytes_undone
 from control.data.files.models import File
 from control.data.files.selectors import file_get
 from control.queue.jobs.models import Job
-from control.queue.jobs.services import job_resume, job_set_aside
+from control.queue.jobs.services import job_pause_on_request, job_resume
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.workflows.batches.services import batch_window_restart
@@ -93,7 +93,7 @@ def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
     work = work_of(pipeline)
     if work is None:
         raise _wrong_status("pause", pipeline)
-    if not job_set_aside(job=work, why=WHY_PAUSED):
+    if not job_pause_on_request(job=work, why=WHY_PAUSED):
         raise ApiError(409, "The job is just ending its stage, or is being cancelled. Try again.", "stage_ending")
 
 

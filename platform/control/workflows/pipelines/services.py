@@ -29,7 +29,7 @@ from control.workflows.prompt_files.held_out import held_out_key, normalise_held
 from control.workflows.quotes.selectors import quote_get
 
 
-@audited("pipeline.create", itself=True)
+@audited("pipeline.create", records_itself=True)
 def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
     """Checks everything that can be checked now, splits off held-out prompts if need be, and starts.
 

@@ -43,7 +43,7 @@ _ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
 _USES = ("speculator_id", "initial_speculator_id")  # of a job's parameters
 
 
-@audited("speculator.export", itself=True)
+@audited("speculator.export", records_itself=True)
 def speculator_export(*, speculator: Speculator, form: str) -> File:
     """A zip archive of the speculator as another engine reads it.
 
@@ -75,7 +75,7 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
     return file
 
 
-@audited("speculator.import", itself=True)
+@audited("speculator.import", records_itself=True)
 def speculator_import(
     *, organization: Organization, file: File, form: str, base_model: BaseModel, name: str
 ) -> Speculator:

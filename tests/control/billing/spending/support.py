@@ -1,4 +1,4 @@
-"""Quotes without a pilot."""
+"""Creates quotes without a pilot run."""
 
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization

@@ -1,4 +1,4 @@
-"""What may be spent: by an organization, by one of its projects, under a quote."""
+"""Spend caps of an organization, of one of its projects and of a quote."""
 
 import datetime as dt
 from typing import Any
@@ -48,7 +48,7 @@ def status_of(batch: Batch) -> str:
 
 
 def test_a_job_that_is_to_be_cancelled_is_not_paused_but_ended(organization: Organization) -> None:
-    """The cancellation came while a worker had the job and had not seen it yet."""
+    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     held = claim(batch.job)

@@ -18,7 +18,7 @@ async def _reads_all(scope: Any, receive: Any, send: Any) -> None:
 
 
 def call(path: str, chunks: Sequence[bytes], *, announced: int | None = None) -> tuple[int, bytes, int]:
-    """Status, body, and how many chunks were taken from the socket."""
+    """Returns the status, the body, and the number of chunks that were read from the socket."""
     waiting = list(chunks)
     sent: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""A body of unknown length, as clients send that make it on the way (`Transfer-Encoding: chunked`)."""
+"""Bodies of unknown length (`Transfer-Encoding: chunked`), as sent by clients that generate them."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ FORM = "".join(
 
 
 def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, Any]:
-    """In chunks of ten bytes."""
+    """Sends the body in chunks of ten bytes."""
     chunks = [body[start : start + 10] for start in range(0, len(body), 10)]
     sent: list[Any] = []
 

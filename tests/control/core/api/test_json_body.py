@@ -1,4 +1,4 @@
-"""Bodies that Python's JSON takes and nothing else does."""
+"""Bodies that Python's JSON parser accepts but databases and clients do not."""
 
 from typing import Any
 

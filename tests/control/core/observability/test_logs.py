@@ -1,4 +1,4 @@
-"""One request's id is found again in its job's history, in the worker's log and in the child's."""
+"""The id of a request is found again in its job's history and in the logs of the worker and its child."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Traces: request → job → attempt in one, with nothing imported where they are off."""
+"""A trace covers request → job → attempt. If tracing is off, no SDK is imported."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Both kinds of storage keep the same promises; S3 is played by moto, in this process."""
+"""Both kinds of storage behave alike. moto simulates S3 in this process."""
 
 import os
 from collections.abc import Iterator

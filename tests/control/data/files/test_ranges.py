@@ -1,4 +1,4 @@
-"""Downloads in parts: what a client needs to go on after a break."""
+"""Downloads of ranges, which let a client resume an interrupted download."""
 
 import pytest
 from django.test import Client

@@ -1,4 +1,4 @@
-"""A file sent in parts. Django runs what waits for a commit only where a test asks for it."""
+"""Uploads in parts. In these tests Django runs `on_commit` callbacks only if a test requests it."""
 
 import hashlib
 from datetime import timedelta

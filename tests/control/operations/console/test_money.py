@@ -34,7 +34,7 @@ def test_an_operator_makes_raises_and_removes_a_cap(operator: Client) -> None:
     batch_pause(batch=batch, claim=claim(batch.job), reached=reached)
     assert batch.pk in page(operator, change_path("spending_spendcap", cap.pk))
     assert "USD this month, all projects" in page(operator, change_path("accounts_organization", organization.pk))
-    assert "0 USD that it may this month" in page(operator, change_path("batches_batch", batch.pk))
+    assert "its cap for this month is 0 USD" in page(operator, change_path("batches_batch", batch.pk))
     assert "paused" in page(operator, change_path("jobs_job", batch.job_id))
 
     operator.post(change_path("spending_spendcap", cap.pk), {"usd": "12.5"})

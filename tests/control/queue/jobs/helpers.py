@@ -42,7 +42,7 @@ def add_shards(job: Job, *sizes: int) -> None:
 
 
 def snapshot(job: Job) -> dict[str, object]:
-    """Everything a stale write could have changed."""
+    """Returns all data that a stale write could have changed."""
     return {
         **Job.objects.filter(pk=job.pk).values().get(),
         "shards": list(JobShard.objects.filter(job=job).order_by("pk").values()),

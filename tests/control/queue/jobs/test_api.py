@@ -1,4 +1,4 @@
-"""/v1/jobs, as a customer sees it."""
+"""/v1/jobs from a customer's point of view."""
 
 import pytest
 from django.test import Client

@@ -1,4 +1,4 @@
-"""Leases and fences: who may work on a job, and whose writes count.
+"""Leases and fences: which worker may work on a job, and whose writes are accepted.
 
 Racing claimers need a database file: see tests/workers/supervisor/test_races.py.
 """
@@ -136,7 +136,7 @@ def test_a_renewal_tells_of_a_cancellation() -> None:
 
 
 def test_another_try_is_not_put_off_where_the_customer_waits_for_the_end() -> None:
-    """The cancellation came while a worker had the job and had not seen it yet."""
+    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     job = submit()
     taken = claim(job)
     job_cancel(job=job)

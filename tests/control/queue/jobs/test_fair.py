@@ -25,13 +25,13 @@ def take() -> Claim:
 
 
 def work(claim: Claim, seconds: float) -> None:
-    """Ends the job after so long on the database's clock, of which nothing passes here."""
+    """Ends the job as if this time had passed on the database's clock."""
     Job.objects.filter(pk=claim.job_id).update(claimed_at=Now() - timedelta(seconds=seconds))
     job_succeed(claim=claim, result={})
 
 
 class Simulation:
-    """Workers that are never idle while there is a job. A job's length stands in its params."""
+    """Simulates workers that are never idle while a job is due. The params of a job contain its duration."""
 
     def __init__(self, num_workers: int) -> None:
         self.free_at = [0.0] * num_workers
@@ -43,7 +43,7 @@ class Simulation:
         return [job_submit(organization=organization, kind="batch", params=params).pk for _ in range(count)]
 
     def step(self) -> float:
-        """The worker that is free first ends its job and takes the next one. Returns: when."""
+        """The worker that is free first ends its job and claims the next one. Returns: the time."""
         worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
         now = self.free_at[worker]
         if done := self.running.pop(worker, None):
@@ -72,7 +72,7 @@ def test_nobody_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_work
     simulation.run_until(1500.0 / num_workers)
 
     for jobs, seconds in others:
-        # Alone among four, it would get a quarter of the workers, and never more than one worker a job.
+        # As one of four it gets a quarter of the workers, but never more than one worker per job.
         fair_seconds = max(len(jobs) * seconds * 4 / num_workers, seconds)
         waited = max(simulation.ended_at[job] for job in jobs) - 200.0
         assert waited <= 2 * fair_seconds, f"jobs of {seconds} s: {waited:.0f} s, fair were {fair_seconds:.0f} s"

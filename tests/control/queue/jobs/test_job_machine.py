@@ -1,4 +1,4 @@
-"""The job table under any order of events: workers that claim, die, wake up late, and customers who cancel."""
+"""A state machine test of jobs: workers claim, die and resume late, and customers cancel, in any order."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from control.queue.jobs.services import (
     job_end_cancelled,
     job_fail,
     job_pause,
+    job_pause_on_request,
     job_release,
     job_renew,
     job_resume,
-    job_set_aside,
     job_succeed,
 )
 from control.queue.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
@@ -38,7 +38,7 @@ def _pause(*, claim: Claim) -> None:
 
 
 class JobMachine(RuleBasedStateMachine):
-    """`claims` holds every claim ever made: the stale ones go on writing."""
+    """`claims` holds every claim ever made: holders of stale ones keep trying to write."""
 
     organization: Any = None  # set by the test, which owns the database
 
@@ -59,7 +59,7 @@ class JobMachine(RuleBasedStateMachine):
         return row.status == Job.Status.RUNNING and row.fence == claim.fence
 
     def attempt(self, claim: Claim, write: Any) -> Any:
-        """Makes a write; it must fail exactly when the claim is stale."""
+        """Writes with the claim, which must fail exactly if the claim is stale."""
         held = self.holds(claim)
         try:
             done = write()
@@ -128,7 +128,7 @@ class JobMachine(RuleBasedStateMachine):
     def set_aside(self) -> None:
         row = self.row()
         may = row.status not in TERMINAL and row.cancel_requested_at is None
-        assert job_set_aside(job=self.job, why={"code": "asked"}) == may
+        assert job_pause_on_request(job=self.job, why={"code": "asked"}) == may
 
     @rule(code=st.sampled_from(["cap", "asked"]))
     def resume(self, code: str) -> None:

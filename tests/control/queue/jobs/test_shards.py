@@ -1,4 +1,4 @@
-"""Who wins a shard, and how the row that crashes its worker is found."""
+"""Commits of shards, and the search for a row that crashes its worker."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def ranges(job: Job) -> list[tuple[int, int]]:
 
 
 def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[int], int]:
-    """Plays worker: hands out shards, crashes where a poison row is. Returns: convicted rows, longest stall."""
+    """Simulates a worker that crashes at poison rows. Returns: the rows found, and the longest stall."""
     convicted, stalled = set[int](), 0
     for _ in range(limit):
         hand = next_shards(list(shards_open(job.pk)))

@@ -35,7 +35,7 @@ def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) 
 
 def ready_deployment(organization: Organization, name: str) -> Deployment:
     deployment = deployment_create(organization=organization, name=name, base_model=make_base_model())
-    Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=9)  # nobody listens at port 9
+    Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=9)  # no process listens on port 9
     return deployment
 
 
@@ -167,7 +167,7 @@ def test_a_restricted_key_reaches_its_deployment_and_no_other(client: Client, or
     assert made["scopes"] == ["inference"]
     reached = post(app, "/v1/completions", {"model": "ours", "prompt": "x"}, status=502)
     hidden = post(app, "/v1/completions", {"model": "other", "prompt": "x"}, status=404)
-    assert reached["error"]["code"] == "upstream_unavailable"  # past the key, as far as the engine that is not there
+    assert reached["error"]["code"] == "upstream_unavailable"  # the key was accepted, but the engine does not exist
     assert hidden["error"]["code"] == "model_not_found"
 
 
@@ -182,7 +182,7 @@ def test_a_restriction_names_deployments_of_the_organization_and_goes_with_few_s
 
 
 def refuse(key_id: str) -> float:
-    """A well-formed guess with this id. Returns: how long it took to refuse it, in seconds."""
+    """Sends a well-formed but invalid key with this id. Returns: the seconds until it was refused."""
     body = f"{key_id}{new_token().secret}"
     guess = f"sk_live_{body}{checksum(body)}"
     began = time.perf_counter()
@@ -193,7 +193,7 @@ def refuse(key_id: str) -> float:
 
 @pytest.mark.parametrize("num_guesses", [1_000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_no_guess_is_a_key_and_none_tells_which_ids_there_are(organization: Organization, num_guesses: int) -> None:
-    """With the id of a real key, which are the hardest to refuse, and with others: both in the same time."""
+    """Guesses with the id of a real key take as long to refuse as guesses with other ids."""
     key, _ = make_key(organization)
     known, unknown = [], []
     for _ in range(num_guesses // 2):

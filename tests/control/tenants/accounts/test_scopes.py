@@ -1,4 +1,4 @@
-"""Every route names the scope it needs, and asks for it before it does anything."""
+"""Every route names the scope it needs, and checks it first."""
 
 import pytest
 from django.test import Client
@@ -15,7 +15,7 @@ OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route
 
 
 def declared_scope(route: Route) -> str | None:
-    """What the view says itself or through a base of its own; not the default that refuses everybody else."""
+    """Returns the scope that the view or its own base class declares, but not the default of `OrganizationView`."""
     if not isinstance(route.view, type):
         return FUNCTIONS.get(route.view.__name__)
     own = [base for base in route.view.__mro__ if issubclass(base, OrganizationView) and base is not OrganizationView]

@@ -1,4 +1,4 @@
-"""S13: what changes something leaves one event, with the change or not at all, and nobody alters it afterwards."""
+"""S13: every change leaves one audit event, written in its transaction, which cannot be altered afterwards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 # They answer prompts, and change nothing.
 GATEWAY = ("/v1/chat/completions", "/v1/completions")
-# They need the files of a speculator: tests/control/workflows/speculators looks at their events.
+# They need the files of a speculator: tests/control/workflows/speculators tests their events.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")
@@ -57,7 +57,7 @@ def stop_deployment(world: World) -> None:
     deployment_stop(deployment=world.deployment)
 
 
-# What must be so for the operation to succeed; a body that comes of it is sent.
+# Functions that prepare the operation so that it succeeds. If one returns a body, the request sends it.
 BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
@@ -130,7 +130,7 @@ def test_an_operators_action_is_his(organization: Organization) -> None:
 
 
 def test_without_a_request_nothing_is_recorded(organization: Organization) -> None:
-    """Workers act for nobody."""
+    """Workers leave no audit events."""
     World(organization).everything()
     assert not AuditEvent.objects.exists()
 

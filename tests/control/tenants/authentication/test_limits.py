@@ -1,4 +1,4 @@
-"""Requests a minute: told to callers, shared over Redis, and never a reason to fail when Redis does."""
+"""Rate limits: responses report them, processes share them in Redis, and requests succeed while Redis is down."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ from tests.control.factories import client_of, make_organization
 @pytest.fixture(autouse=True)
 def _nothing_counted_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(limits, "_quiet_until", 0.0)
-    limits._own.cache_clear()
+    limits._local.cache_clear()
     yield
     limits._shared.cache_clear()
 
@@ -89,7 +89,7 @@ def test_the_gateway_counts_too(organization: Organization) -> None:
 def test_processes_share_what_redis_counts(organization: Organization, valkey: ValkeyServer) -> None:
     client = allow(organization, 3)
     assert statuses(client, 2) == [200, 200]
-    limits._shared.cache_clear()  # as another process has it
+    limits._shared.cache_clear()  # as in another process
     assert statuses(client, 2) == [200, 429]
     assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
 
@@ -101,7 +101,7 @@ def test_processes_share_what_redis_counts(organization: Organization, valkey: V
 def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
     organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test, on any machine
+    monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test takes on any machine
     client = allow(organization, 200)
     statuses(client, 1)
     assert valkey._process is not None

@@ -1,4 +1,4 @@
-"""The feed: every move leaves one event, in one order that no reader can miss a part of."""
+"""The feed: every change of status leaves one event, and no reader can miss one."""
 
 import datetime as dt
 import json
@@ -148,7 +148,7 @@ def test_places_are_given_without_gaps_to_each_organization(
 
 
 def test_what_is_committed_late_is_numbered_behind_what_was_seen(organization: Organization) -> None:
-    """Its row was begun first, so its number is smaller; its place is not."""
+    """The row that was created first has the smaller `number` but the larger `seq`, because it is committed later."""
     late = happen(organization, "late")
     Event.objects.filter(pk=late.pk).delete()  # not committed yet
     seen = happen(organization, "early")
@@ -245,7 +245,7 @@ def test_streams_are_limited_and_counted_down_again(organization: Organization) 
         sources = [stream(subscription_, HURRIED) for _ in range(stream_module.MAX_STREAMS)]
         for source in sources:
             await anext(source)
-        with pytest.raises(ApiError, match="open streams"):
+        with pytest.raises(ApiError, match="open event streams"):
             refuse_too_many(organization)
         for source in sources:
             await source.aclose()  # type: ignore[attr-defined]  # a generator

@@ -1,4 +1,4 @@
-"""The API in a process that can be told to die after its commit: the caller never hears what came of the request."""
+"""The API in a process that can be told to die after its commit, so that the caller gets no response."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Keys against real server processes: many requests at once, and a server that dies with the answer on its lips."""
+"""Idempotency keys with real servers: concurrent requests, and a server that dies before it sends the response."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +16,7 @@ DYING_APP = "tests.control.tenants.idempotency.dying_app:application"
 
 
 class Caller:
-    """Sends one and the same request."""
+    """Sends the same request at each call."""
 
     def __init__(self, stack: LiveStack) -> None:
         _, token = make_key(stack.organization)

@@ -1,4 +1,4 @@
-"""A POST sent twice with one key is done once. Time passes by moving rows into the past."""
+"""A POST request sent twice with one key is executed once. The tests let time pass by moving rows into the past."""
 
 from datetime import timedelta
 from functools import partial

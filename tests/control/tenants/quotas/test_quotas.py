@@ -1,4 +1,4 @@
-"""Nobody gets more than its organization may have, however many ask at once."""
+"""No organization exceeds its quota, however many requests run concurrently."""
 
 import threading
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def limited(organization: Organization, **limits: int) -> Organization:
 
 
 def at_once(call: Callable[[], object]) -> list[str]:
-    """What each of a hundred simultaneous calls came to: "done", or a refusal's code."""
+    """Returns the results of a hundred concurrent calls: "done", or the code of the error."""
     start, outcomes = threading.Barrier(NUM_CALLERS), list[str]()
 
     def run() -> None:

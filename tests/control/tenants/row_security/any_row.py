@@ -1,4 +1,4 @@
-"""A row for any model: so that tests over all tables take in those that do not exist yet."""
+"""Creates a row of any model, so that tests of all tables also cover future ones."""
 
 import itertools
 import secrets
@@ -13,7 +13,7 @@ _number = itertools.count(1)
 
 
 def make_any_row(model: type[models.Model], organization: Organization) -> models.Model:
-    """With whatever it needs, all of it the organization's."""
+    """Creates the row and all rows that it refers to, all of them owned by the organization."""
     if model is Organization:
         return organization
     values = {field.name: _value(field, organization) for field in model._meta.concrete_fields if _is_needed(field)}
@@ -47,5 +47,5 @@ def _value(field: Any, organization: Organization) -> Any:
         case models.BinaryField():
             return b"x"
         case models.IntegerField() | models.FloatField():
-            return next(_number)  # grows with each field, so that `row_to` lies behind `row_from`
+            return next(_number)  # grows with each field, so that `row_to` is larger than `row_from`
     raise AssertionError(f"no value for {field!r}")

@@ -1,4 +1,4 @@
-"""PostgreSQL keeps tenants apart by itself: whatever the code asks for, it sees its own organization's rows."""
+"""PostgreSQL separates the tenants by itself: whatever a query asks for, it returns only the tenant's rows."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ from control.queue.jobs.services import job_claim, job_submit
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.checks import check_role
 from control.tenants.row_security.policies import tenant_tables
-from control.tenants.row_security.scope import Across, across_tenants, as_tenant, for_nobody
+from control.tenants.row_security.scope import Across, across_tenants, as_tenant, without_tenant
 from tests.control.calls import path_of
 from tests.control.factories import client_of, make_base_model, make_file, make_job, make_organization
 from tests.control.routes import api_routes
@@ -26,7 +26,7 @@ from tests.control.world import World
 from tests.databases import connected_to, postgres_server
 from tests.postgres import OWNER
 
-# Every table from which foreign keys lead to an organization, as the database itself knows them.
+# Every table from which foreign keys lead to an organization, according to the database.
 _REACHING = """
 WITH RECURSIVE reaching AS (
     SELECT 'accounts_organization'::regclass::oid AS oid
@@ -76,7 +76,7 @@ def test_with_all_filters_gone_no_table_shows_a_foreign_row(postgres: str) -> No
             foreign = set(model._base_manager.values_list("pk", flat=True))
         assert not visible[model] & foreign, f"{model} shows a foreign row"
         assert len(visible[model]) + len(foreign) == everything[model], f"{model} has rows of nobody"
-        with for_nobody():
+        with without_tenant():
             assert not model._base_manager.exists(), f"{model} shows rows to nobody"
 
 
@@ -96,7 +96,7 @@ def test_with_the_services_filters_switched_off_the_api_still_shows_nothing_fore
     monkeypatch.setattr(QuerySet, "_filter_or_exclude", unfiltered)
     routes = [route for route in api_routes() if "GET" in route.methods]
     for route in routes:
-        answer = client.get(path_of(route, theirs), {"start_time": "1"})  # usage must be asked for since a time
+        answer = client.get(path_of(route, theirs), {"start_time": "1"})  # usage needs a start time
         assert answer.status_code == (404 if route.parameters else 200), route.path
         body = b"".join(answer)
         assert not any(f'"{identity}"'.encode() in body for identity in foreign), route.path
@@ -151,7 +151,7 @@ def test_the_tenant_lasts_for_a_block_through_commits_rollbacks_and_savepoints(p
 
 
 def test_a_connection_keeps_no_tenant(postgres: str) -> None:
-    """A pooler gives it to somebody else after each transaction."""
+    """A pooler may give the connection to another client after each transaction."""
     with as_tenant(make_organization().pk):
         seen()
         with transaction.atomic():
@@ -226,7 +226,7 @@ def test_a_role_that_escapes_policies_is_warned_of(postgres: str) -> None:
 def test_a_claim_knows_whose_job_it_took(postgres: str) -> None:
     organization = make_organization()
     job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params={})
-    with for_nobody():
+    with without_tenant():
         claim = job_claim(job_id=job.pk, worker="worker")
     assert claim is not None
     assert claim.organization_id == organization.pk

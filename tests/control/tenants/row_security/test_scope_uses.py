@@ -1,4 +1,4 @@
-"""Who sees more than one organization's rows, and why: the whole list."""
+"""The complete list of modules that may see rows of all organizations, with their reasons."""
 
 import ast
 from collections.abc import Iterator

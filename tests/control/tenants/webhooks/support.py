@@ -1,4 +1,4 @@
-"""A clock that only moves when told to, and a receiver that remembers."""
+"""A clock that tests move forward, and a receiver that records its requests."""
 
 import datetime as dt
 import json
@@ -45,7 +45,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Answers as `answer` says; `received` holds what it took with a 2xx, `calls` everything."""
+    """Responds as `answer` decides. `calls` holds all requests, `received` those answered with 2xx."""
 
     clock: Clock
     answer: Callable[["Receiver"], Answer] = lambda _: Answer(status=200)
@@ -66,7 +66,7 @@ def make_endpoint(organization: Organization, *events: str) -> tuple[WebhookEndp
 
 
 def happen(organization: Organization, object_id: str, kind: str = "batch.completed") -> Event:
-    """An event, and its deliveries due from the clock's beginning on."""
+    """Creates an event whose deliveries are due since the clock's start."""
     with transaction.atomic():
         event = event_record(organization_id=organization.pk, type=kind, object_id=object_id)
         WebhookDelivery.objects.filter(event=event).update(next_attempt_at=START)
@@ -74,7 +74,7 @@ def happen(organization: Organization, object_id: str, kind: str = "batch.comple
 
 
 def send_due(sender: Sender) -> int:
-    """All that is due now, including what becomes due by it."""
+    """Sends all deliveries that are due, including those that become due by it."""
     sent = 0
     while ids := list(due(sender.clock()).values_list("pk", flat=True)):
         sent += sum(sender.deliver(delivery_id) for delivery_id in ids)

@@ -1,6 +1,6 @@
 """S7: a customer's URL never makes us connect to this machine or its network.
 
-The guard is tried as the sender uses it, against a listener on all of this machine's addresses that counts.
+The guard is tested as the sender uses it, against a listener on all addresses of this machine that counts connections.
 """
 
 import socket
@@ -16,7 +16,7 @@ from control.tenants.webhooks import transport
 from control.tenants.webhooks.addresses import check_url, is_public
 from control.tenants.webhooks.transport import Answer, post, resolve
 
-# Every way to say "this machine" or "this network" that a resolver, a socket or a parser may understand.
+# All spellings of "this machine" or "this network" that a resolver, a socket or a parser may accept.
 HOSTILE_HOSTS = [
     "127.0.0.1",
     "127.0.0.2",
@@ -127,7 +127,7 @@ PUBLIC_URLS = [
 
 @dataclass
 class Listener:
-    """Counts connections to one port of this machine, whatever the address, and answers each."""
+    """Counts and answers connections to one port of this machine, at any of its addresses."""
 
     answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     connections: int = 0
@@ -160,7 +160,7 @@ def listening(listener: Listener) -> Iterator[Listener]:
 
 
 def everywhere() -> socket.socket:
-    """All addresses of this machine, by IPv6 where it has that."""
+    """A listener on all addresses of this machine, including IPv6 if available."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("0.0.0.0", 0))
@@ -185,7 +185,7 @@ def is_registered(url: str) -> bool:
 
 @pytest.mark.parametrize("host", HOSTILE_HOSTS)
 def test_a_hostile_host_is_refused_twice(host: str, listener: Listener) -> None:
-    """When it is registered, and should it ever get past that, before the connection."""
+    """It is refused when it is registered and, if that check were passed, again before the connection."""
     assert not is_registered(f"http://{host}/")
 
     answer = send(f"http://{host}:{listener.port}/")
@@ -230,7 +230,7 @@ def test_a_public_name_of_a_private_address_is_refused(addresses: list[str], lis
 
 
 def test_a_name_that_changes_its_mind_is_asked_once(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS rebinding: public when looked at, private when connected to. There is no second time."""
+    """DNS rebinding: the name is public when checked and private a moment later. It is not resolved a second time."""
     asked: list[str] = []
     connected: list[object] = []
 

@@ -1,4 +1,4 @@
-"""W1: whatever a receiver, a sender or the network does, every event arrives, in the order of its object."""
+"""W1: whatever fails, every event arrives, and events of one object arrive in order."""
 
 import datetime as dt
 import random
@@ -34,7 +34,7 @@ Disabled = WebhookEndpoint.Disabled
 
 
 class SenderKilled(BaseException):
-    """Not an Exception: nothing of ours may catch it, as nothing can catch a `kill -9`."""
+    """It is not an Exception, so that our code cannot catch it, as no code can catch a `kill -9`."""
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
 def test_ten_killed_senders_lose_nothing(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
-    """Killed before the receiver has it or after, in either case without a word in the database."""
+    """The senders are killed before or after the receiver gets the delivery, and write nothing to the database."""
     make_endpoint(organization)
     dice = random.Random(0)
     events = [happen(organization, f"batch_{number % 3}") for number in range(30)]

@@ -1,4 +1,4 @@
-"""W2: what we send verifies with the reference library and with OpenAI's own client, also during a rotation."""
+"""W2: the reference library and OpenAI's client verify our signatures, also during a rotation of secrets."""
 
 import datetime as dt
 
@@ -22,7 +22,7 @@ GRACE = dt.timedelta(hours=1)
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock(timezone.now())  # verifiers refuse what is older than five minutes
+    return Clock(timezone.now())  # verifiers refuse signatures that are older than five minutes
 
 
 def sent(organization: Organization, clock: Clock, kind: str = "batch.completed") -> Received:

@@ -1,1 +1,1 @@
-"""How times are written, by language."""
+"""Formats of dates and times, by language."""

@@ -1,1 +1,1 @@
-"""Management commands of the job machinery."""
+"""Management commands of the job queue."""

@@ -6,7 +6,7 @@ from control.core.ids import member_id
 
 
 def fill(apps: Apps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """One at a time: each gets an id of its own, whatever the first migration wrote into all of them."""
+    """Updates rows one at a time, so that each gets its own id: the first migration gave all of them the same one."""
     members = apps.get_model("accounts", "Member").objects
     for key in members.values_list("pk", flat=True):
         members.filter(pk=key).update(public_id=member_id())

@@ -1,4 +1,4 @@
-"""The database itself refuses to change what happened."""
+"""Triggers refuse to change or delete audit events."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""`manage.py runworker`: a worker without Redis, which polls the job table.
+"""`manage.py runworker` runs a worker without Redis, which polls the job table.
 
-The control plane never imports `workers.supervisor`, so this process becomes the worker instead of containing it.
+The control plane never imports `workers.supervisor`, so this process replaces itself with the worker.
 """
 
 import os

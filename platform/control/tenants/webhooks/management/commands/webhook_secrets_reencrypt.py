@@ -1,4 +1,4 @@
-"""`manage.py webhook_secrets_reencrypt`: the second step of changing the secret key, after which the old one may go."""
+"""`manage.py webhook_secrets_reencrypt`: needed after a change of the secret key, before the old one is removed."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from control.tenants.webhooks.services import webhook_secrets_reencrypt
 
 
 class Command(BaseCommand):
-    help = "Writes the secrets of webhooks with the secret key of now. May be repeated, and run beside everything else."
+    help = "Encrypts the secrets of webhooks with the current secret key. It can be repeated and run at any time."
 
     def handle(self, **options: Any) -> None:
         with across_tenants(Across.COMMAND):
-            self.stdout.write(f"{webhook_secrets_reencrypt()} secrets are written with the secret key of now.")
+            self.stdout.write(f"{webhook_secrets_reencrypt()} secrets are encrypted with the current secret key.")

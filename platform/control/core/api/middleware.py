@@ -1,4 +1,4 @@
-"""Middleware for both kinds of server: what holds while a request is served, and a last word on its answer."""
+"""Builds Django middleware, sync and async, from a context of the request and callbacks on its response."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -12,35 +12,41 @@ from django.utils.decorators import sync_and_async_middleware
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
 
-def around(
-    scope: Callable[[HttpRequest], AbstractContextManager[None]],
-    finish: Callable[[HttpRequest, HttpResponseBase], None] = lambda request, response: None,
-    failed: Callable[[HttpRequest, Exception], HttpResponse | None] = lambda request, error: None,
+def make_middleware(
+    context: Callable[[HttpRequest], AbstractContextManager[None]],
+    on_response: Callable[[HttpRequest, HttpResponseBase], None] = lambda request, response: None,
+    on_exception: Callable[[HttpRequest, Exception], HttpResponse | None] = lambda request, error: None,
 ) -> Callable[[GetResponse], Any]:
-    """What MIDDLEWARE names. `failed` may answer for a view that raised."""
+    """Returns a factory for Django's MIDDLEWARE.
+
+    Args:
+        context: entered before the view is called and left after `on_response`.
+        on_response: may change the response.
+        on_exception: may return a response for an exception that the view raised.
+    """
 
     def middleware(get_response: GetResponse) -> Any:
         if not iscoroutinefunction(get_response):
 
             def serve(request: HttpRequest) -> HttpResponseBase:
-                with scope(request):
+                with context(request):
                     response = get_response(request)
                     assert isinstance(response, HttpResponseBase)
-                    finish(request, response)
+                    on_response(request, response)
                     return response
 
-            serve.process_exception = failed  # type: ignore[attr-defined]  # where Django looks for it
+            serve.process_exception = on_exception  # type: ignore[attr-defined]  # Django looks it up here
             return serve
 
         async def serve_async(request: HttpRequest) -> HttpResponseBase:
-            with scope(request):
+            with context(request):
                 pending = get_response(request)
                 assert isinstance(pending, Awaitable)
                 response: HttpResponseBase = await pending
-                finish(request, response)
+                on_response(request, response)
                 return response
 
-        serve_async.process_exception = failed  # type: ignore[attr-defined]
+        serve_async.process_exception = on_exception  # type: ignore[attr-defined]
         return serve_async
 
     decorated: Callable[[GetResponse], Any] = sync_and_async_middleware(middleware)

@@ -1,7 +1,7 @@
-"""Looks at a folder with a model before anything loads it, and says why it is refused. Standard library only.
+"""Checks a model's folder before anything loads it, and says why a folder is refused. Standard library only.
 
-What is let in can hold no code: JSON, text and safetensors, whose header is checked here down to the last byte. The
-revision names exactly what was checked: SHA-256 over the config and the weights.
+An accepted folder can hold no code: only JSON, text and safetensors, whose headers are checked here to the last byte.
+The revision identifies the checked files: it is the SHA-256 over the config and the weights.
 """
 
 import hashlib
@@ -13,7 +13,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-# Those that the engine has its own code for, then families that run through its adapter, which proves each model anew.
+# First the types that the engine implements itself, then the families that it runs through its adapter for
+# transformers, which checks each model anew.
 MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
 MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
 MODEL_TYPES |= {"starcoder2"}
@@ -33,7 +34,7 @@ ALLOWED_NAMES = (
     "*.md",
     ".gitattributes",
 )
-# Where a configuration leads a loader to Python files, or asks it to trust them.
+# Keys of configurations that lead a loader to Python files or ask it to trust them.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MAX_HEADER_BYTES = 16 << 20
@@ -46,7 +47,7 @@ _ITEM_BITS = {
 
 
 class UnusableModel(ValueError):
-    """The folder does not hold a model that we serve. `code` is permanent."""
+    """The folder does not hold a model that can be served. `code` is permanent."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -85,7 +86,7 @@ def inspect_folder(path: Path) -> ModelFolder:
 
 
 def _names_code(values: Any) -> str | None:
-    """The first such key at any depth: configurations hold those of their parts."""
+    """A code key at any depth, or None: configurations contain the configurations of their parts."""
     left = [values]
     while left:
         value = left.pop()
@@ -107,9 +108,9 @@ def _check_names(path: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Of a file, or of a folder, which ends in `/`. Raises: UnusableModel."""
+    """Args: name: of a file, or of a folder if it ends in `/`. Raises: UnusableModel: the name is not allowed."""
     if "/" in name or not any(fnmatch(name, pattern) for pattern in ALLOWED_NAMES):
-        message = f"{name[:200]} may not be part of a model; allowed are {', '.join(ALLOWED_NAMES)}"
+        message = f"{name[:200]} is not allowed in a model's folder; allowed are {', '.join(ALLOWED_NAMES)}"
         raise UnusableModel("model_file_forbidden", message)
 
 
@@ -128,7 +129,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Header and size fit, and tensors lie side by side from the first byte to the last.
+    """Checks that header and file size agree and that the tensors fill the data without gaps or overlaps.
 
     Raises: UnusableModel.
     Source: https://github.com/huggingface/safetensors, "Format".
@@ -148,7 +149,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
-    """First byte, end and expected length of every tensor, relative to the header's end."""
+    """Yields the first byte, the end and the expected length of every tensor, relative to the header's end."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, path.stat().st_size - 8):
@@ -161,12 +162,12 @@ def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
         begin, stop = tensor["data_offsets"]
         shape = tensor["shape"]
         if not all(isinstance(n, int) and n >= 0 for n in (begin, stop, *shape)):
-            raise ValueError("offsets and shapes are numbers of 0 or more")
+            raise ValueError("offsets and shapes must be integers of at least 0")
         yield begin, stop, math.prod(shape) * _ITEM_BITS[tensor["dtype"]] // 8
 
 
 def _revision(files: list[Path]) -> str:
-    """Over names and contents, so that a renamed weight file is another revision too."""
+    """Hashes names and contents, so that renaming a weight file changes the revision too."""
     whole = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

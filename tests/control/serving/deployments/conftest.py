@@ -7,10 +7,10 @@ from pytest_django import Settings
 from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import ProcessIdentity
-from control.serving.deployments.supervisor import Patience, Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.serving.deployments.support import FAKE_ENGINE
 
-PATIENCE = Patience(probe_seconds=0.02, startup_seconds=10.0, hang_seconds=10.0, drain_seconds=5.0)
+TIMINGS = SupervisorTimings(probe_seconds=0.02, startup_seconds=10.0, hang_seconds=10.0, drain_seconds=5.0)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def supervisor(db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervi
     """Launches fake engines, and leaves none behind."""
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
-    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE)
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
     yield supervisor
     supervisor.stop()
     for pid, started in Deployment.objects.exclude(pid=None).values_list("pid", "process_started"):

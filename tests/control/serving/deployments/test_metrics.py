@@ -12,11 +12,11 @@ from control.serving.deployments.figures import stretch_since
 from control.serving.deployments.measuring import COUNTERS, KEPT, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
-from control.serving.deployments.supervisor import Patience, Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.operations.console.support import change_path, operator_client, page
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     make_deployment,
@@ -115,7 +115,7 @@ def test_nobody_sees_how_others_endpoints_do(
 
 
 def test_the_supervisor_samples_what_is_ready(supervisor: Supervisor, tmp_path: Path) -> None:
-    supervisor.patience = Patience(probe_seconds=PATIENCE.probe_seconds, sample_seconds=0.01)
+    supervisor.timings = SupervisorTimings(probe_seconds=TIMINGS.probe_seconds, sample_seconds=0.01)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
 

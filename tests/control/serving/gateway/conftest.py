@@ -16,7 +16,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_key, make_organization
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
@@ -30,7 +30,7 @@ from tests.control.serving.deployments.support import (
 def supervisor(transactional_db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervisor]:
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
-    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE)
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
     yield supervisor
     children = [watched.process for watched in supervisor._watched.values() if watched.process]
     supervisor.stop()

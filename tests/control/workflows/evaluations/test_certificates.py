@@ -131,7 +131,7 @@ def test_a_key_of_the_wrong_size_is_refused_at_the_start(key: str) -> None:
 
 
 def test_a_fraction_is_not_signed() -> None:
-    with pytest.raises(ValueError, match="no fractions"):
+    with pytest.raises(ValueError, match="must not have fractions"):
         certificate_of({"counts": {"equal": [1.0]}})
 
 

@@ -17,7 +17,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.services import dataset_create
 from control.workflows.quotes.models import Quote
-from control.workflows.quotes.pilot import PILOT_ROWS, spread
+from control.workflows.quotes.pilot import PILOT_ROWS, mean_with_bounds
 from control.workflows.quotes.services import MIN_REQUESTS
 from tests.control.factories import chat_row, make_base_model, make_file
 
@@ -138,4 +138,4 @@ def test_what_was_not_counted_cannot_be_quoted(
 def test_bounds_are_two_standard_errors_wide_and_never_below_nothing(
     lengths: list[int], expected: tuple[float, ...]
 ) -> None:
-    assert spread(lengths) == pytest.approx(expected)
+    assert mean_with_bounds(lengths) == pytest.approx(expected)

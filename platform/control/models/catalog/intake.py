@@ -21,7 +21,7 @@ Status = BaseModel.Status
 def base_model_submit(*, organization: Organization, name: str, source: str) -> BaseModel:
     """Raises: ApiError: 400, the operators do not allow models from this source; 409, the name is taken."""
     if not is_allowed(source, organization_id=organization.pk):
-        message = "source must lie below a place that the operators of this service allow."
+        message = "source must be below a folder or S3 prefix that the operators of this service allow."
         raise ApiError(400, message, "source_not_allowed", "source")
     identity = base_model_id()
     with transaction.atomic():

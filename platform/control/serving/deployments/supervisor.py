@@ -1,4 +1,4 @@
-"""Brings processes to the state that their rows ask for. `tick` never waits for a process, a probe or storage.
+"""Makes processes match their rows in the database. `tick` never waits for a process, a probe or storage.
 
     row says run    no process       → stage the speculator, launch (unless the back-off of a crash is not over)
                     process is gone  → crash: back off, or give up
@@ -102,7 +102,7 @@ class Supervisor:
                     log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # gone meanwhile
+                continue  # the process has ended meanwhile
 
     def tick(self) -> None:
         self.reap()

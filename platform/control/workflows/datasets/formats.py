@@ -25,7 +25,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    custom_id: str | None  # None: the row has none
+    custom_id: str | None  # None: the row has no id
     endpoint: str
     body: Mapping[str, Any]  # body of the request that lets a model answer the prompt
     answer: str | None  # the answer in the row

@@ -59,7 +59,7 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
         try:
             get_storage().get_folder(speculator.storage_prefix, own)
         except ObjectMissing as error:
-            raise ApiError(409, f"The files of speculator {speculator.pk} are gone.", "speculator_not_ready") from error
+            raise ApiError(409, f"Speculator {speculator.pk} has no files.", "speculator_not_ready") from error
         with _as_bad_request("format"):
             export_speculator(own, form, _target(speculator.base_model), exported)
         archive = exported.with_suffix(".zip")
@@ -81,8 +81,8 @@ def speculator_import(
 ) -> Speculator:
     """Creates the next version under this name from a zip archive in the format of another engine.
 
-    That the speculator was trained for these weights is not checked: a wrong speculator makes answers slower but does
-    not change them.
+    It is not checked whether the speculator was trained for these weights: a wrong speculator makes answers slower but
+    does not change them.
     Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted.
     """
     with _folders("given", "made") as (given, made):

@@ -74,7 +74,7 @@ def test_the_overview_counts(operator: Client) -> None:
     cards = re.findall(r'card-title">([^<]+)<.*?card-count">(\d+)</span> ([^<]+)<', text, re.DOTALL)
     assert ("Jobs running", "1", "of 2") in cards
     assert ("Jobs failed", "1", "of 2") in cards
-    assert ("Workers heard of", "1", "of 2") in cards
+    assert ("Workers alive", "1", "of 2") in cards
 
 
 def test_nothing_is_edited_or_deleted_that_services_own(operator: Client) -> None:

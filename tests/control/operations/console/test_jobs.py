@@ -41,8 +41,8 @@ def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, cl
 
     text = page(operator, change_path("jobs_job", claim.job_id))
 
-    assert 'aria-label="loss: from 1.25 to 2, at last 1.25"' in text
-    assert 'aria-label="acceptance length: from 2 to 2.75, at last 2.75"' in text
+    assert 'aria-label="loss: from 1.25 to 2, latest value 1.25"' in text
+    assert 'aria-label="acceptance length: from 2 to 2.75, latest value 2.75"' in text
     assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
 
 

@@ -61,7 +61,7 @@ def test_an_organizations_page_shows_its_usage_and_nobody_elses(operator: Client
 
     text = flat(page(operator, change_path("accounts_organization", ours.pk)))
 
-    assert "<td>in all</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
+    assert "<td>total</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
     assert "777,777" not in text
     assert "usage:read" not in text
 
@@ -131,7 +131,7 @@ def test_the_queue_shows_who_waits_how_long_and_which_lease_and_worker_is_lost(o
     text = flat(page(operator, reverse("queue")))
 
     assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
-    assert "1 more pause" in text
+    assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
     assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
 

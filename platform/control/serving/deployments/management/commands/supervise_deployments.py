@@ -1,4 +1,4 @@
-"""`manage.py supervise_deployments`: keeps the endpoint processes of this machine in the state that their rows ask."""
+"""`manage.py supervise_deployments`: starts, checks, restarts and stops the endpoint processes of this machine."""
 
 import fcntl
 import signal

@@ -1,4 +1,4 @@
-"""Evaluations, datasets and captures in the console, and what operators do for tenants there."""
+"""Pages of evaluations, datasets, captures, distillations, adapters and rollouts, and work of operators for tenants."""
 
 import re
 
@@ -7,9 +7,12 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
+from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
+from control.queue.jobs.models import Job
 from control.serving.captures.models import Capture, CapturedRequest
-from control.tenants.accounts.models import Member, Project, User
+from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.models import Member, Organization, Project, User
 from control.tenants.accounts.selectors import api_key_authenticate
 from control.workflows.batches.models import Batch
 from control.workflows.evaluations.models import Evaluation
@@ -143,3 +146,35 @@ def test_a_quote_whose_pilot_has_ended_is_not_shown_as_measuring(operator: Clien
 
     quote.refresh_from_db()
     assert quote.status == "failed", "no row was answered"
+
+
+def test_a_distillation_is_shown_and_cancelled(operator: Client, organization: Organization) -> None:
+    made = World(organization).distillation
+
+    assert made.batch_id in page(operator, change_path("distillations_distillation", made.pk))
+    press(operator, "distillations_distillation", made.pk, "cancel")
+    assert Job.objects.get(pk=made.batch.job_id).cancel_requested_at is not None
+
+
+def test_an_adapter_that_is_served_stays(operator: Client, organization: Organization) -> None:
+    world = World(organization)
+    world.deployment.adapters.add(world.adapter)
+
+    assert world.deployment.name in page(operator, change_path("adapters_adapter", world.adapter.pk))
+    press(operator, "adapters_adapter", world.adapter.pk, "remove")
+    assert Adapter.objects.exists()
+    world.deployment.adapters.clear()
+    press(operator, "adapters_adapter", world.adapter.pk, "remove")
+    assert not Adapter.objects.exists()
+
+
+def test_a_rollout_shows_on_what_it_was_decided(operator: Client, organization: Organization) -> None:
+    rollout = World(organization).rollout
+    figures = {"num_requests": 1234, "num_failed": 0, "error_rate": 0.0, "acceptance_length": 2.5}
+    Rollout.objects.update(figures={"canary": figures, "stable": figures})
+
+    assert "1,234" in page(operator, change_path("rollouts_rollout", rollout.pk))
+    press(operator, "rollouts_rollout", rollout.pk, "cancel")
+    rollout.refresh_from_db()
+    assert rollout.status == Rollout.Status.ROLLED_BACK
+    assert "It was cancelled." in page(operator, change_path("rollouts_rollout", rollout.pk))

@@ -32,7 +32,7 @@ def world(db: None) -> World:
     return World(make_organization("Acme"))
 
 
-def test_their_pages_open_and_lead_on(operator: Client, world: World) -> None:
+def test_pages_open_and_link_to_each_other(operator: Client, world: World) -> None:
     deployment, dataset, evaluation = world.deployment, world.dataset, world.evaluation
     for model, pk in (
         ("evaluations_evaluation", evaluation.pk),
@@ -80,7 +80,7 @@ def test_a_bad_line_of_a_dataset_is_named_without_its_text(operator: Client) -> 
     assert "secret" not in shown
 
 
-def test_a_speculator_that_nobody_needs_is_deleted(operator: Client, world: World) -> None:
+def test_an_unused_speculator_is_deleted(operator: Client, world: World) -> None:
     assert press(operator, "catalog_speculator", world.speculator.pk, "delete") == 302
 
     assert Speculator.objects.get().status == "deleted"
@@ -131,7 +131,7 @@ def test_a_rotated_key_is_shown_once(operator: Client) -> None:
     assert token not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_a_job_leads_to_what_it_is_for(operator: Client, world: World) -> None:
+def test_a_job_links_to_the_object_that_it_works_for(operator: Client, world: World) -> None:
     shown = page(operator, change_path("jobs_job", world.batch.job_id))
 
     assert change_path("batches_batch", world.batch.pk) in shown
@@ -168,7 +168,7 @@ def test_an_adapter_that_is_served_stays(operator: Client, organization: Organiz
     assert not Adapter.objects.exists()
 
 
-def test_a_rollout_shows_on_what_it_was_decided(operator: Client, organization: Organization) -> None:
+def test_a_rollout_shows_the_figures_of_its_decision(operator: Client, organization: Organization) -> None:
     rollout = World(organization).rollout
     figures = {"num_requests": 1234, "num_failed": 0, "error_rate": 0.0, "acceptance_length": 2.5}
     Rollout.objects.update(figures={"canary": figures, "stable": figures})

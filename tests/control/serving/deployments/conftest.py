@@ -15,13 +15,13 @@ TIMINGS = SupervisorTimings(probe_seconds=0.02, startup_seconds=10.0, hang_secon
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash is followed by the next launch at once."""
+    """Sets the back-off after a crash to 0, so that the next launch follows at once."""
     monkeypatch.setattr("control.serving.deployments.observations.backoff_seconds", lambda num_crashes: 0.0)
 
 
 @pytest.fixture
 def supervisor(db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervisor]:
-    """Launches fake engines, and leaves none behind."""
+    """A supervisor that launches fake engines, which are ended after the test."""
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)

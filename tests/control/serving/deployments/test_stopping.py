@@ -1,4 +1,4 @@
-"""What becomes of endpoints when their supervisor is told to end."""
+"""Endpoints when their supervisor is stopped."""
 
 from pathlib import Path
 

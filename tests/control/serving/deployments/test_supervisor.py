@@ -1,4 +1,4 @@
-"""A real supervisor over real processes; only the engine in them is a stand-in."""
+"""A real supervisor with real processes, in which a fake engine runs."""
 
 import os
 import signal
@@ -141,7 +141,7 @@ def test_the_pause_after_a_crash_doubles_up_to_a_minute() -> None:
     assert [backoff_seconds(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_a_crashed_engine_is_left_alone_during_its_pause(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_crashed_engine_is_not_restarted_during_its_back_off(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
 
     tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
@@ -283,7 +283,7 @@ def test_a_pid_that_was_used_again_is_not_adopted(supervisor: Supervisor, tmp_pa
 
 
 def test_an_endpoint_that_no_row_knows_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
-    """What a supervisor leaves that dies after starting a process and before noting it."""
+    """A supervisor that dies after it starts a process and before it records it leaves such a process."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
@@ -324,7 +324,7 @@ def test_the_engine_computes_as_jobs_do(
     assert "SLIPSTREAM_CPU_KERNELS=off" in environment
 
 
-def test_the_engine_gets_no_secret_of_ours(
+def test_the_engine_gets_no_secret_of_the_control_plane(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_DATABASE_URL", "postgresql://user:secret@host/name")

@@ -1,4 +1,4 @@
-"""The application under a real uvicorn, so that streams, hang-ups and cancellations are those of real sockets."""
+"""Runs the application under a real uvicorn, so that streams, disconnects and cancellations happen on real sockets."""
 
 import threading
 import time
@@ -59,7 +59,7 @@ def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> 
 
 @pytest.fixture
 def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """Where the API listens. Its threads share the test's connection, which for SQLite holds the database."""
+    """Address of the API. Its threads share the test's connection, in which the SQLite database lives."""
     connection.inc_thread_sharing()
     config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)

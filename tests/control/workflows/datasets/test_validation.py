@@ -1,4 +1,4 @@
-"""Files against the validator: no row, however hostile, does more than get its own error, at its own line."""
+"""Validation of files: each hostile row gets an error with its own line, and has no other effect."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def lines(rows: Iterable[bytes]) -> bytes:
 
 
 class Endless:
-    """A stream of one repeated piece that takes no memory, and counts what was read of it."""
+    """A stream that repeats one piece without using memory, and counts the bytes read."""
 
     def __init__(self, piece: bytes, times: int, head: bytes = b"") -> None:
         self._block = piece * max(1, (1 << 16) // len(piece))

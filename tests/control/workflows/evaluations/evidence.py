@@ -1,4 +1,4 @@
-"""What a worker finds, as `workers.jobs.evidence` makes it. Needs no Django: a stand-in for the child says it too."""
+"""Evidence as `workers.jobs.evidence` creates it. It needs no Django, because a fake child process uses it too."""
 
 from typing import Any
 

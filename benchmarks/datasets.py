@@ -26,7 +26,7 @@ def main() -> None:
         before = peak_mib()
         began = time.perf_counter()
         with path.open("rb") as source:
-            found = examine(source, see=lambda example, line: None)
+            found = examine(source, on_example=lambda example, line: None)
         seconds = time.perf_counter() - began
         print(
             json.dumps(

@@ -1,1 +1,1 @@
-"""What customers ask for: datasets, batches, quotes, distillations, pipelines, evaluations, fine-tuning jobs."""
+"""Work that customers request: datasets, batches, quotes, distillations, pipelines, evaluations, fine-tuning jobs."""

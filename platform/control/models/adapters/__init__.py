@@ -1,1 +1,1 @@
-"""LoRA adapters that customers bring: checked once, served by deployments beside the model itself."""
+"""LoRA adapters that customers upload: they are checked once, and deployments serve them beside the base model."""

@@ -1,7 +1,8 @@
-"""Looks at a LoRA adapter before anything loads it. Standard library only; what passes, the engine can serve.
+"""Checks a LoRA adapter before anything loads it. Standard library only. The engine can serve what passes the check.
 
-Plain LoRA on the products of a decoder's layers, as peft writes it. What would need more (DoRA, biases, whole modules)
-is refused rather than left out. The configuration that is kept is made anew from the members that are understood.
+Accepted is plain LoRA on the linear layers of a decoder, in peft's format. An adapter with other features (DoRA,
+biases, whole modules) is refused, because leaving them out would change its output. The stored configuration is
+written anew and has only the keys that were checked.
 """
 
 import json
@@ -19,7 +20,7 @@ _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d{1,4})\.(?:self_attn|mlp)\.(?P<module>\w+)"
     r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
-# Members that change what an adapter computes, and the only values that are served.
+# Keys that change what an adapter computes, each with the only values that are served.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "fan_in_fan_out": (False,),
     "alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,), "layer_replication": (None,),
@@ -28,7 +29,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 
 class UnusableAdapter(ValueError):
-    """`param`: which of the two files is at fault."""
+    """`param` names the invalid file: "config_file" or "weights_file"."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -38,13 +39,13 @@ class UnusableAdapter(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    rank: int  # the largest of its modules
+    rank: int  # the largest rank of all modules
     target_modules: list[str]
-    config: dict[str, Any]  # what is kept
+    config: dict[str, Any]  # the configuration to store
 
 
 def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | None) -> Lora:
-    """Args: model: the base model's config.json; None: it is not on this machine. Raises: UnusableAdapter."""
+    """Args: model: the base model's config.json; None if it is not on this machine. Raises: UnusableAdapter."""
     values = _read_config(config)
     try:
         check_safetensors(weights)
@@ -56,7 +57,8 @@ def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | 
     for name, shape in shapes.items():
         found = _TENSOR.fullmatch(name)
         if found is None or len(shape) != 2:
-            raise UnusableAdapter(f"The tensor {name[:120]!a} is not LoRA on a layer's product.", "weights_file")
+            message = f"The tensor {name[:120]!a} is not the LoRA of a linear layer in the decoder."
+            raise UnusableAdapter(message, "weights_file")
         layer, module, is_down = int(found["layer"]), found["module"], found["side"] == "A"
         rank, width = shape if is_down else reversed(shape)
         if not 1 <= rank <= MAX_RANK:
@@ -66,13 +68,13 @@ def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | 
         ranks.setdefault((layer, module), {})[found["side"]] = rank
     for (layer, module), sides in ranks.items():
         if len(sides) != 2 or len(set(sides.values())) != 1:
-            message = f"Layer {layer}, {module}: lora_A and lora_B must both be there and have one rank, got {sides}"
+            message = f"Layer {layer}, {module}: lora_A and lora_B must both exist and have the same rank, got {sides}"
             raise UnusableAdapter(message, "weights_file")
     modules = sorted({module for _, module in ranks})
-    alpha, by_root = values.get("lora_alpha", 8), bool(values.get("use_rslora", False))
+    alpha, use_rslora = values.get("lora_alpha", 8), bool(values.get("use_rslora", False))
     rank = max(sides["A"] for sides in ranks.values())
     kept = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "use_rslora": by_root, "target_modules": modules,
+        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "use_rslora": use_rslora, "target_modules": modules,
         "bias": "none",
     }  # fmt: skip
     return Lora(rank=rank, target_modules=modules, config=kept)
@@ -83,7 +85,7 @@ def _read_config(content: bytes) -> dict[str, Any]:
         return UnusableAdapter(message, "config_file")
 
     if len(content) > MAX_CONFIG_BYTES:
-        raise refuse(f"adapter_config.json has at most {MAX_CONFIG_BYTES:,} bytes, got {len(content):,}")
+        raise refuse(f"adapter_config.json must have at most {MAX_CONFIG_BYTES:,} bytes, got {len(content):,}")
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -92,7 +94,7 @@ def _read_config(content: bytes) -> dict[str, Any]:
         raise refuse("adapter_config.json must be an object with peft_type 'LORA'.")
     for name, allowed in _PLAIN.items():
         if name in values and values[name] not in allowed:
-            raise refuse(f"{name} must be {allowed[0]!r} to be served, got {ascii(values[name])[:80]}")
+            raise refuse(f"{name} must be {allowed[0]!r}, got {ascii(values[name])[:80]}")
     alpha = values.get("lora_alpha", 8)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1e6:
         raise refuse(f"lora_alpha must be a number above 0, got {ascii(alpha)[:40]}")
@@ -100,7 +102,7 @@ def _read_config(content: bytes) -> dict[str, Any]:
 
 
 def _shapes(weights: Path) -> dict[str, list[int]]:
-    """Of a file that has been checked."""
+    """Shapes of the tensors by name. The file must have been checked."""
     with weights.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
@@ -109,11 +111,11 @@ def _shapes(weights: Path) -> dict[str, list[int]]:
 @dataclass(frozen=True, slots=True)
 class _Dimensions:
     num_layers: int
-    widths: Mapping[str, tuple[int, int]]  # what goes into a module, and comes out
+    widths: Mapping[str, tuple[int, int]]  # input and output width of each module
 
 
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
-    """None: a kind of model that says it otherwise; the engine then decides."""
+    """None if the model's config.json uses other keys; then the engine checks the widths when it loads the adapter."""
     try:
         hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
         head = int(model.get("head_dim") or hidden // heads)
@@ -135,5 +137,5 @@ def _check_width(name: str, width: int, of: _Dimensions, *, layer: int, module: 
         raise UnusableAdapter(message, "weights_file")
     expected = of.widths[module][0 if is_down else 1]
     if width != expected:
-        message = f"{name}: the model's {module} is {expected} wide there, the adapter's {width}"
+        message = f"{name}: the model's {module} has width {expected} there, the adapter has {width}"
         raise UnusableAdapter(message, "weights_file")

@@ -19,5 +19,5 @@ def adapter_get(organization: Organization, adapter_id: str, param: str = "adapt
 
 
 def adapters_get(organization: Organization, adapter_ids: Sequence[str]) -> list[Adapter]:
-    """In no order, each once. Raises: ApiError: 404."""
+    """Drops repeated ids. Raises: ApiError: 404, an adapter does not exist."""
     return [adapter_get(organization, identity, param="adapters") for identity in dict.fromkeys(adapter_ids)]

@@ -27,9 +27,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def adapter_create(
     *, organization: Organization, name: str, base_model: BaseModel, config_file: File, weights_file: File
 ) -> Adapter:
-    """Copies the two files, once they are checked: they may be deleted afterwards.
+    """Checks the two files and copies them; the customer may delete the originals afterwards.
 
-    Raises: ApiError: 400, they are no adapter of this model; 404, one of them is gone; 409, the name is taken.
+    Raises: ApiError: 400, the files are not an adapter of this model; 404, one of them is deleted; 409, the name is
+        taken.
     """
     identity = adapter_id()
     prefix = f"{organization.pk}/adapters/{identity}"
@@ -67,7 +68,7 @@ def adapter_delete(*, adapter: Adapter) -> None:
     """Raises: ApiError: 409, a deployment serves it."""
     served = adapter.deployments.filter(deleted_at=None).values_list("name", flat=True).first()
     if served is not None:
-        message = f"The deployment {served!r} serves this adapter: take it away there first."
+        message = f"The deployment {served!r} serves this adapter: remove it from the deployment first."
         raise ApiError(409, message, "adapter_in_use", "adapter_id")
     transaction.on_commit(partial(_delete_bytes, adapter.storage_prefix))
     adapter.delete()
@@ -87,7 +88,7 @@ def _copy(file: File, path: Path, param: str) -> None:
 
 
 def _read(file: File) -> bytes:
-    """As much as is needed to see that it is too much."""
+    """Reads one byte more than the limit at most, which is enough for `inspect_adapter` to refuse a larger file."""
     try:
         with get_storage().open(file.storage_key) as source:
             return source.read(MAX_CONFIG_BYTES + 1)
@@ -96,7 +97,7 @@ def _read(file: File) -> bytes:
 
 
 def _config_of(base_model: BaseModel) -> dict[str, Any] | None:
-    """None: it is not on this machine, or is not what was checked any more."""
+    """The model's config.json; None if it is not on this machine or is no longer a valid configuration."""
     path = Path(base_model.path) / "config.json"
     if not base_model.path or not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return None

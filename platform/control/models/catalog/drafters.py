@@ -1,9 +1,12 @@
-"""What the engine is asked for when it serves or evaluates a speculator."""
+"""Name of the drafter with which the engine serves or evaluates a speculator."""
 
 from control.core.settings.config import get_config
 from control.models.catalog.models import Speculator
 
 
 def drafter_of(speculator: Speculator) -> str:
-    """The engine's name for it. Beside what was trained, suffix decoding copies from the request and past answers."""
+    """The engine's name of the drafter: the trained kind, with suffix decoding beside it unless that is switched off.
+
+    Suffix decoding drafts copies of text from the request and from past answers.
+    """
     return f"{speculator.kind}+suffix" if get_config().suffix_decoding else speculator.kind

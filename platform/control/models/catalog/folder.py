@@ -1,7 +1,7 @@
-"""Looks at a folder with a model before anything loads it, and says why it is refused. It needs no Django.
+"""Checks a model's folder before anything loads it, and says why a folder is refused. It needs no Django.
 
-`workers.model_folders` holds the rules against code. The headers of safetensors are checked here to the last byte. The
-revision names exactly what was checked: SHA-256 over the config and the weights.
+`workers.model_folders` holds the rules against code; the headers of safetensors are checked here to the last byte. The
+revision identifies the checked files: it is the SHA-256 over the config and the weights.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from typing import Any
 
 from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, MODEL_NAMES, code_key
 
-# Those that the engine has its own code for, then families that run through its adapter, which proves each model anew.
+# First the types that the engine implements itself, then the families that it runs through its adapter for
+# transformers, which checks each model anew.
 MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
 MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
 MODEL_TYPES |= {"starcoder2"}
@@ -29,7 +30,7 @@ _ITEM_BITS = {
 
 
 class UnusableModel(ValueError):
-    """The folder does not hold a model that we serve. `code` is permanent."""
+    """The folder does not hold a model that can be served. `code` is permanent."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -76,9 +77,9 @@ def _check_names(path: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Of a file, or of a folder, which ends in `/`. Raises: UnusableModel."""
+    """Args: name: of a file, or of a folder if it ends in `/`. Raises: UnusableModel: the name is not allowed."""
     if "/" in name or not any(fnmatch(name, pattern) for pattern in MODEL_NAMES):
-        message = f"{name[:200]} may not be part of a model; allowed are {', '.join(MODEL_NAMES)}"
+        message = f"{name[:200]} is not allowed in a model's folder; allowed are {', '.join(MODEL_NAMES)}"
         raise UnusableModel("model_file_forbidden", message)
 
 
@@ -97,7 +98,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Header and size fit, and tensors lie side by side from the first byte to the last.
+    """Checks that header and file size agree and that the tensors fill the data without gaps or overlaps.
 
     Raises: UnusableModel.
     Source: https://github.com/huggingface/safetensors, "Format".
@@ -117,7 +118,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
-    """First byte, end and expected length of every tensor, relative to the header's end."""
+    """Yields the first byte, the end and the expected length of every tensor, relative to the header's end."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, path.stat().st_size - 8):
@@ -130,12 +131,12 @@ def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
         begin, stop = tensor["data_offsets"]
         shape = tensor["shape"]
         if not all(isinstance(n, int) and n >= 0 for n in (begin, stop, *shape)):
-            raise ValueError("offsets and shapes are numbers of 0 or more")
+            raise ValueError("offsets and shapes must be integers of at least 0")
         yield begin, stop, math.prod(shape) * _ITEM_BITS[tensor["dtype"]] // 8
 
 
 def _revision(files: list[Path]) -> str:
-    """Over names and contents, so that a renamed weight file is another revision too."""
+    """Hashes names and contents, so that renaming a weight file changes the revision too."""
     whole = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Models that customers register: checking ──> ready | refused. The check is a job, for it reads every byte."""
+"""Models that customers register: checking ──> ready | refused. The check is a job, because it reads every byte."""
 
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
@@ -19,9 +19,9 @@ Status = BaseModel.Status
 
 @audited("base_model.create")
 def base_model_submit(*, organization: Organization, name: str, source: str) -> BaseModel:
-    """Raises: ApiError: 400, the source lies where nobody may register from; 409, the name is taken."""
+    """Raises: ApiError: 400, the operators do not allow models from this source; 409, the name is taken."""
     if not is_allowed(source, organization_id=organization.pk):
-        message = "source must lie below a place that the operators of this service allow."
+        message = "source must be below a folder or S3 prefix that the operators of this service allow."
         raise ApiError(400, message, "source_not_allowed", "source")
     identity = base_model_id()
     with transaction.atomic():
@@ -37,9 +37,10 @@ def base_model_submit(*, organization: Organization, name: str, source: str) -> 
 
 @audited("base_model.delete")
 def base_model_delete(*, base_model: BaseModel, organization: Organization) -> None:
-    """Raises: ApiError: 403, it is everybody's; 409, something was made with it."""
+    """Raises: ApiError: 403, the model is shared by all organizations; 409, other objects were made with it."""
     if base_model.organization_id != organization.pk:
-        raise ApiError(403, f"{base_model.name!r} is there for everybody.", "base_model_shared", "model_id")
+        message = f"{base_model.name!r} is shared by all organizations; you cannot delete it."
+        raise ApiError(403, message, "base_model_shared", "model_id")
     try:
         with transaction.atomic():
             base_model.delete()
@@ -54,15 +55,15 @@ def base_model_accept(*, base_model: BaseModel, folder: ModelFolder) -> None:
 
 
 def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:
-    """`message` is for the customer: no path of a machine in it but the one that was asked for."""
+    """Args: message: shown to the customer, so it names no path on a machine except the requested source."""
     _leave_checking(base_model, Status.REFUSED, error={"code": code, "message": message})
 
 
 @transaction.atomic
 def _leave_checking(base_model: BaseModel, to: BaseModel.Status, **values: object) -> None:
-    """A second call, by a straggler, changes nothing."""
+    """A second call, by a worker that was late, changes nothing."""
     if BaseModel.objects.filter(pk=base_model.pk, status=Status.CHECKING).update(status=to, **values):
-        assert base_model.organization_id is not None, "operators register what is everybody's"
+        assert base_model.organization_id is not None, "shared models are registered by operators and never checking"
         event_record(
             organization_id=base_model.organization_id, type=f"base_model.{to.value}", object_id=base_model.pk
         )

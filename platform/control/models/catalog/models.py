@@ -1,4 +1,4 @@
-"""Base models a customer may use, and the speculators trained for them."""
+"""Base models that customers may use, and the speculators trained for them."""
 
 from django.db import models
 from django.db.models import Q
@@ -8,7 +8,7 @@ from control.tenants.accounts.models import Organization
 
 
 class BaseModel(models.Model):
-    """A target: a local folder of safetensors. `organization` null means that every organization may use it."""
+    """A target model: a local folder of safetensors. If `organization` is null, every organization may use it."""
 
     class Status(models.TextChoices):
         CHECKING = "checking"

@@ -8,12 +8,12 @@ from control.tenants.accounts.models import Organization
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Those that are ready: the organization's own, and everyone's, unless an own one hides them by its name."""
+    """Models that are ready: the organization's own, and shared ones whose names none of its own models has."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 
 def registered_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Also those that are being checked, or were refused."""
+    """Like `base_models_list`, but also models that are being checked or were refused."""
     ready = BaseModel.objects.filter(organization=organization, status=BaseModel.Status.READY)
     visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=ready.values("name"))
     return BaseModel.objects.filter(visible)
@@ -33,7 +33,7 @@ def base_model_get(organization: Organization, name: str) -> BaseModel:
 
 
 def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
-    """Raises: ApiError: 404, also for one that is another organization's alone."""
+    """Raises: ApiError: 404, also if the model belongs to another organization."""
     model = registered_models_list(organization).filter(pk=model_id).first()
     if model is None:
         raise ApiError(404, f"No such base model: {model_id[:80]!r}.", "base_model_not_found", "model_id")

@@ -17,11 +17,11 @@ Status = Speculator.Status
 
 
 def base_model_register(*, name: str, path: Path | str, organization: Organization | None = None) -> BaseModel:
-    """Checks the folder, reading all of it once, and makes it a target under this name.
+    """Checks the folder, which reads all of it once, and registers it as a target model under this name.
 
-    Registering the same weights again, at the same place or another, is no error and gives the same row.
+    If the same weights are registered again, from the same folder or another, the existing row is returned.
     Args:
-        organization: who may use it; None: everyone.
+        organization: the only organization that may use the model; None: every organization may.
     Raises: ApiError: 400, the folder is refused; 409, the name belongs to other weights, on which speculators rely.
     """
     try:
@@ -35,7 +35,7 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
     except IntegrityError:
         known = BaseModel.objects.get(name=name, organization=organization)
     if known.revision != folder.revision:
-        message = f"{name!r} names other weights already (revision {known.revision[:12]})"
+        message = f"{name!r} is already the name of other weights (revision {known.revision[:12]})"
         raise ApiError(409, message, "name_taken", "name")
     BaseModel.objects.filter(pk=known.pk).update(path=values["path"])
     known.refresh_from_db()
@@ -44,8 +44,8 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
 
 @transaction.atomic
 def speculator_create(*, organization: Organization, base_model: BaseModel, name: str, kind: str) -> Speculator:
-    """The next version under this name, bound to the weights that the base model has now."""
-    Organization.objects.select_for_update().get(pk=organization.pk)  # two at once must not choose the same version
+    """Creates the next version under this name, bound to the current weights of the base model."""
+    Organization.objects.select_for_update().get(pk=organization.pk)  # two calls must not choose the same version
     last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
     return Speculator.objects.create(
         organization=organization,
@@ -58,7 +58,7 @@ def speculator_create(*, organization: Organization, base_model: BaseModel, name
 
 
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:
-    """The artifact lies in storage. A second call, by a straggler, changes nothing."""
+    """Marks the speculator as ready: its artifact is in storage. A second call, by a late worker, changes nothing."""
     return _leave_training(
         speculator, Status.READY, storage_prefix=storage_prefix, training={**speculator.training, **training}
     )
@@ -79,7 +79,7 @@ def _leave_training(speculator: Speculator, to: Speculator.Status, **values: Any
 
 
 def speculator_report(*, speculator: Speculator, report: Mapping[str, Any], plot_key: str) -> Speculator:
-    """Keeps the latest evaluation's report. `plot_key` may be empty: there is no plot."""
+    """Stores the report of the latest evaluation. `plot_key` is empty if there is no plot."""
     Speculator.objects.filter(pk=speculator.pk).update(report=dict(report), plot_key=plot_key)
     speculator.refresh_from_db()
     return speculator

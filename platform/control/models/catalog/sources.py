@@ -1,7 +1,7 @@
-"""Where a model's files come from: a folder that every machine has, or S3, fetched once by each machine that needs it.
+"""Sources of a model's files: a folder that every machine has, or S3, from which each machine fetches the files once.
 
-What a customer may name lies below one of `SLIPSTREAM_MODEL_ROOTS`. Names and sizes are looked at before a byte is
-fetched, and everything else before anything loads it (`folder`).
+A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names and sizes are checked before anything is
+fetched, and the contents are checked before anything loads them (`folder`).
 """
 
 import secrets
@@ -20,7 +20,7 @@ S3 = "s3://"
 
 
 def is_allowed(source: str, *, organization_id: str) -> bool:
-    """Links and `..` followed first."""
+    """Resolves symbolic links and `..` before it compares the source with the allowed roots."""
     roots = [root.strip() for root in get_config().model_roots.split(",") if root.strip()]
     return any(_is_below(source, root.replace("{organization}", organization_id)) for root in roots)
 
@@ -37,14 +37,14 @@ def _is_below(source: str, root: str) -> bool:
 
 
 def source_inspect(base_model: BaseModel) -> ModelFolder:
-    """Raises: UnusableModel; ClientError, BotoCoreError: S3 fails, another try may help."""
+    """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 fails, and a retry may help."""
     if not base_model.source.startswith(S3):
         return inspect_folder(Path(base_model.source).resolve())
-    return _fetched(base_model)
+    return _fetch(base_model)
 
 
 def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
-    """On this machine. Raises: UnusableModel: it is not here and cannot be got."""
+    """The model's folder on this machine. Raises: UnusableModel: it is missing here and cannot be fetched."""
     if not base_model.source.startswith(S3):
         path = Path(base_model.path)
         if not path.is_dir():
@@ -52,13 +52,13 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
         if base_model.organization_id is not None:
             _check_unlinked(path)
         return path.resolve()
-    kept = _kept_at(base_model)
-    if kept.is_dir():
-        return kept
+    cached = _cache_folder(base_model)
+    if cached.is_dir():
+        return cached
     if not may_fetch:
         raise UnusableModel("model_folder_missing", "it could not be fetched from its source in S3")
     try:
-        found = _fetched(base_model)
+        found = _fetch(base_model)
     except (ClientError, BotoCoreError) as error:
         raise UnusableModel("model_folder_missing", "its source in S3 cannot be read at the moment") from error
     if found.revision != base_model.revision:
@@ -68,7 +68,7 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
 
 
 def _check_unlinked(path: Path) -> None:
-    """A customer's folder may have become a link since it was checked, or hold one, to a model of somebody else.
+    """Refuses symbolic links: since the check, the customer may have linked to another organization's model.
 
     Raises: UnusableModel.
     """
@@ -76,10 +76,10 @@ def _check_unlinked(path: Path) -> None:
         raise UnusableModel("model_changed", "the folder has become, or holds, a symbolic link since it was registered")
 
 
-def _fetched(base_model: BaseModel) -> ModelFolder:
-    """Effects: the checked folder lies where `model_folder` looks for it, whole or not at all."""
-    kept = _kept_at(base_model)
-    draft = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}")
+def _fetch(base_model: BaseModel) -> ModelFolder:
+    """Fetches and checks the model. Effects: the folder at `_cache_folder` is complete or absent, never partial."""
+    cached = _cache_folder(base_model)
+    partial = cached.with_name(f".{cached.name}.{secrets.token_hex(4)}")
     place = urlsplit(base_model.source)
     storage = S3Storage(get_config().model_copy(update={"s3_bucket": place.netloc}))
     prefix = place.path.strip("/")
@@ -91,16 +91,16 @@ def _fetched(base_model: BaseModel) -> ModelFolder:
         if total > limit:
             raise UnusableModel("model_too_large", f"a model has at most {limit:,} bytes, got {total:,}")
         for name in sizes:
-            storage.get_file(f"{prefix}/{name}" if prefix else name, draft / name)
-        found = inspect_folder(draft)
-        shutil.rmtree(kept, ignore_errors=True)
-        draft.rename(kept)
+            storage.get_file(f"{prefix}/{name}" if prefix else name, partial / name)
+        found = inspect_folder(partial)
+        shutil.rmtree(cached, ignore_errors=True)
+        partial.rename(cached)
     except UnusableModel as error:
-        raise UnusableModel(error.code, error.message.replace(str(draft), base_model.source)) from error
+        raise UnusableModel(error.code, error.message.replace(str(partial), base_model.source)) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return ModelFolder(path=kept, model_type=found.model_type, revision=found.revision)
+        shutil.rmtree(partial, ignore_errors=True)
+    return ModelFolder(path=cached, model_type=found.model_type, revision=found.revision)
 
 
-def _kept_at(base_model: BaseModel) -> Path:
+def _cache_folder(base_model: BaseModel) -> Path:
     return get_config().data_dir.resolve() / "models" / base_model.pk

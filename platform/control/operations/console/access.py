@@ -1,4 +1,4 @@
-"""Limits, users, members, API keys, and what all of them did."""
+"""Limits, users, members, projects, API keys and the audit log."""
 
 from typing import Any, cast
 
@@ -29,14 +29,14 @@ from control.tenants.administration.services import (
 from control.tenants.audit.models import AuditEvent
 from control.tenants.quotas.models import Limits
 
-SHOWN_ONCE = 'The key, shown this once: <strong class="console-secret">{}</strong>'
+SHOWN_ONCE = 'The key, which is shown only once: <strong class="console-secret">{}</strong>'
 
-admin.site.unregister(Group)  # rights here are a user's own
+admin.site.unregister(Group)  # permissions are given to users, not to groups
 
 
 @admin.register(Limits)
 class LimitsAdmin(CreatableAdmin):
-    """Empty: as everybody has it."""
+    """Limits of one organization; an empty field means the default."""
 
     sidebar = SidebarEntry("Tenants", 3, "Limits", "production_quantity_limits")
 
@@ -81,12 +81,17 @@ class MemberAdmin(CreatableAdmin):
     @service_action("Change role", "An owner becomes a member, a member an owner.", icon="swap_horiz")
     def change_role(self, row: Member) -> str:
         other = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
-        return f"{row.user} is {member_change(member=row, role=other).role} now."
+        return f"{row.user} now has the role {member_change(member=row, role=other).role}."
 
-    @service_action("Remove", "Keys stay: they belong to the organization.", icon="person_remove", danger=True)
+    @service_action(
+        "Remove",
+        "API keys of this user stay valid, because they belong to the organization.",
+        icon="person_remove",
+        danger=True,
+    )
     def remove(self, row: Member) -> str:
         member_remove(member=row)
-        return f"{row.user} is a member of {row.organization} no more."
+        return f"{row.user} is no longer a member of {row.organization}."
 
 
 def _is_open(row: Project) -> bool:
@@ -113,7 +118,11 @@ class ProjectAdmin(CreatableAdmin):
         return project_create(**values)
 
     @service_action(
-        "Archive", "Its keys are refused from now on, for good.", icon="archive", danger=True, when=_is_open
+        "Archive",
+        "All API keys of this project are refused from now on. This cannot be undone.",
+        icon="archive",
+        danger=True,
+        when=_is_open,
     )
     def archive(self, row: Project) -> str:
         return f"{project_archive(project=row).name} is archived."
@@ -148,14 +157,21 @@ class ApiKeyAdmin(CreatableAdmin):
         return key
 
     @service_action(
-        "Revoke", "Requests with this key are refused from now on, for good.", icon="block", danger=True, when=_is_valid
+        "Revoke",
+        "Requests with this key are refused from now on. This cannot be undone.",
+        icon="block",
+        danger=True,
+        when=_is_valid,
     )
     def revoke(self, row: ApiKey) -> str:
         api_key_revoke(key=row)
         return f"{row.name} is revoked."
 
     @service_action(
-        "Rotate", "Makes a key with the same rights; this one goes on for a day.", icon="autorenew", when=_is_valid
+        "Rotate",
+        "Creates a new key with the same permissions; this key stays valid for one more day.",
+        icon="autorenew",
+        when=_is_valid,
     )
     def rotate(self, row: ApiKey) -> str:
         _, token = api_key_rotate(key=row, grace=DEFAULT_GRACE)
@@ -164,7 +180,7 @@ class ApiKeyAdmin(CreatableAdmin):
 
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # unfold has no types
-    """Django's own forms: people are no business of a service of ours."""
+    """Uses Django's own forms, because no service of this project manages console users."""
 
     sidebar = SidebarEntry("Access", 3, "Users", "person")
 

@@ -1,5 +1,33 @@
-"""Where Django looks for the console's pages; each module registers its own."""
+"""Django imports this module to find the console's pages; each imported module registers its own."""
 
-from control.operations.console import access, findings, jobs, money, organizations, serving, trials, webhooks, work
+from control.operations.console import (
+    access,
+    adapters,
+    captures,
+    datasets,
+    distillations,
+    evaluations,
+    jobs,
+    money,
+    organizations,
+    rollouts,
+    serving,
+    webhooks,
+    work,
+)
 
-__all__ = ["access", "findings", "jobs", "money", "organizations", "serving", "trials", "webhooks", "work"]
+__all__ = [
+    "access",
+    "adapters",
+    "captures",
+    "datasets",
+    "distillations",
+    "evaluations",
+    "jobs",
+    "money",
+    "organizations",
+    "rollouts",
+    "serving",
+    "webhooks",
+    "work",
+]

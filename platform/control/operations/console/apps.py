@@ -6,7 +6,7 @@ class ConsoleConfig(AppConfig):
     name = "control.operations.console"
 
     def ready(self) -> None:
-        from django.contrib import admin  # the site is unfold's once unfold is ready, which comes before
+        from django.contrib import admin  # imported late: unfold replaces the site when its own app is ready
 
         admin.site.index_template = "console/index.html"
         admin.site.index_title = "Overview"

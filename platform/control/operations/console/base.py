@@ -1,4 +1,4 @@
-"""What every page of the console shares: it shows rows, and changes them through services only."""
+"""Base classes of the console's pages, which show rows and change them only through services."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +21,7 @@ from control.operations.console.rendering import page_of
 
 
 class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
-    """Rows that belong to services: nobody edits, adds or deletes them here. Actions need the change permission."""
+    """Rows that only services write: they cannot be added, edited or deleted here. Actions need change permission."""
 
     list_per_page = 50
     show_full_result_count = False
@@ -39,14 +39,14 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
-        """Only the buttons that mean something for the row as it is. `object_id` is quoted, as in the page's URL."""
+        """Only the actions that are applicable to the row's state. `object_id` is quoted, as in the page's URL."""
         row = self.model.objects.filter(pk=unquote(object_id)).first()
         offered = super().get_actions_detail(request, object_id)
         return [button for button in offered if row is not None and button.method.is_applicable(row)]
 
 
 class CreatableAdmin(RowsAdmin):
-    """Rows that can be asked for here: the form's fields go to a service, and what it made is shown."""
+    """Rows that can be created here: the form's fields go to a service, and the row that it creates is shown."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
@@ -55,12 +55,12 @@ class CreatableAdmin(RowsAdmin):
         raise NotImplementedError
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Django's form has built `obj`, unsaved; it becomes the row that the service made."""
+        """Gives `obj`, which Django's form has built but not saved, the values of the row that the service created."""
         created = self.create(request, form.cleaned_data)
         obj.__dict__.update(created.__dict__)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        """Nothing: the service has written all there is."""
+        """Does nothing, because the service has already written all rows."""
 
 
 def service_action(
@@ -71,11 +71,11 @@ def service_action(
     danger: bool = False,
     when: Callable[[Any], bool] = lambda row: True,
 ) -> Callable[[Callable[[Any, Any], str]], Any]:
-    """A button on a row's page: asks in a dialog, posts, calls the service, says what came of it.
+    """A button on a row's page, which opens a dialog, posts, calls the service and shows its result.
 
-    The decorated method takes the row, calls a service and returns the message to show. The dialog is what makes it a
-    POST with a token: a mere link could be planted on another page. `when` hides the button; whether the move is legal
-    decides the service.
+    The decorated method takes the row, calls a service and returns the message to show. The dialog makes the request a
+    POST with a CSRF token, since a mere link could be planted on another page. `when` only hides the button; the
+    service decides whether the transition is legal.
     """
 
     def decorate(method: Callable[[Any, Any], str]) -> Any:
@@ -104,7 +104,10 @@ def service_action(
 
 
 def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
-    """Or to the list, if the row is gone. Unfold's dialogs post by htmx, which needs a header to leave the dialog."""
+    """Redirects to the row's page, or to the list if the row is deleted.
+
+    Unfold's dialogs post by htmx, which needs a header to leave the dialog.
+    """
     is_there = row.pk is not None and type(row)._default_manager.filter(pk=row.pk).exists()
     target = page_of(row) if is_there else reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_changelist")
     if "HX-Request" not in request.headers:

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: no script, no library, and both colour schemes by the style sheet."""
+"""Line charts as inline SVG, without scripts or libraries; the style sheet handles both colour schemes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,29 @@ from django.utils.safestring import SafeString
 from control.operations.console.rendering import number
 
 WIDTH, HEIGHT = 320, 120
-MARGIN = 6  # so that a line's stroke is not cut off
+MARGIN = 6  # keeps the stroke of a line inside the picture
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     title: str
-    points: Sequence[tuple[float, float]]  # (step, value), by step
+    points: Sequence[tuple[float, float]]  # (step, value), sorted by step
 
 
 def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable[str]) -> list[Line]:
-    """One line for each name that any entry has a number for."""
+    """One line for each name that occurs in any entry."""
     rows = list(entries)
     found = [Line(name.replace("_", " "), [(x, float(m[name])) for x, m in rows if name in m]) for name in names]
     return [line for line in found if line.points]
 
 
 def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
-    """Side by side, one a line, each with its own scale. `key` is what `live.js` knows it by, `unit` is of steps."""
+    """One chart for each line, with a scale of its own.
+
+    Args:
+        key: identifies the charts for `live.js`.
+        unit: unit of the steps.
+    """
     context = {"key": key, "unit": unit, "charts": [_drawn(line) for line in lines]}
     return render_to_string("console/charts.html", context)
 
@@ -48,7 +53,7 @@ def _drawn(line: Line) -> dict[str, Any]:
 
 
 def _place(value: float, values: Sequence[float], size: int) -> float:
-    """In the middle where all values are one."""
+    """Position of the value in the picture; in the middle if all values are equal."""
     low, high = min(values), max(values)
     share = (value - low) / (high - low) if high > low else 0.5
     return MARGIN + share * (size - 2 * MARGIN)

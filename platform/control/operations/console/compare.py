@@ -1,4 +1,4 @@
-"""Speculators side by side: one a column, one figure of their reports a line."""
+"""Compares speculators side by side: one column for each, one line for each figure of their reports."""
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -8,15 +8,15 @@ from django.template.response import TemplateResponse
 from control.models.catalog.models import Speculator
 from control.operations.console.rendering import is_nested, number
 
-MOST = 8
-FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  # what decides, before all else
+MAX_SPECULATORS = 8
+FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  # the most important figures come first
 
 
 def speculators_compare(request: HttpRequest) -> HttpResponse:
-    """Those named by `ids`, separated by commas. Behind the console's sign-in."""
+    """Query parameter `ids`: ids of speculators, separated by commas. The page requires the console's sign-in."""
     if not request.user.has_perm("catalog.view_speculator"):
         raise PermissionDenied
-    ids = request.GET.get("ids", "").split(",")[:MOST]
+    ids = request.GET.get("ids", "").split(",")[:MAX_SPECULATORS]
     found = Speculator.objects.select_related("base_model", "organization").in_bulk(ids)
     rows = [found[pk] for pk in ids if pk in found]
     known = {name for row in rows for name, value in row.report.items() if not is_nested(value)}

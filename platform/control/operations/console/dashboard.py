@@ -1,4 +1,4 @@
-"""The first page: how much there is of everything, what runs and what failed."""
+"""The overview page: counts of the main objects, the latest jobs, and the workers."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ def _cards() -> list[dict[str, Any]]:
         _card(
             "Pipelines live", pipelines.filter(status="live").count(), f"of {pipelines.count()}", "pipelines_pipeline"
         ),
-        {"title": "Workers heard of", "count": workers_alive().count(), "note": f"of {workers.count()}", "link": queue},
+        {"title": "Workers alive", "count": workers_alive().count(), "note": f"of {workers.count()}", "link": queue},
         _card("Speculators", Speculator.objects.filter(status="ready").count(), "ready", "catalog_speculator"),
-        _card("Batches", Batch.objects.count(), "in all", "batches_batch"),
-        _card("Organizations", Organization.objects.count(), "in all", "accounts_organization"),
+        _card("Batches", Batch.objects.count(), "in total", "batches_batch"),
+        _card("Organizations", Organization.objects.count(), "in total", "accounts_organization"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Jobs: how far each is, what happened to it, how its figures went, and what its process said."""
+"""Pages of jobs: progress, history of events, charts of metrics, and the end of the log."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class JobAdmin(RowsAdmin):
     list_select_related = ["organization"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "kind", "belongs_to", "state", "held_back", "progress", "failure", "curves",
+        "id", "organization", "kind", "belongs_to", "state", "pause_message", "progress", "failure", "curves",
         "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "worker", "fence", "lease_until",
         "not_before", "created_at", "started_at", "finished_at", "parameters", "outcome",
     ]  # fmt: skip
@@ -56,7 +56,7 @@ class JobAdmin(RowsAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """304 to who asks again, by `live.js`, while nothing on the page has changed."""
+        """Answers a refresh by `live.js` with 304 while nothing on the page has changed."""
         row = Job.objects.filter(pk=unquote(object_id)).first()
         if request.method != "GET" or row is None or not self.has_view_permission(request, row):
             return super().change_view(request, object_id, form_url, extra_context)  # type: ignore[no-any-return]  # unfold
@@ -73,7 +73,7 @@ class JobAdmin(RowsAdmin):
 
     @admin.display(description="belongs to")
     def belongs_to(self, row: Job) -> SafeString | str:
-        """What customers know it by."""
+        """The batch, evaluation or pipeline that the job works for."""
         batch = Batch.objects.filter(job=row).first()
         owners: list[Model | None] = [batch, Evaluation.objects.filter(job=row).first()]
         stages = Q(training_job=row) | Q(evaluation_job=row) | Q(batch__job=row)
@@ -86,7 +86,7 @@ class JobAdmin(RowsAdmin):
         return progress_bar(row, row.progress_done, row.progress_total, row.progress_unit)
 
     @admin.display(description="paused")
-    def held_back(self, row: Job) -> str:
+    def pause_message(self, row: Job) -> str:
         return row.paused["message"] if row.paused else "–"
 
     @admin.display(description="error")
@@ -95,7 +95,7 @@ class JobAdmin(RowsAdmin):
 
     @admin.display(description="charts, by step")
     def curves(self, row: Job) -> SafeString:
-        """Figures of every committed checkpoint; those of a repeated step count as they were last."""
+        """Metrics of all committed checkpoints; of a step that was repeated, the latest ones."""
         events = job_events(row).filter(type="checkpoint_committed").order_by("-seq")[:MAX_POINTS]
         by_step = {event.data["step"]: event.data.get("metrics") or {} for event in reversed(events)}
         return charts(f"{row.pk}-curves", lines_of(sorted(by_step.items()), CHARTED), unit="steps")
@@ -104,7 +104,7 @@ class JobAdmin(RowsAdmin):
     def latest_metrics(self, row: Job) -> SafeString:
         return pairs(row, "metrics", row.metrics)
 
-    @admin.display(description="log, its end")
+    @admin.display(description="end of the log")
     def log(self, row: Job) -> SafeString:
         return log_tail(f"{row.pk}-log", _log_path(row))
 
@@ -118,13 +118,17 @@ class JobAdmin(RowsAdmin):
 
     @admin.display
     def timeline(self, row: Job) -> SafeString:
-        """Newest first."""
+        """Events of the job, newest first."""
         events = job_events(row).order_by("-seq")[:MAX_TIMELINE]
         lines = [(event.created_at.strftime("%m-%d %H:%M:%S"), event.type, _brief(event.data)) for event in events]
         return table(row, "timeline", ["time (UTC)", "event", "data"], lines)
 
     @service_action(
-        "Cancel job", "What is finished is kept; the rest is not done.", icon="cancel", danger=True, when=_is_active
+        "Cancel job",
+        "Finished results are kept; the rest of the work is not done.",
+        icon="cancel",
+        danger=True,
+        when=_is_active,
     )
     def cancel(self, row: Job) -> str:
         batch = Batch.objects.filter(job=row).first()
@@ -132,16 +136,16 @@ class JobAdmin(RowsAdmin):
             batch_cancel(batch=batch)
         else:
             job_cancel(job=row)
-        return "The job ends within seconds."
+        return "The job will end within seconds."
 
 
 def _log_path(row: Job) -> Path:
-    """Of its latest attempt."""
+    """Path of the log of the job's latest attempt."""
     return get_config().data_dir / "logs" / "jobs" / f"{row.pk}.{row.fence}.log"
 
 
 def _version(row: Job) -> str:
-    """Another one after every move of the row, its history or its log. A renewed lease alone is no news."""
+    """Version of the page: it changes with the job's state, history or log, but not with a renewed lease."""
     moments = (row.progress_at, row.cancel_requested_at, row.finished_at)
     times = [f"{moment.timestamp():.6f}" if moment else "" for moment in moments]
     last = job_events(row).order_by("-seq").values_list("seq", flat=True).first()

@@ -1,4 +1,4 @@
-"""The end of a log on this machine; in a production of several machines the one that wrote it has it."""
+"""Shows the end of a log file on this machine. If there are several machines, only the one that wrote it has it."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ def _tail(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return log.read().decode(errors="replace") or "Empty so far."
+            return log.read().decode(errors="replace") or "The log is still empty."
     except FileNotFoundError:
-        return f"Not on this machine; who wrote it has it, in {'/'.join(path.parts[-3:])} of its data folder."
+        place = "/".join(path.parts[-3:])
+        return f"The log is not on this machine. The machine that wrote it has it as {place} in its data folder."

@@ -1,4 +1,4 @@
-"""Spend caps and quotes: what may be spent, and what is held back because of it."""
+"""Pages of spend caps and quotes."""
 
 from typing import Any
 
@@ -60,10 +60,10 @@ class SpendCapAdmin(CreatableAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         asked = ["organization", "project", "usd"]
-        return asked if obj is None else [*asked, "spent", "held_back", "created_at"]
+        return asked if obj is None else [*asked, "spent", "paused_batches", "created_at"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        return [] if obj is None else ["organization", "project", "spent", "held_back", "created_at"]
+        return [] if obj is None else ["organization", "project", "spent", "paused_batches", "created_at"]
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return self.has_operate_permission(request)
@@ -85,11 +85,11 @@ class SpendCapAdmin(CreatableAdmin):
         return f"{usd(spent_nanousd(row))} since {month_start():%Y-%m-%d}"
 
     @admin.display(description="paused batches")
-    def held_back(self, row: SpendCap) -> Any:
+    def paused_batches(self, row: SpendCap) -> Any:
         paused = batches_paused().filter(organization=row.organization_id, job__paused__cap_id=row.pk)
-        return table(row, "held-back", ["batch", "job"], [(link(batch), link(batch.job)) for batch in paused])
+        return table(row, "paused-batches", ["batch", "job"], [(link(batch), link(batch.job)) for batch in paused])
 
-    @service_action("Remove", "What it holds back goes on.", icon="money_off")
+    @service_action("Remove", "Batches that were paused by this cap continue.", icon="money_off")
     def remove(self, row: SpendCap) -> str:
         spend_cap_delete(cap=row)
         return "The cap is removed."
@@ -110,7 +110,7 @@ class QuoteAdmin(AskingAdmin):
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Quote | None:
-        """As for who asks the API: what the pilot found by now is taken over."""
+        """Completes the quote first if its pilot has ended, as the API does."""
         row: Quote | None = super().get_object(request, object_id, from_field)
         return None if row is None else quote_settle(quote=row)
 

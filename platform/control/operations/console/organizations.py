@@ -1,4 +1,4 @@
-"""Tenants: what each has, used, may use and did."""
+"""The page of an organization: its usage, limits, API keys, projects, members, webhooks and audit log."""
 
 import datetime as dt
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class OrganizationAdmin(CreatableAdmin):
         start = end - dt.timedelta(days=USAGE_DAYS)
         days = usage_buckets(row, window=Window(start=start, end=end, width=WIDTHS["1d"]))
         lines = [(f"{day.start:%Y-%m-%d}", *_figures(sums)) for day in reversed(days) for sums in day.sums]
-        total = ("in all", *_figures(usage_total(row, start=start, end=end)))
+        total = ("total", *_figures(usage_total(row, start=start, end=end)))
         return table(row, "usage", ["day (UTC)", "requests", "input", "cached", "output", "USD"], [total, *lines])
 
     @admin.display(description="limits")
@@ -76,7 +76,7 @@ class OrganizationAdmin(CreatableAdmin):
         own = Limits.objects.filter(pk=row.pk).first()
         page = page_of(own) if own else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
         change = format_html('<p><a class="console-link" href="{}">Change limits</a></p>', page)
-        return table(row, "limits", ["", "now", "at most"], lines) + change
+        return table(row, "limits", ["", "current", "limit"], lines) + change
 
     @admin.display(description="API keys")
     def keys(self, row: Organization) -> SafeString:
@@ -101,7 +101,7 @@ class OrganizationAdmin(CreatableAdmin):
         ]
         return table(row, "webhooks", ["URL", "events", ""], lines)
 
-    @admin.display(description="audit, the latest")
+    @admin.display(description="latest audit events")
     def audit(self, row: Organization) -> SafeString:
         events = audit_events_list(row).order_by("-created_at", "-pk")[:LATEST]
         keys = ApiKey.objects.in_bulk({event.actor_id for event in events})
@@ -110,7 +110,7 @@ class OrganizationAdmin(CreatableAdmin):
 
 
 def _actor(identity: str, keys: Mapping[str, ApiKey]) -> SafeString | str:
-    """A key by its name; a user of the console has one already."""
+    """Links to an API key; a console user's identity is already a readable name."""
     return link(keys[identity]) if identity in keys else identity
 
 

@@ -1,4 +1,4 @@
-"""The queue page: who waits and for how long, who holds what until when, and which workers are heard of."""
+"""The queue page: waiting jobs by organization, leases of running jobs, and the workers' last heartbeats."""
 
 import datetime as dt
 from typing import Any
@@ -14,11 +14,11 @@ from control.core.settings.config import get_config
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.selectors import SILENT_SECONDS, is_waiting
 
-MOST = 100
+MAX_LINES = 100
 
 
 def queue(request: HttpRequest) -> HttpResponse:
-    """Behind the console's sign-in."""
+    """The page requires the console's sign-in."""
     if not request.user.has_perm("jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
@@ -26,7 +26,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         **admin.site.each_context(request),
         "title": "Queue and workers",
         "waiting": _waiting(now),
-        "num_paused": Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting()).count(),
+        "num_backing_off": Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting()).count(),
         "running": _running(now),
         "workers": _workers(now),
         "lease_seconds": get_config().lease_seconds,
@@ -36,16 +36,16 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 def _waiting(now: dt.datetime) -> list[dict[str, Any]]:
     rows = Job.objects.filter(is_waiting()).order_by().values("organization_id", "organization__name")
-    found = rows.annotate(num_jobs=Count("pk"), oldest=Min("created_at")).order_by("oldest")[:MOST]
+    found = rows.annotate(num_jobs=Count("pk"), oldest=Min("created_at")).order_by("oldest")[:MAX_LINES]
     return [{**row, "age": _seconds(now - row["oldest"])} for row in found]
 
 
 def _running(now: dt.datetime) -> list[dict[str, Any]]:
-    """Those whose lease ends first come first: one that ran out is taken by the next free worker."""
-    jobs = Job.objects.filter(status=Job.Status.RUNNING).select_related("organization").order_by("lease_until")[:MOST]
+    """Sorted by the end of the lease; the next free worker claims a job whose lease has expired."""
+    jobs = Job.objects.filter(status=Job.Status.RUNNING).select_related("organization").order_by("lease_until")
     return [
-        {"job": job, "lease": _seconds(job.lease_until - now), "is_lost": job.lease_until <= now}
-        for job in jobs
+        {"job": job, "lease": _seconds(job.lease_until - now), "is_expired": job.lease_until <= now}
+        for job in jobs[:MAX_LINES]
         if job.lease_until is not None
     ]
 
@@ -57,11 +57,11 @@ def _workers(now: dt.datetime) -> list[dict[str, Any]]:
             "age": _seconds(now - worker.heartbeat_at),
             "is_silent": (now - worker.heartbeat_at).total_seconds() > SILENT_SECONDS,
         }
-        for worker in Worker.objects.order_by("role", "pk")[:MOST]
+        for worker in Worker.objects.order_by("role", "pk")[:MAX_LINES]
     ]
 
 
 def _seconds(span: dt.timedelta) -> str:
-    """Without its fractions: `1:02:03`, `-0:00:05`."""
+    """Hours, minutes and whole seconds: `1:02:03`, `-0:00:05`."""
     seconds = round(span.total_seconds())
     return f"{'-' if seconds < 0 else ''}{dt.timedelta(seconds=abs(seconds))}"

@@ -1,4 +1,4 @@
-"""Pieces of pages. What changes by itself is marked `data-live`, which `live.js` refreshes every two seconds."""
+"""HTML fragments of pages. `live.js` refreshes those that are marked `data-live` every two seconds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status i
 
 
 def badge(row: Model, status: str, *, active: bool) -> SafeString:
-    """`active`: it will change by itself, so the page goes on asking."""
+    """Args: active: the status will change without an operator's action, so the page keeps refreshing."""
     return format_html(
         '<span data-live="{}-status" data-live-active="{}" class="console-badge console-{}">{}</span>',
         row.pk,
@@ -47,7 +47,7 @@ def table(row: Model, name: str, header: Iterable[str], lines: Iterable[Iterable
 
 
 def pairs(row: Model, name: str, values: Mapping[str, Any]) -> SafeString:
-    """A mapping as a table of two columns, without what is nested."""
+    """A mapping as a table of two columns, without nested values."""
     lines = [(key.replace("_", " "), number(value)) for key, value in values.items() if not is_nested(value)]
     return table(row, name, [], lines)
 
@@ -57,7 +57,7 @@ def is_nested(value: object) -> bool:
 
 
 def number(value: object) -> str:
-    """Four significant digits are what a report's reader needs."""
+    """Fractions have four significant digits, which is enough for a report."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):
@@ -70,14 +70,14 @@ def number(value: object) -> str:
 
 
 def link(row: Model | None, title: str = "") -> SafeString | str:
-    """To another row's page."""
+    """A link to a row's page."""
     if row is None:
         return "–"
     return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), title or str(row))
 
 
 def page_of(row: Model) -> str:
-    """Ids hold an underscore, which the admin's URLs spell `_5F`."""
+    """`quote` is needed because ids contain an underscore, which is `_5F` in the admin's URLs."""
     return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[quote(row.pk)])
 
 

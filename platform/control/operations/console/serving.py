@@ -1,4 +1,4 @@
-"""Base models, speculators with their reports, and deployments."""
+"""Pages of base models, speculators with their reports, and deployments."""
 
 import datetime as dt
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ from control.models.catalog.models import BaseModel, Speculator
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import service_action
 from control.operations.console.charts import charts, lines_of
-from control.operations.console.compare import MOST
+from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.serving_asks import (
@@ -50,7 +50,7 @@ MOVING = (
 )  # fmt: skip
 
 
-def _is_an_organizations(row: BaseModel) -> bool:
+def _is_private(row: BaseModel) -> bool:
     return row.organization_id is not None
 
 
@@ -75,11 +75,15 @@ class BaseModelAdmin(AskingAdmin):
         return error_text(row.error)
 
     @service_action(
-        "Delete", "One that anything was made with stays.", icon="delete", danger=True, when=_is_an_organizations
+        "Delete",
+        "A model that batches, speculators or deployments use cannot be deleted.",
+        icon="delete",
+        danger=True,
+        when=_is_private,
     )
     def delete(self, row: BaseModel) -> str:
         if row.organization is None:
-            raise ApiError(403, f"{row.name!r} is there for everybody.", "base_model_shared", "model_id")
+            raise ApiError(403, f"{row.name!r} is shared by all organizations.", "base_model_shared", "model_id")
         base_model_delete(base_model=row, organization=row.organization)
         return f"{row.name} is deleted."
 
@@ -137,7 +141,7 @@ class SpeculatorAdmin(AskingAdmin):
 
     @admin.display
     def evaluations(self, row: Speculator) -> SafeString:
-        """Newest first, each with the job that ran it."""
+        """The latest evaluations, newest first, each with its job."""
         found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
         lines = [(link(x), link(x.job), x.job.status, EvaluationObject.of(x).result or "–") for x in found]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
@@ -150,7 +154,7 @@ class SpeculatorAdmin(AskingAdmin):
 
     @admin.action(description="Compare side by side", permissions=["view"])
     def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:
-        ids = ",".join(chosen.values_list("pk", flat=True)[:MOST])
+        ids = ",".join(chosen.values_list("pk", flat=True)[:MAX_SPECULATORS])
         return redirect(f"{reverse('speculators-compare')}?{urlencode({'ids': ids})}")
 
     @admin.display(description="training")
@@ -158,7 +162,10 @@ class SpeculatorAdmin(AskingAdmin):
         return pairs(row, "training", row.training)
 
     @service_action(
-        "Evaluate", "Once more, on the prompts that were held out when it was made.", icon="speed", when=_is_ready
+        "Evaluate",
+        "Evaluates the speculator again, on the prompts that its pipeline held out.",
+        icon="speed",
+        when=_is_ready,
     )
     def evaluate(self, row: Speculator) -> str:
         made = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
@@ -166,22 +173,28 @@ class SpeculatorAdmin(AskingAdmin):
 
     export = ask_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
 
-    @service_action("Delete", "One that is served or worked with stays.", icon="delete", danger=True, when=_is_ready)
+    @service_action(
+        "Delete",
+        "A speculator that a deployment, a job, a pipeline or a rollout uses cannot be deleted.",
+        icon="delete",
+        danger=True,
+        when=_is_ready,
+    )
     def delete(self, row: Speculator) -> str:
         speculator_delete(speculator=row)
         return f"{row} is deleted."
 
 
-def _is_there(row: Deployment) -> bool:
+def _exists(row: Deployment) -> bool:
     return row.deleted_at is None
 
 
 def _is_up(row: Deployment) -> bool:
-    return _is_there(row) and row.desired_state == Deployment.Desired.RUNNING
+    return _exists(row) and row.desired_state == Deployment.Desired.RUNNING
 
 
 def _is_down(row: Deployment) -> bool:
-    return _is_there(row) and (not _is_up(row) or row.state == Deployment.State.FAILED)
+    return _exists(row) and (not _is_up(row) or row.state == Deployment.State.FAILED)
 
 
 @admin.register(Deployment)
@@ -232,31 +245,35 @@ class DeploymentAdmin(AskingAdmin):
             entries.append(((at - end).total_seconds() / minute.seconds, known))
         return charts(f"{row.pk}-curves", lines_of(entries, CHARTED), unit="minutes ago:")
 
-    @admin.display(description="health over time")
+    @admin.display(description="history of states")
     def health(self, row: Deployment) -> SafeString:
-        """Newest first, for as long as events are kept."""
+        """Changes of the state, newest first, as far back as events are kept."""
         events = Event.objects.filter(organization=row.organization_id, object_id=row.pk).order_by("-number")[:50]
         lines = [(event.created_at, event.type.removeprefix("deployment.")) for event in events]
         return table(row, "health", ["since", "state"], lines)
 
-    @admin.display(description="log, its end")
+    @admin.display(description="end of the log")
     def log(self, row: Deployment) -> SafeString:
         return log_tail(f"{row.pk}-log", log_path(get_config(), row.pk))
 
-    @service_action("Start", "Starts the endpoint, with a clean record of crashes.", icon="play_arrow", when=_is_down)
+    @service_action("Start", "Starts the endpoint and forgets its crashes.", icon="play_arrow", when=_is_down)
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
 
-    change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_there)
+    change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_exists)
     roll_out = ask_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
-    capture = ask_action("capture", SET_CAPTURE, icon="save", when=_is_there)
+    capture = ask_action("capture", SET_CAPTURE, icon="save", when=_exists)
 
     @service_action(
-        "Stop", "No new request reaches it; those it has are finished.", icon="stop", danger=True, when=_is_up
+        "Stop",
+        "The endpoint gets no new requests; the requests that it has are finished.",
+        icon="stop",
+        danger=True,
+        when=_is_up,
     )
     def stop(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_stop(deployment=row).state}."
 
-    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_there)
+    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_exists)
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."

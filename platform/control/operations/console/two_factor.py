@@ -1,4 +1,4 @@
-"""Signing in with a second factor: the codes of an authenticator app. In force where STAFF_TWO_FACTOR is set."""
+"""Sign-in with codes of an authenticator app as a second factor, if STAFF_TWO_FACTOR is set."""
 
 from django.contrib.admin import AdminSite
 from django.core.exceptions import ValidationError
@@ -29,18 +29,18 @@ class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ig
         """The only one that a user has."""
         device = TOTPDevice.objects.filter(user=user).first()
         if device is None:
-            raise ValidationError("You have no second factor yet: `manage.py two_factor_enrol` gives you one.")
+            raise ValidationError("You have no second factor yet. `manage.py two_factor_enrol` creates one.")
         return device
 
 
 class TwoFactorSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     def has_permission(self, request: HttpRequest) -> bool:
-        """Who signed in without a code is nobody."""
+        """A user who signed in without a code has no permission."""
         return bool(super().has_permission(request) and request.user.is_verified())  # type: ignore[union-attr]  # otp's
 
 
 def require_two_factor(site: AdminSite) -> None:
-    """Django has registered pages with the site by now, so it stays and changes its kind."""
+    """Changes the class of the existing site, because Django has already registered pages with it."""
     site.__class__ = TwoFactorSite
     site.login_form = TwoFactorForm
     site.login_template = "console/login.html"
@@ -49,7 +49,7 @@ def require_two_factor(site: AdminSite) -> None:
 
 @transaction.atomic
 def second_factor_renew(*, user: User) -> str:
-    """A new secret instead of those the user had. Returns: its `otpauth://` address, as authenticator apps read it."""
+    """Replaces the user's secrets by a new one. Returns: its `otpauth://` address, which authenticator apps read."""
     TOTPDevice.objects.filter(user=user).delete()
     address: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
     return address

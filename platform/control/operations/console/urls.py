@@ -1,4 +1,4 @@
-"""Pages beside those of rows, below /admin/."""
+"""URLs below /admin/ of pages that do not belong to one model."""
 
 from django.contrib import admin
 from django.urls import path

@@ -1,4 +1,4 @@
-"""What pages of the console embed."""
+"""Images that pages of the console embed."""
 
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
@@ -9,7 +9,7 @@ from control.workflows.speculators.plots import EVALUATION, plot_response
 
 
 def speculator_plot(request: HttpRequest, speculator_id: str) -> HttpResponseBase:
-    """A plot by its name, for whoever may see the speculator. Behind the console's sign-in."""
+    """A plot by its name. It requires the console's sign-in and the permission to view speculators."""
     speculator = Speculator.objects.filter(pk=speculator_id).first()
     if speculator is None or not request.user.has_perm("catalog.view_speculator"):
         raise Http404

@@ -1,4 +1,4 @@
-"""Webhook endpoints and what was sent to them."""
+"""Pages of webhook endpoints and of the deliveries to them."""
 
 from typing import Any
 
@@ -41,20 +41,22 @@ class WebhookEndpointAdmin(RowsAdmin):
 
     @admin.display
     def deliveries(self, row: WebhookEndpoint) -> SafeString:
-        """Newest first."""
+        """The latest deliveries, newest first."""
         latest = deliveries_list(row).order_by("-created_at", "-pk")[:LATEST]
         lines = [(link(d, d.event.type), _badge(d), d.created_at, _answer(d.history), d.object_id) for d in latest]
         return table(row, "deliveries", ["event", "status", "created", "last answer", "object"], lines)
 
-    @service_action("Send a test", "Sends an event made for it, to this endpoint alone.", icon="send", when=_is_enabled)
+    @service_action("Send a test", "Sends a test event to this endpoint only.", icon="send", when=_is_enabled)
     def test(self, row: WebhookEndpoint) -> str:
-        return f"{endpoint_test(endpoint=row).pk} is on its way."
+        return f"The delivery {endpoint_test(endpoint=row).pk} is queued."
 
-    @service_action("Enable", "What waits for it is sent from now on.", icon="play_arrow", when=_is_disabled)
+    @service_action("Enable", "Pending deliveries are sent from now on.", icon="play_arrow", when=_is_disabled)
     def enable(self, row: WebhookEndpoint) -> str:
         return f"{endpoint_update(endpoint=row, changes={'enabled': True}).url} is enabled."
 
-    @service_action("Disable", "What is for it waits until it is enabled.", icon="pause", danger=True, when=_is_enabled)
+    @service_action(
+        "Disable", "Deliveries wait until the endpoint is enabled again.", icon="pause", danger=True, when=_is_enabled
+    )
     def disable(self, row: WebhookEndpoint) -> str:
         return f"{endpoint_update(endpoint=row, changes={'enabled': False}).url} is disabled."
 
@@ -90,9 +92,9 @@ class WebhookDeliveryAdmin(RowsAdmin):
         lines = [(a.get("at"), a.get("status_code") or "–", a.get("error") or "–") for a in reversed(row.history)]
         return table(row, "attempts", ["at", "answer", "error"], lines)
 
-    @service_action("Replay", "Sends it again, under the same webhook-id.", icon="replay")
+    @service_action("Replay", "Sends the event again, with the same webhook-id.", icon="replay")
     def replay(self, row: WebhookDelivery) -> str:
-        return f"{delivery_replay(delivery=row).pk} is on its way."
+        return f"The delivery {delivery_replay(delivery=row).pk} is queued."
 
 
 def _badge(row: WebhookDelivery) -> SafeString:

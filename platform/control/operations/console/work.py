@@ -1,4 +1,4 @@
-"""Files, batches and pipelines: what customers asked for and how far it is."""
+"""Pages of files, batches and pipelines."""
 
 from django.contrib import admin
 from django.template.defaultfilters import filesizeformat
@@ -57,7 +57,13 @@ class FileAdmin(AskingAdmin):
     def size(self, row: File) -> str:
         return filesizeformat(row.size_bytes)
 
-    @service_action("Delete", "Unreachable at once; its bytes are dropped.", icon="delete", danger=True, when=_is_kept)
+    @service_action(
+        "Delete",
+        "The file cannot be used from now on, and its content is deleted.",
+        icon="delete",
+        danger=True,
+        when=_is_kept,
+    )
     def delete(self, row: File) -> str:
         file_delete(file=row)
         return f"{row.filename} is deleted."
@@ -74,9 +80,9 @@ class BatchAdmin(AskingAdmin):
     list_select_related = ["organization", "base_model", "job"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "base_model", "endpoint", "state", "held_back", "progress", "the_job", "input", "output",
-        "errors_file", "bad_lines", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
-        "failed_at", "cancelled_at", "expires_at",
+        "id", "organization", "base_model", "endpoint", "state", "pause_message", "progress", "the_job", "input",
+        "output", "errors_file", "bad_lines", "tokens_used", "cost", "metadata", "created_at", "in_progress_at",
+        "completed_at", "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")
@@ -90,7 +96,7 @@ class BatchAdmin(AskingAdmin):
         return progress_bar(row, row.job.progress_done, row.job.progress_total, "rows")
 
     @admin.display(description="paused")
-    def held_back(self, row: Batch) -> str:
+    def pause_message(self, row: Batch) -> str:
         return row.job.paused["message"] if row.job.paused else "–"
 
     @admin.display(description="cost so far, USD")
@@ -124,7 +130,7 @@ class BatchAdmin(AskingAdmin):
 
     @service_action(
         "Cancel batch",
-        "Finished rows are kept; the others are not answered.",
+        "The answers of finished rows are kept; the other rows are not answered.",
         icon="cancel",
         danger=True,
         when=_is_batch_active,
@@ -184,7 +190,7 @@ class PipelineAdmin(AskingAdmin):
 
     @service_action(
         "Cancel pipeline",
-        "Finished stages are kept; it can be resumed later.",
+        "The results of finished stages are kept; the pipeline can be resumed later.",
         icon="cancel",
         danger=True,
         when=_is_pipeline_active,
@@ -192,6 +198,6 @@ class PipelineAdmin(AskingAdmin):
     def cancel(self, row: Pipeline) -> str:
         return f"The pipeline is {pipeline_cancel(pipeline=row).status}."
 
-    @service_action("Resume", "Goes on with the stage that failed or was cancelled.", icon="resume", when=_is_resumable)
+    @service_action("Resume", "Restarts the stage that failed or was cancelled.", icon="resume", when=_is_resumable)
     def resume(self, row: Pipeline) -> str:
         return f"The pipeline is {pipeline_resume(pipeline=row).status}."

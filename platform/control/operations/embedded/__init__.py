@@ -1,1 +1,1 @@
-"""The embedded stack: one command that starts and stops everything on one machine."""
+"""The embedded stack: one command that starts and stops all processes on one machine."""

@@ -1,4 +1,4 @@
-"""One process of the embedded stack: started under a keeper, started again when it dies, stopped in its own time."""
+"""One process of the embedded stack: runs under a keeper, is restarted when it dies, and has time to stop."""
 
 import subprocess
 import time
@@ -13,7 +13,7 @@ from workers.parent_death import kept_command
 log = structlog.get_logger(__name__)
 
 MAX_PAUSE_SECONDS = 30.0
-STEADY_SECONDS = 60.0  # a process that lived this long has not died of its start: the pauses begin anew
+STEADY_SECONDS = 60.0  # after the death of a process that lived longer, the pauses start again at 1 s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Component:
     environment: Mapping[str, str]
     log_path: Path
     stop_seconds: float = 15.0  # between SIGTERM and SIGKILL
-    children_stay: bool = False  # should it die: they hang on the lifeline themselves
+    children_stay: bool = False  # if the process dies, its children go on; they watch the lifeline themselves
     process: "subprocess.Popen[bytes] | None" = None
-    deaths: int = 0  # in a row
+    deaths: int = 0  # consecutive ones
     _started_at: float = field(default=0.0)
     _start_again_at: float | None = None
 
@@ -40,13 +40,13 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the stack alone, which stops it in order
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the stack, which stops all in order
                 pass_fds=(lifeline,),
             )
         self._started_at, self._start_again_at = time.monotonic(), None
 
     def watch(self, lifeline: int) -> None:
-        """Notices a death, and starts the process again after a pause of 1, 2, 4 … 30 s."""
+        """Restarts the process if it has died, after a pause of 1, 2, 4 … 30 s."""
         assert self.process is not None
         code = self.process.poll()
         if code is None:

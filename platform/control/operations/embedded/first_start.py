@@ -1,4 +1,4 @@
-"""What a new installation needs before anybody can use it: an organization, an administrator and an API key."""
+"""Creates what a new installation needs: an organization, an administrator and an API key."""
 
 import json
 import os
@@ -16,12 +16,12 @@ ADMINISTRATOR = "admin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    api_key: str | None  # None: made by an earlier start, and its file is gone
-    admin_password: str | None  # only at the first start: it is nowhere written down
+    api_key: str | None  # None: an earlier start created the key, and its file is deleted
+    admin_password: str | None  # only at the first start, because it is stored nowhere
 
 
 def first_start(credentials_path: Path) -> Credentials:
-    """Makes what is missing. The key is kept in a file only its owner can read, so that local programs find it."""
+    """Creates them unless there is an organization. The key goes to a file that only its owner can read."""
     if Organization.objects.exists():
         return Credentials(api_key=_stored_key(credentials_path), admin_password=None)
     password = secrets.token_urlsafe(12)
@@ -40,7 +40,10 @@ def _stored_key(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """`ready.json` in the data folder: there while the stack serves. After a `kill -9` it stays: `pid` tells."""
+    """`ready.json` in the data folder, which exists while the stack serves.
+
+    A killed stack leaves the file behind, so a reader must check that the process `pid` is alive.
+    """
 
     pid: int
     url: str
@@ -52,9 +55,9 @@ class Ready:
 
 
 def write_private_json(path: Path, values: dict[str, object]) -> None:
-    """Whole or absent, and never readable by others, not for a moment."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(values, indent=2) + "\n")
-    draft.replace(path)
+    """Writes the file atomically; it is never readable by other users, not even for a moment."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(values, indent=2) + "\n")
+    partial.replace(path)

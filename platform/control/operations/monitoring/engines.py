@@ -1,6 +1,7 @@
-"""What the endpoints of this machine count, under vLLM's names, each with its deployment and organization.
+"""Metrics of this machine's engines, under vLLM's names, with the labels `deployment` and `organization`.
 
-An engine listens on loopback, on a port and with a token that change with every start: no scraper could find it.
+This process collects them because a scraper cannot reach an engine: it listens on loopback, and its port and token
+change with every start.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from control.serving.deployments.models import Deployment
 from control.tenants.row_security.scope import Across, across_tenants
 
 TIMEOUT_SECONDS = 2.0
-MOST = 200
+MAX_ENGINES = 200
 _ANSWERING = (Deployment.State.READY, Deployment.State.DEGRADED)
 
 
@@ -29,7 +30,7 @@ class _Engine:
 
 
 class Engines(Collector):
-    """Leaves out who does not answer: `slipstream_deployments` tells of its state."""
+    """Leaves out engines that do not answer; `slipstream_deployments` reports their states."""
 
     def collect(self) -> Iterator[Metric]:
         engines = _engines()
@@ -45,7 +46,7 @@ class Engines(Collector):
 def _engines() -> list[_Engine]:
     try:
         with across_tenants(Across.CONSOLE):
-            rows = list(Deployment.objects.filter(state__in=_ANSWERING, port__isnull=False)[:MOST])
+            rows = list(Deployment.objects.filter(state__in=_ANSWERING, port__isnull=False)[:MAX_ENGINES])
     except DatabaseError:
         return []  # `queue_metrics` reports that the database is unreachable
     return [
@@ -56,7 +57,7 @@ def _engines() -> list[_Engine]:
 
 
 def _metrics(engine: _Engine) -> str:
-    """Empty: it did not answer."""
+    """The engine's metrics as text; empty if it did not answer."""
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
             answer = client.get(

@@ -1,6 +1,6 @@
 """/livez, /readyz and /metrics, answered before all other middleware.
 
-Those who ask are machines next door: they know no host name of ours, speak no TLS and have no key.
+The clients are load balancers and scrapers in the same network, which use neither our host name nor TLS nor an API key.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
 
 
 def livez(request: HttpRequest) -> HttpResponse:
-    """This process answers; it asks nobody else, or an outage of the database would restart everything."""
+    """Answers without calling any dependency; otherwise an outage of the database would restart all processes."""
     return JsonResponse({"status": "ok"})
 
 
@@ -38,7 +38,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
         is_forwarded=any(name in request.headers for name in _FORWARDED),
     )
     if not allowed:
-        return HttpResponse(status=404)  # as if there were none
+        return HttpResponse(status=404)  # hides that there are metrics
     return HttpResponse(render(QueueMetrics(), Engines()), content_type=CONTENT_TYPE_LATEST)
 
 

@@ -33,9 +33,10 @@ class QueueMetrics(Collector):
             with across_tenants(Across.CONSOLE):
                 families = [*_queue(), *_workers(), *_outbox(), *_deployments()]
         except DatabaseError as error:
-            log.warning("rows not counted", error=str(error))
+            log.warning("could not read the tables for metrics", error=str(error))
             families = []
-        yield GaugeMetricFamily("slipstream_database_up", "Whether rows can be read.", value=float(bool(families)))
+        is_up = float(bool(families))
+        yield GaugeMetricFamily("slipstream_database_up", "Whether the database is reachable.", value=is_up)
         yield from families
 
 
@@ -47,7 +48,7 @@ def _queue() -> Iterable[GaugeMetricFamily]:
     }
     labels = ["kind", "priority"]
     number = GaugeMetricFamily("slipstream_jobs_waiting", "Due jobs that no worker has claimed.", labels=labels)
-    age = GaugeMetricFamily("slipstream_job_oldest_waiting_seconds", "Age of the oldest of them.", labels=labels)
+    age = GaugeMetricFamily("slipstream_job_oldest_waiting_seconds", "Age of the oldest waiting job.", labels=labels)
     now = timezone.now()
     for kind, priority in sorted({*found, *((str(kind), priority) for kind, priority in PRIORITIES.items())}):
         num_jobs, oldest = found.get((kind, priority), (0, now))
@@ -81,14 +82,14 @@ def _outbox() -> Iterable[GaugeMetricFamily]:
     return (
         GaugeMetricFamily("slipstream_webhooks_pending", "Deliveries to be sent or sent again.", value=found["number"]),
         GaugeMetricFamily(
-            "slipstream_webhook_oldest_pending_seconds", "Age of the oldest of them.", value=max(0.0, age)
+            "slipstream_webhook_oldest_pending_seconds", "Age of the oldest pending delivery.", value=max(0.0, age)
         ),
     )
 
 
 def _deployments() -> Iterable[GaugeMetricFamily]:
-    there = Deployment.objects.filter(deleted_at=None)
-    return (_by("slipstream_deployments", "Deployments by state.", there, "state", also=Deployment.State.values),)
+    existing = Deployment.objects.filter(deleted_at=None)
+    return (_by("slipstream_deployments", "Deployments by state.", existing, "state", also=Deployment.State.values),)
 
 
 def _by(

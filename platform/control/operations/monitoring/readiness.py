@@ -1,7 +1,7 @@
-"""Whether this process can serve, by asking what it needs.
+"""Checks whether this process can serve requests, by calling its dependencies.
 
-    the database is away          503: nothing can be answered; take it out of rotation
-    Redis or storage is away      200, degraded: the rest goes on, and no other process is better off
+    the database is unreachable         503: no request can be served; take the process out of rotation
+    Redis or storage is unreachable     200, degraded: other requests work, and other processes have the same problem
 """
 
 import time
@@ -20,17 +20,17 @@ from control.core.settings.config import get_config
 
 log = structlog.get_logger(__name__)
 
-TIMEOUT_SECONDS = 2.0  # of each try with Redis and storage; probes are repeated every few seconds
-WAIT_SECONDS = 3.0  # for all together; what has not answered by then is away. A probe waits longer
+TIMEOUT_SECONDS = 2.0  # of one attempt with Redis or storage; probes are repeated every few seconds
+WAIT_SECONDS = 3.0  # for all checks together, less than the timeout of a probe; later answers count as failures
 _REQUIRED = "database"
 _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
 
 
 def readiness() -> tuple[int, dict[str, Any]]:
-    """The HTTP status, and the answer: `status`, and each of `checks` as `ok` or `unavailable`."""
-    asked = {name: _pool.submit(check) for name, check in _checks().items()}
-    until = time.monotonic() + WAIT_SECONDS
-    checks = {name: _outcome(name, future, until) for name, future in asked.items()}
+    """The HTTP status and the response: `status`, and each of `checks` as `ok` or `unavailable`."""
+    futures = {name: _pool.submit(check) for name, check in _checks().items()}
+    deadline = time.monotonic() + WAIT_SECONDS
+    checks = {name: _outcome(name, future, deadline) for name, future in futures.items()}
     if checks[_REQUIRED] != "ok":
         return 503, {"status": "unavailable", "checks": checks}
     return 200, {"status": "ok" if set(checks.values()) == {"ok"} else "degraded", "checks": checks}
@@ -38,27 +38,27 @@ def readiness() -> tuple[int, dict[str, Any]]:
 
 def _checks() -> Mapping[str, Callable[[], object]]:
     config = get_config()
-    checks: dict[str, Callable[[], object]] = {_REQUIRED: _ask_database}
+    checks: dict[str, Callable[[], object]] = {_REQUIRED: _check_database}
     if config.redis_url is not None:
         url = config.redis_url.get_secret_value()
-        checks["redis"] = lambda: _ask_redis(url)
+        checks["redis"] = lambda: _check_redis(url)
     if config.s3_bucket is not None:
         bucket = config.s3_bucket
         checks["storage"] = lambda: _s3(config.s3_endpoint_url).head_bucket(Bucket=bucket)
     return checks
 
 
-def _outcome(name: str, future: "Future[object]", until: float) -> str:
+def _outcome(name: str, future: "Future[object]", deadline: float) -> str:
     try:
-        future.result(max(0.0, until - time.monotonic()))
-    except Exception as error:  # whatever it is, what was asked is not there
-        log.warning("not reached", dependency=name, error=f"{type(error).__name__}: {error}")
+        future.result(max(0.0, deadline - time.monotonic()))
+    except Exception as error:  # after any error, the dependency counts as unavailable
+        log.warning("dependency unavailable", dependency=name, error=f"{type(error).__name__}: {error}")
         return "unavailable"
     return "ok"
 
 
-def _ask_database() -> None:
-    """By a connection of its own, which shows that another one could be had."""
+def _check_database() -> None:
+    """Opens a new connection, which shows that the database accepts more of them."""
     connection = connections.create_connection(DEFAULT_DB_ALIAS)
     try:
         with connection.cursor() as cursor:
@@ -67,7 +67,7 @@ def _ask_database() -> None:
         connection.close()
 
 
-def _ask_redis(url: str) -> None:
+def _check_redis(url: str) -> None:
     with redis.Redis.from_url(
         url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
     ) as client:
@@ -76,5 +76,5 @@ def _ask_redis(url: str) -> None:
 
 @lru_cache(maxsize=4)
 def _s3(endpoint_url: str | None) -> Any:  # boto3 builds its clients at run time: they have no static type
-    impatient = BotoConfig(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"max_attempts": 0})
-    return boto3.client("s3", endpoint_url=endpoint_url, config=impatient)
+    limits = BotoConfig(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"max_attempts": 0})
+    return boto3.client("s3", endpoint_url=endpoint_url, config=limits)

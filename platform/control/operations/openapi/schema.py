@@ -14,8 +14,9 @@ from control.operations.openapi.shapes import Error
 from control.tenants.authentication.views import OrganizationView
 
 FAILURES = {
-    "4XX": "Refused: `code` says why. 401 without a right key, 403 without the scope, 404 for what is another's, too.",
-    "5XX": "Not the caller's fault.",
+    "4XX": "The request was refused; `code` gives the reason. 401: the API key is missing or invalid. 403: the key "
+    "lacks the scope. 404: the object does not exist or belongs to another organization.",
+    "5XX": "The server failed; the request itself may be valid.",
 }
 
 
@@ -68,7 +69,7 @@ class OperationSchema(AutoSchema):
         ]
         if self.method != "POST":
             return query
-        text = "Makes it safe to send again: the same request is done once."
+        text = "Makes retries safe: requests with the same key are executed only once."
         return [*query, OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, "header", description=text)]
 
     def get_filter_backends(self) -> list[Any]:

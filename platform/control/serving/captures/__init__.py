@@ -1,1 +1,1 @@
-"""Requests to an endpoint, kept for some hours where its owner opts in, to train the next speculator on."""
+"""Captured requests: if the customer opts in, requests to an endpoint are kept for some hours as training prompts."""

@@ -1,4 +1,4 @@
-"""That requests are kept, and those that are."""
+"""The opt-in to keep a deployment's requests, and the requests that are kept."""
 
 from django.db import models
 
@@ -7,7 +7,7 @@ from control.tenants.accounts.models import Organization
 
 
 class Capture(models.Model):
-    """The opt-in. Without this row nothing is kept."""
+    """The opt-in. Without this row no request is kept."""
 
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
@@ -19,7 +19,7 @@ class Capture(models.Model):
 
 
 class CapturedRequest(models.Model):
-    """What was asked, without the answer: the model gives it again, token by token."""
+    """A request without its answer, because the model reproduces the answer token for token."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

@@ -10,7 +10,7 @@ from control.serving.deployments.models import Deployment
 
 
 def capture_of(deployment: Deployment) -> Capture:
-    """Raises: ApiError: 404, its requests are not kept."""
+    """Raises: ApiError: 404, the requests of this deployment are not kept."""
     capture = Capture.objects.filter(deployment=deployment).select_related("deployment__base_model").first()
     if capture is None:
         message = f"Requests to deployment {deployment.pk} are not kept."
@@ -19,7 +19,7 @@ def capture_of(deployment: Deployment) -> Capture:
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
-    """Without those that are too old and not deleted yet."""
+    """Leaves out requests that are too old but not deleted yet."""
     return CapturedRequest.objects.filter(deployment_id=capture.deployment_id, created_at__gt=oldest_kept(capture))
 
 

@@ -1,7 +1,7 @@
 """Writers of captured traffic.
 
-opt in ──requests──> rows, each for so many hours ──> a file of batch rows: prompts of the next pipeline
-opt out, or the deployment is deleted ──> all rows are gone
+opt in ──requests──> rows, each kept for `hours` ──> a file of batch rows: prompts of the next pipeline
+opt out, or the deployment is deleted ──> all rows are deleted
 """
 
 import hashlib
@@ -28,13 +28,13 @@ log = structlog.get_logger(__name__)
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
-# How an answer was to be sent, to whom and how many, which is nothing to learn from; `model` becomes the base model's.
+# Parameters that say how answers are delivered, which is useless for training; `model` becomes the base model's name.
 _NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store")
 
 
 @audited("capture.set")
 def capture_set(*, deployment: Deployment, hours: int) -> Capture:
-    """From now on, requests are kept for `hours`; those kept already follow the new figure too."""
+    """Keeps requests for `hours` from now on. The new figure also applies to requests that are already kept."""
     values = {"hours": hours, "organization": deployment.organization}
     capture, _ = Capture.objects.update_or_create(deployment=deployment, defaults=values)
     return capture
@@ -42,14 +42,14 @@ def capture_set(*, deployment: Deployment, hours: int) -> Capture:
 
 @audited("capture.end")
 def capture_end(*, capture: Capture) -> None:
-    """Nothing is kept any more, and what was is deleted."""
+    """Ends the capture and deletes all requests that were kept."""
     with transaction.atomic():
         CapturedRequest.objects.filter(deployment_id=capture.deployment_id).delete()
         capture.delete()
 
 
 def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Keeps a request that was answered, if its owner opted in. Returns: whether it is kept."""
+    """Keeps an answered request if the customer opted in. Returns whether it is kept."""
     capture = Capture.objects.filter(deployment_id=deployment_id).first()
     kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
     if capture is None or len(json.dumps(kept).encode()) > MAX_BODY_BYTES:
@@ -59,17 +59,17 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
             CapturedRequest.objects.create(
                 deployment_id=deployment_id, organization_id=capture.organization_id, endpoint=endpoint, body=kept
             )
-    except DatabaseError as error:  # PostgreSQL refuses some characters; the answer is there, and that is what counts
-        log.warning("request not kept", deployment_id=deployment_id, error=str(error))
+    except DatabaseError as error:  # PostgreSQL refuses some characters; the caller must get the answer all the same
+        log.warning("could not keep a request", deployment_id=deployment_id, error=str(error))
         return False
     return True
 
 
 @audited("capture.export")
 def capture_export(*, capture: Capture) -> File:
-    """Every different request that is kept, as rows of a batch for the base model.
+    """Writes all distinct requests that are kept into a file, as rows of a batch for the base model.
 
-    Raises: ApiError: 409, there is none.
+    Raises: ApiError: 409, no request is kept.
     """
     deployment = capture.deployment
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def capture_export(*, capture: Capture) -> File:
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
-    """Newest first. One of those that are alike: a prompt that is held out must not be trained on under another id."""
+    """Newest first, without duplicates: a held-out prompt must not be among the training prompts under another id."""
     seen: set[bytes] = set()
     model = capture.deployment.base_model.name
     for request in requests_kept(capture).order_by("-id").iterator():
@@ -100,7 +100,7 @@ def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
 
 
 def captures_prune() -> None:
-    """Deletes what is too old, too much, or a deleted deployment's."""
+    """Deletes requests that are too old, more than `MAX_REQUESTS`, or of a deployment that is deleted."""
     Capture.objects.filter(deployment__deleted_at__isnull=False).delete()
     captures = Capture.objects.filter(deployment=OuterRef("deployment"))
     CapturedRequest.objects.filter(~Exists(captures)).delete()

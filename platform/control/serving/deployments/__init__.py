@@ -1,1 +1,1 @@
-"""Dedicated endpoints: desired state, observed state, the supervisor between them."""
+"""Dedicated endpoints: desired state, observed state, and the supervisor that brings the two together."""

@@ -1,7 +1,7 @@
-"""How a deployment did over time: figures of each stretch, from the samples of its processes.
+"""Metrics of a deployment over time: figures of each period (`Stretch`), from the samples of its processes.
 
 acceptance length = 1 + accepted tokens / drafts       acceptance rate = accepted tokens / draft tokens
-tokens per second = generated tokens / the stretch's seconds between samples
+tokens per second = generated tokens / seconds between the period's samples
 """
 
 import datetime as dt
@@ -14,12 +14,12 @@ from control.billing.usage.selectors import Window
 from control.serving.deployments.measuring import COUNTERS
 from control.serving.deployments.models import Deployment, DeploymentSample
 
-BEFORE = dt.timedelta(minutes=10)  # how far before a window its first difference may begin
+BEFORE = dt.timedelta(minutes=10)  # the first difference of a window may begin at a sample so long before it
 
 
 @dataclass(slots=True)
 class Stretch:
-    """`counts`: by how much each counter grew; `seconds`: between the samples that tell."""
+    """`counts` is the growth of each counter; `seconds` is the time between the samples that it was computed from."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Stretch:
 
     @property
     def latency_seconds(self) -> float | None:
-        """Of a request, on average."""
+        """Average latency of a request."""
         return self._ratio("latency_seconds", "requests")
 
     @property
@@ -59,7 +59,7 @@ class Stretch:
 
 
 def stretches(deployment: Deployment, window: Window) -> dict[dt.datetime, Stretch]:
-    """One for each piece of the window, with or without samples in it."""
+    """One `Stretch` for each bucket of the window by its start, also for buckets without samples."""
     found = {start: Stretch() for start in window.starts()}
     samples = DeploymentSample.objects.filter(
         deployment=deployment, at__gte=window.start - BEFORE, at__lt=window.end
@@ -73,7 +73,7 @@ def stretches(deployment: Deployment, window: Window) -> dict[dt.datetime, Stret
 
 
 def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
-    """All of it together."""
+    """The sum of all differences between samples since then."""
     whole = Stretch()
     for _, counts, seconds in _differences(
         DeploymentSample.objects.filter(deployment=deployment, at__gte=since).order_by("at", "pk")
@@ -83,7 +83,7 @@ def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
 
 
 def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
-    """Time of the later sample, growth, and the seconds between the two."""
+    """Yields the time of the later sample, the growth of the counters, and the seconds between the two samples."""
     for before, after in pairwise(samples):
         if before.process == after.process:
             grown = {name: after.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in COUNTERS}

@@ -1,4 +1,4 @@
-"""Asks an endpoint whether it can generate a token; as futures, so that one that hangs holds up no other."""
+"""Checks whether an endpoint can generate a token. Checks run in futures, so that one that hangs delays no other."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,16 +20,16 @@ def probe(port: int, token: str) -> bool:
 
 @dataclass(slots=True)
 class HealthWatch:
-    """The checks of one process, from its launch or adoption on."""
+    """The health checks of one process, from its launch or adoption on."""
 
     interval_seconds: float
-    failures: int = 0  # in a row
-    last_good: float = field(default_factory=time.monotonic)  # or when the watch began
+    failures: int = 0  # consecutive failed checks
+    last_good: float = field(default_factory=time.monotonic)  # time of the last good check, or of the watch's start
     _pending: "Future[bool] | None" = None
     _next_at: float = 0.0
 
     def poll(self, pool: ThreadPoolExecutor, port: int, token: str) -> bool | None:
-        """Starts a check when one is due. Returns the finding of one that has ended since the last call, else None."""
+        """Starts a check when one is due. Returns the result of a check that ended since the last call, else None."""
         if self._pending is None:
             if time.monotonic() >= self._next_at:
                 self._pending = pool.submit(probe, port, token)

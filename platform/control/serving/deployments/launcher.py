@@ -1,6 +1,6 @@
-"""Starts the engine's server as a process of its own: own session, own log, a free loopback port, a random token.
+"""Starts the engine's server as a separate process, with its own session, log, free loopback port and random token.
 
-The process outlives the supervisor, unless a lifeline is given: then it ends when the lifeline's owner does.
+The process outlives the supervisor unless a lifeline is given: then it ends when the lifeline's owner ends.
 """
 
 import secrets
@@ -30,13 +30,13 @@ TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 
 
 class LaunchError(Exception):
-    """The process did not come to life."""
+    """The process could not be started or ended at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     identity: ProcessIdentity
-    process: "subprocess.Popen[bytes]"  # ours to reap
+    process: "subprocess.Popen[bytes]"  # the caller must reap it
     port: int
     token: str
 
@@ -46,13 +46,13 @@ def log_path(config: Config, deployment_id: str) -> Path:
 
 
 def stage(config: Config, deployment: Deployment) -> Path | None:
-    """Copies what the engine reads out of storage, once per artifact: the model, adapters and the speculator.
+    """Copies the model, the adapters and the speculator from storage to this machine, unless they are here already.
 
     Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
     """
-    with suppress(UnusableModel):  # the launch says so
+    with suppress(UnusableModel):  # `launch` reports it
         model_folder(deployment.base_model)
-    for adapter in deployment.adapters.all():  # which came along with the row: no thread of the pool asks the database
+    for adapter in deployment.adapters.all():  # prefetched: threads of the pool make no database queries
         _copied(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
     speculator = deployment.speculator
     if speculator is None:
@@ -63,12 +63,12 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 def _copied(prefix: str, target: Path) -> Path:
     if target.is_dir():
         return target
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        get_storage().get_folder(prefix, draft)
-        draft.rename(target)  # whole or absent: a supervisor that dies here leaves nothing half
+        get_storage().get_folder(prefix, partial)
+        partial.rename(target)  # atomic: a supervisor that dies here leaves no partial folder at `target`
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -77,12 +77,12 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
 
 
 def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
-    """Raises: LaunchError: the program can't be run or ended at once."""
+    """Raises: LaunchError: the program cannot be run, or it ended at once."""
     port, token = free_port(), secrets.token_urlsafe(32)
     try:
         command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
     except UnusableModel as error:
-        raise LaunchError(f"the model is not there: {error.message}") from error
+        raise LaunchError(f"the model is not available: {error.message}") from error
     log = log_path(config, deployment.pk)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

@@ -1,7 +1,7 @@
-"""Asks endpoints for their counters now and then, as futures, and keeps what they said.
+"""Reads the counters of endpoints at intervals, in futures, and stores them as samples.
 
-A sample holds counters of one process since its start. Figures of a time are differences between samples of the same
-process: a restart loses what was counted after the last sample, and nothing is counted twice.
+A sample holds the counters of one process since its start. Figures of a period are differences between samples of the
+same process: a restart loses the counts since the last sample, and nothing is counted twice.
 """
 
 import datetime as dt
@@ -18,7 +18,7 @@ from control.serving.deployments.models import Deployment, DeploymentSample
 
 TIMEOUT_SECONDS = 5.0
 KEPT = dt.timedelta(days=7)
-# Prometheus's sample: our name
+# Name of the sample in Prometheus's text: our name
 _COUNTED: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
@@ -34,7 +34,7 @@ COUNTERS = tuple(_COUNTED.values())
 
 
 def counters_of(text: str) -> dict[str, float]:
-    """Of Prometheus's text; what it lacks is 0."""
+    """Parses Prometheus's text format; a counter that is missing is 0."""
     counters = dict.fromkeys(COUNTERS, 0.0)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -43,7 +43,7 @@ def counters_of(text: str) -> dict[str, float]:
     return counters
 
 
-def _ask(port: int, token: str) -> dict[str, float] | None:
+def _read_counters(port: int, token: str) -> dict[str, float] | None:
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
             answer = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
@@ -54,17 +54,17 @@ def _ask(port: int, token: str) -> dict[str, float] | None:
 
 @dataclass(slots=True)
 class Measuring:
-    """Of one process, from its launch or adoption on."""
+    """Samples the counters of one process, from its launch or adoption on."""
 
     interval_seconds: float
     _pending: "Future[dict[str, float] | None] | None" = None
     _next_at: float = 0.0
 
     def poll(self, pool: ThreadPoolExecutor, deployment: Deployment) -> None:
-        """Starts a look when one is due; keeps what one has brought that has ended since the last call."""
+        """Starts a read when one is due, and stores the result of a read that has ended since the last call."""
         if self._pending is None:
             if time.monotonic() >= self._next_at and deployment.port is not None:
-                self._pending = pool.submit(_ask, deployment.port, deployment.token)
+                self._pending = pool.submit(_read_counters, deployment.port, deployment.token)
         elif self._pending.done():
             counters = self._pending.result()
             self._pending, self._next_at = None, time.monotonic() + self.interval_seconds

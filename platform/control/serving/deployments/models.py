@@ -1,4 +1,4 @@
-"""A dedicated endpoint: the row says what should be, the supervisor reports what is."""
+"""A dedicated endpoint: the row holds the desired state and the state that the supervisor observed."""
 
 from django.db import models
 
@@ -44,7 +44,7 @@ class Deployment(models.Model):
     canary_of = models.ForeignKey("self", on_delete=models.CASCADE, related_name="canaries", null=True, blank=True)
     canary_percent = models.PositiveSmallIntegerField(default=0, db_default=0, help_text="Of that one's requests.")
     created_at = models.DateTimeField(auto_now_add=True)
-    deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays: its process must stop, pipelines name it
+    deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays for its process and its pipelines
 
     class Meta:
         constraints = [
@@ -60,12 +60,12 @@ class Deployment(models.Model):
 
     @property
     def served_name(self) -> str:
-        """What its engine is called by; a canary answers under the name of what it may replace."""
+        """Model name of the engine; a canary answers under the name of the deployment that it belongs to."""
         return self.name if self.canary_of is None else self.canary_of.name
 
 
 class DeploymentSample(models.Model):
-    """What an endpoint's process had counted since its start (`measuring`)."""
+    """Counters of an endpoint's process since its start (`measuring`)."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="samples")
     at = models.DateTimeField(auto_now_add=True)

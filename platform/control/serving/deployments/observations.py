@@ -1,7 +1,7 @@
-"""What the supervisor found, written into the row. Each write names the generation it is about.
+"""Writes the supervisor's observations into the row. Each write names the generation that was observed.
 
-Pipelines that wait for the deployment receive `deployment_settled`; if that is lost, the reconciler of pipelines finds
-the same state.
+Pipelines that wait for the deployment receive `deployment_settled`; if that signal is lost, the reconciler of pipelines
+finds the same state.
 """
 
 import datetime as dt
@@ -22,11 +22,14 @@ NO_PROCESS: dict[str, object] = {"pid": None, "process_started": "", "port": Non
 
 @transaction.atomic
 def deployment_launched(*, deployment: Deployment, pid: int, process_started: str, port: int, token: str) -> bool:
-    """A process was started for the generation of `deployment`. False: the wish has changed, the process must go."""
+    """Records the process that was started for the generation of `deployment`.
+
+    Returns: False if the generation has changed meanwhile; the caller must then end the process.
+    """
     return transition(
         deployment,
         State.PROVISIONING,
-        found_for=deployment.generation,
+        expected_generation=deployment.generation,
         pid=pid,
         process_started=process_started,
         port=port,
@@ -37,14 +40,14 @@ def deployment_launched(*, deployment: Deployment, pid: int, process_started: st
 
 @transaction.atomic
 def deployment_observe(*, deployment: Deployment, healthy: bool) -> bool:
-    """A health check of the process in the row. Returns whether the state changed."""
-    if not healthy:  # one that was never ready is not degraded: it is still starting
+    """Records a health check of the process in the row. Returns whether the state changed."""
+    if not healthy:  # a process that was never ready is not degraded: it is still starting
         return deployment.state == State.READY and transition(
-            deployment, State.DEGRADED, found_for=deployment.generation
+            deployment, State.DEGRADED, expected_generation=deployment.generation
         )
     if deployment.state == State.READY:
         return False
-    moved = transition(deployment, State.READY, found_for=deployment.observed_generation, error=None)
+    moved = transition(deployment, State.READY, expected_generation=deployment.observed_generation, error=None)
     if moved:
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
     return moved
@@ -52,7 +55,7 @@ def deployment_observe(*, deployment: Deployment, healthy: bool) -> bool:
 
 @transaction.atomic
 def deployment_crashed(*, deployment: Deployment, code: str, message: str) -> None:
-    """The process is gone, or could not be started, though it should run: try again later, or give up."""
+    """Records that a process that should run has ended or could not be started; schedules a retry or gives up."""
     now = timezone.now()
     earliest = now.timestamp() - CRASH_WINDOW_SECONDS
     crashes = [*(at for at in deployment.crashes if at > earliest), now.timestamp()]
@@ -61,30 +64,33 @@ def deployment_crashed(*, deployment: Deployment, code: str, message: str) -> No
         error = {"code": code, "message": message}
     else:
         to, not_before = State.FAILED, None
-        error = {"code": "crash_loop", "message": f"{len(crashes)} crashes within 10 minutes. The last: {message}"}
+        message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
+        error = {"code": "crash_loop", "message": message}
     found = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": error}
-    if transition(deployment, to, found_for=deployment.generation, **found) and to is State.FAILED:
+    if transition(deployment, to, expected_generation=deployment.generation, **found) and to is State.FAILED:
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
 
 
 def backoff_seconds(num_crashes: int) -> float:
-    """1, 2, 4 … 60 s after the first, second, third … crash within the window."""
+    """Delay before the next start: 1, 2, 4 … 60 s after the first, second, third … crash within the window."""
     return min(MAX_BACKOFF_SECONDS, 2.0 ** (num_crashes - 1))
 
 
 @transaction.atomic
 def deployment_draining(*, deployment: Deployment) -> bool:
-    """The process is about to be taken down and to come back: out of the gateway's routing first."""
-    return transition(deployment, State.PROVISIONING, found_for=deployment.generation, not_before=None)
+    """Takes the deployment out of the gateway's routing before its process is ended to be replaced."""
+    return transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, not_before=None)
 
 
 @transaction.atomic
 def deployment_drained(*, deployment: Deployment) -> bool:
-    """The process that was taken down is gone; another one is to come."""
-    return transition(deployment, State.PROVISIONING, found_for=deployment.generation, **NO_PROCESS)
+    """Records that the drained process has ended; the supervisor starts another one."""
+    return transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, **NO_PROCESS)
 
 
 @transaction.atomic
 def deployment_stopped(*, deployment: Deployment) -> bool:
-    """The process is gone, as wished."""
-    return transition(deployment, State.STOPPED, found_for=deployment.generation, **NO_PROCESS, healthy_at=None)
+    """Records that the process of a deployment that was to stop has ended."""
+    return transition(
+        deployment, State.STOPPED, expected_generation=deployment.generation, **NO_PROCESS, healthy_at=None
+    )

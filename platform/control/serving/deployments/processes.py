@@ -1,4 +1,4 @@
-"""Processes that may not be our children: told apart by pid and start time, since pids are used again."""
+"""Processes that may not be our children. Pid and start time identify a process, since pids are reused."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ MARK = "SLIPSTREAM_DEPLOYMENT_ID"  # in the environment of every endpoint proces
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
     pid: int
-    started: str  # of this very process; never the same for two of one pid
+    started: str  # start time; two processes with the same pid never have the same
 
     def is_alive(self) -> bool:
         """A zombie is dead: it can't serve, and its parent may never collect it."""
@@ -24,25 +24,25 @@ class ProcessIdentity:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """The whole process group: what the process has started goes with it."""
+        """Kills the whole process group, so that the children of the process end too."""
         self._signal(signal.SIGKILL, group=True)
 
     def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
         if not self.is_alive():
             return
-        with contextlib.suppress(ProcessLookupError):  # gone between the look and the signal
+        with contextlib.suppress(ProcessLookupError):  # it ended between the check and the signal
             os.killpg(self.pid, number) if group else os.kill(self.pid, number)
 
 
 def process_started(pid: int) -> str | None:
-    """When the process began, as a text to compare. None: there is no such process, or it is a zombie."""
+    """Start time of the process, as a text to compare. None if there is no such process or it is a zombie."""
     if not _PROC.joinpath("self", "stat").exists():
         return _started_by_ps(pid)
     try:
         stat = _PROC.joinpath(str(pid), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
+    state, *fields = stat.rpartition(")")[2].split()  # the name before it may contain spaces and parentheses
     if state in "ZXx":
         return None
     boot = _PROC.joinpath("sys/kernel/random/boot_id").read_text()[:8]
@@ -56,13 +56,13 @@ def _started_by_ps(pid: int) -> str | None:
 
 
 def marked_processes() -> dict[int, str]:
-    """pid -> deployment id, for every process of this user that was started as an endpoint. Linux only, else empty."""
+    """Pid -> deployment id of all this user's processes that were started as endpoints. Empty on systems but Linux."""
     found: dict[int, str] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
             environment = folder.joinpath("environ").read_bytes()
         except OSError:
-            continue  # another user's, or gone
+            continue  # the process belongs to another user or has ended
         for entry in environment.split(b"\0"):
             if entry.startswith(MARK.encode() + b"="):
                 found[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")

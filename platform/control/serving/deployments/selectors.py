@@ -1,4 +1,4 @@
-"""Readers of deployments. The organization comes first: another one's deployment does not exist."""
+"""Readers of deployments. A deployment of another organization is treated as one that does not exist."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from control.tenants.accounts.models import Organization
 
 
 def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
-    """`only`: the deployments that the caller's key is restricted to; None: it is not."""
+    """Args: only: ids of the deployments to which the caller's key is restricted; None: it is not restricted."""
     rows = Deployment.objects.filter(organization=organization, deleted_at=None, canary_of=None)
     if only is not None:
         rows = rows.filter(pk__in=only)
@@ -32,7 +32,7 @@ def deployments_check(organization: Organization, deployment_ids: Sequence[str],
 
 
 def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
-    """What a request's `model` means: `name`, or `name:adapter`. Raises: ApiError: 404, code model_not_found."""
+    """Args: name: a request's `model`: `name` or `name:adapter`. Raises: ApiError: 404, code model_not_found."""
     own_name, _, adapter = name.partition(":")
     deployment = deployments_list(organization, only=only).filter(name=own_name).first()
     if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
@@ -47,17 +47,17 @@ def _unknown(organization: Organization, name: str) -> str:
 
 
 def canary_of(deployment: Deployment) -> Deployment | None:
-    """The one that gets a share of its requests."""
+    """The canary that gets a share of the deployment's requests, if there is one."""
     return Deployment.objects.filter(canary_of=deployment, deleted_at=None, canary_percent__gt=0).first()
 
 
 def deployments_to_supervise() -> QuerySet[Deployment]:
-    """Of all organizations, for the supervisor alone: what runs, should run, or is being stopped."""
+    """For the supervisor only: deployments of all organizations that run, should run, or are being stopped."""
     settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
     rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
     return rows.prefetch_related("adapters").order_by("pk")
 
 
 def deployment_sessions() -> dict[str, int | None]:
-    """For the supervisor alone: the process session each deployment of this database is known to own, if any."""
+    """For the supervisor only: the process session of each deployment in this database, or None if it has none."""
     return dict(Deployment.objects.values_list("pk", "pid"))

@@ -1,4 +1,4 @@
-"""What customers and operators want of a deployment. What becomes of it is written by `observations`."""
+"""Writers of a deployment's desired state, for customers and operators. `observations` writes the observed state."""
 
 import re
 from collections.abc import Sequence
@@ -29,21 +29,22 @@ def deployment_create(
     speculator: Speculator | None = None,
     adapters: Sequence[Adapter] = (),
 ) -> Deployment:
-    """Asks for an endpoint that answers to `name`. The supervisor starts it.
+    """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
     Raises: ApiError: 400 for a bad name; 409 for a taken one, a speculator that is not ready or was trained for
         another revision of the base model, or an adapter of another model.
     """
     if not _NAME.fullmatch(name):
         message = (
-            f"name must be 1 to 64 of letters, digits, '.', '_', '-', the first a letter or digit, got {name[:80]!r}"
+            "name must have 1 to 64 letters, digits, '.', '_' or '-', the first one a letter or digit, "
+            f"got {name[:80]!r}"
         )
         raise ApiError(400, message, "invalid_value", "name")
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
     try:
-        with transaction.atomic():  # a failed insert ends its transaction: this one, not the caller's
+        with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
                 organization=organization, name=name, base_model=base_model, speculator=speculator
             )
@@ -57,14 +58,14 @@ def deployment_create(
 def _check_adapters(adapters: Sequence[Adapter], base_model: BaseModel) -> None:
     for adapter in adapters:
         if adapter.base_model_id != base_model.pk:
-            message = f"Adapter {adapter.pk} is one of {adapter.base_model.name!r}, not of {base_model.name!r}."
+            message = f"Adapter {adapter.pk} belongs to the model {adapter.base_model.name!r}, not {base_model.name!r}."
             raise ApiError(409, message, "adapter_mismatch", "adapters")
 
 
 def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
-    speculator = Speculator.objects.select_for_update().get(pk=speculator.pk)  # as whoever deletes it
+    speculator = Speculator.objects.select_for_update().get(pk=speculator.pk)  # `speculator_delete` locks it too
     if speculator.status != Speculator.Status.READY:
-        message = f"Speculator {speculator.id} is {speculator.status}, it must be ready."
+        message = f"Speculator {speculator.id} must be ready; it is {speculator.status}."
         raise ApiError(409, message, "speculator_not_ready", "speculator_id")
     if speculator.target_revision != base_model.revision:
         message = (
@@ -79,9 +80,11 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
 def deployment_update(
     *, deployment: Deployment, speculator: Speculator | None, adapters: Sequence[Adapter] | None = None
 ) -> Deployment:
-    """Serves with another speculator, or none. A running endpoint drains and restarts: its generation has grown.
+    """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
-    Args: adapters: all of them from now on; None: as it is.
+    Args:
+        speculator: None: serve without one.
+        adapters: the complete new list; None: leave the adapters as they are.
     Raises: ApiError: 409 as for `deployment_create`.
     """
     if adapters is not None:
@@ -99,7 +102,7 @@ def deployment_update(
 @audited("deployment.start")
 @transaction.atomic
 def deployment_start(*, deployment: Deployment) -> Deployment:
-    """Starts what is stopped or failed, with a clean record of crashes. No effect on what runs."""
+    """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running."""
     _refuse_deleted(deployment)
     if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
         return deployment
@@ -119,7 +122,7 @@ def deployment_start(*, deployment: Deployment) -> Deployment:
 @audited("deployment.stop")
 @transaction.atomic
 def deployment_stop(*, deployment: Deployment) -> Deployment:
-    """Drains and stops. No effect on what is stopped. At once out of the gateway's routing."""
+    """Takes the deployment out of the gateway's routing at once; its process drains and stops. No effect if stopped."""
     transition(deployment, State.STOPPING, desired_state=Deployment.Desired.STOPPED, generation=F("generation") + 1)
     return deployment
 
@@ -127,7 +130,7 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
 @audited("deployment.delete")
 @transaction.atomic
 def deployment_delete(*, deployment: Deployment) -> Deployment:
-    """Frees the name at once; the process drains and stops. The row stays for the pipelines that name it."""
+    """Frees the name at once; the process drains and stops. The row stays, because pipelines refer to it."""
     deployment_stop(deployment=deployment)
     deployment.samples.all().delete()
     Deployment.objects.filter(pk=deployment.pk, deleted_at=None).update(deleted_at=timezone.now())
@@ -142,9 +145,9 @@ def _refuse_deleted(deployment: Deployment) -> None:
 
 @transaction.atomic
 def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployment:
-    """Another process of the same deployment, with another speculator. It gets no requests before `canary_share`.
+    """Creates a second process for the deployment, with another speculator. `canary_share` gives it requests.
 
-    Raises: ApiError: 409 as for `deployment_create`; IntegrityError: it has one.
+    Raises: ApiError: 409 as for `deployment_create`; IntegrityError: the deployment already has a canary.
     """
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(

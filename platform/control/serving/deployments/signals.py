@@ -1,4 +1,4 @@
-"""What deployments announce to the rooms above."""
+"""Signals of deployments, received by the rooms above."""
 
 from django.dispatch import Signal
 

@@ -1,11 +1,11 @@
-"""The legal moves of a deployment, and the one statement that makes them.
+"""The legal transitions of a deployment, and the one statement that makes them.
 
-    provisioning ⇄ ready ⇄ degraded        the supervisor's findings while the process should run
-    any of them  → stopping → stopped      a customer's stop, then the supervisor's finding
+    provisioning ⇄ ready ⇄ degraded        the supervisor's observations while the process should run
+    any of them  → stopping → stopped      a customer's stop, then the supervisor's observation
     any of them  → failed                  the supervisor gives up (crash_loop)
     stopped, failed, stopping → provisioning   a customer's start
 
-`degraded` is a process that lives and was ready, but does not answer its health check at present.
+The process of a `degraded` deployment is alive and was ready, but fails its health checks at present.
 """
 
 from django.db import transaction
@@ -28,24 +28,24 @@ MOVES: dict[Deployment.State, frozenset[Deployment.State]] = {
 
 
 def transition(
-    deployment: Deployment, to: Deployment.State, *, found_for: int | None = None, **changes: object
+    deployment: Deployment, to: Deployment.State, *, expected_generation: int | None = None, **changes: object
 ) -> bool:
     """Compare and swap, in one statement: moves the row to `to` and writes `changes` if the move is legal now.
 
     Args:
-        found_for: refuse unless the row still has this generation. The supervisor passes the one it acted for, so
-            that a finding about an older wish changes nothing.
+        expected_generation: refuse unless the row still has this generation. The supervisor passes the generation
+            that it observed, so that an observation of an older configuration changes nothing.
 
     Returns: whether the row moved. `deployment` then has the new values.
     """
     sources = [source for source, targets in MOVES.items() if to in targets]
     rows = Deployment.objects.filter(pk=deployment.pk, state__in=sources)
-    if found_for is not None:
-        rows = rows.filter(generation=found_for)
+    if expected_generation is not None:
+        rows = rows.filter(generation=expected_generation)
     if to is State.READY:
         changes = {"healthy_at": timezone.now(), **changes}
     with transaction.atomic():
-        # A canary is no deployment of the customer's: its rollout tells of it.
+        # The customer did not create the canary and sees no events of it; its rollout has events of its own.
         is_news = deployment.canary_of_id is None and not Deployment.objects.filter(pk=deployment.pk, state=to).exists()
         if not rows.update(state=to, **changes):
             return False

@@ -1,14 +1,15 @@
-"""Makes what is match what should be, one look at a time: `tick` never waits for a process, a probe or storage.
+"""Makes processes match their rows in the database. `tick` never waits for a process, a probe or storage.
 
-    row says run    no process       → stage the speculator, launch (unless a crash's pause is still on)
-                    process is gone  → crash: pause, or give up
+    row says run    no process       → stage the speculator, launch (unless the back-off of a crash is not over)
+                    process is gone  → crash: back off, or give up
                     old generation   → drain, then launch
                     process lives    → probe; ready, degraded, or killed when it hangs
     row says stop   process lives    → SIGTERM, later SIGKILL
                     no process       → stopped
 
-Nothing here need be remembered: pid, start time, port and token stand in the row, so another supervisor goes on from
-the rows alone. What `_Watched` holds (timers, the handle of an own child) is made anew for an adopted process.
+The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so another
+supervisor can continue from the rows. The contents of `_Watched` (timers, the handle of an own child) are created
+again for an adopted process.
 """
 
 import os
@@ -39,51 +40,51 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the supervisor waits for what."""
+class SupervisorTimings:
+    """Intervals and time limits of the supervisor."""
 
     probe_seconds: float = 1.0
     startup_seconds: float = 900.0  # until the first good health check: large models load for minutes
-    hang_seconds: float = 60.0  # without a good check, once there was one: then the process is killed
+    hang_seconds: float = 60.0  # a process that was healthy is killed after so long without a good health check
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
-    sample_seconds: float = 30.0  # between two looks at an engine's counters
+    sample_seconds: float = 30.0  # between two reads of an engine's counters
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What one deployment's process needs between two ticks."""
+    """State of one deployment's process that is kept between two ticks."""
 
     identity: ProcessIdentity
     health: HealthWatch
     measuring: Measuring
-    process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code will stay unknown
+    process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code stays unknown
     drain_until: float | None = None
 
-    def ending(self) -> str:
+    def exit_message(self) -> str:
         code = self.process.poll() if self.process else None
         return "The engine ended." if code is None else f"The engine ended with code {code}."
 
 
 class Supervisor:
-    """One at a time for a database: what runs on another machine would look dead to it.
+    """There may be only one per database: processes on another machine would look dead to it.
 
     Args:
-        lifeline: a pipe's read end. Given, endpoints end with the pipe's owner and are drained by `stop`; else they go
-            on serving without a supervisor.
-        drains: `stop` drains them all the same: where this process ends, as in a container, everything does.
+        lifeline: the read end of a pipe. With it, endpoints end with the pipe's owner and `stop` drains them; without
+            it, they keep serving when the supervisor ends.
+        drains: `stop` drains the endpoints even without a lifeline, as in a container, where they would end anyway.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        patience: Patience | None = None,
+        timings: SupervisorTimings | None = None,
         lifeline: int | None = None,
         drains: bool = False,
     ) -> None:
         self.config = config
-        self.patience = patience or Patience()
+        self.timings = timings or SupervisorTimings()
         self.lifeline = lifeline
         self.drains = drains or lifeline is not None
         self._watched: dict[str, _Watched] = {}
@@ -92,7 +93,7 @@ class Supervisor:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="supervisor")
 
     def kill_strays(self) -> None:
-        """Ends endpoints that no row knows: those of a supervisor that died between a launch and its note."""
+        """Kills endpoint processes that are in no row, because a supervisor died between a launch and its record."""
         known = deployment_sessions()
         for pid, deployment_id in marked_processes().items():
             try:
@@ -101,7 +102,7 @@ class Supervisor:
                     log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # gone meanwhile
+                continue  # the process has ended meanwhile
 
     def tick(self) -> None:
         self.reap()
@@ -112,18 +113,18 @@ class Supervisor:
                 with structlog.contextvars.bound_contextvars(**ids):
                     self._reconcile(deployment)
             except DatabaseError:
-                raise  # concerns all of them
-            except Exception:  # boundary: one deployment's trouble must not stop the others
+                raise  # affects all deployments
+            except Exception:  # boundary: an error in one deployment must not stop the others
                 log.exception("could not reconcile", deployment=deployment.pk)
         for gone in self._watched.keys() - {deployment.pk for deployment in rows}:
             self._forget(gone)
 
     def reap(self) -> None:
-        """Collects own children that ended after they were given up."""
+        """Collects the exit codes of own children that are no longer watched."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
 
     def stop(self) -> None:
-        """Ends the supervisor; the endpoints too if it drains. They come back with the next one."""
+        """Ends the supervisor, and the endpoints too if it drains; the next supervisor starts them again."""
         if self.drains:
             self._drain_all()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -146,7 +147,7 @@ class Supervisor:
         elif deployment.pid is not None and deployment.observed_generation != deployment.generation:
             observations.deployment_drained(deployment=deployment)
         elif deployment.pid is not None:
-            message = watched.ending() if watched else "The engine ended while no supervisor ran."
+            message = watched.exit_message() if watched else "The engine ended while no supervisor was running."
             self._crashed(deployment, "engine_exited", message)
         elif deployment.not_before is None or deployment.not_before <= timezone.now():
             self._launch(deployment)
@@ -188,15 +189,15 @@ class Supervisor:
         return watched
 
     def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
-        health = HealthWatch(interval_seconds=self.patience.probe_seconds)
-        return _Watched(identity, health, Measuring(self.patience.sample_seconds), process)
+        health = HealthWatch(interval_seconds=self.timings.probe_seconds)
+        return _Watched(identity, health, Measuring(self.timings.sample_seconds), process)
 
     def _drain(self, deployment: Deployment, watched: _Watched) -> None:
         now = time.monotonic()
         if watched.drain_until is None:
             if deployment.state != State.STOPPING:
                 observations.deployment_draining(deployment=deployment)
-            watched.drain_until = now + self.patience.drain_seconds
+            watched.drain_until = now + self.timings.drain_seconds
             watched.identity.terminate()
         elif now >= watched.drain_until:
             watched.identity.kill()
@@ -210,10 +211,10 @@ class Supervisor:
             if observations.deployment_observe(deployment=deployment, healthy=True):
                 log.info("endpoint ready", deployment=deployment.pk, name=deployment.name)
             return
-        if healthy is False and watched.health.failures >= self.patience.failures_to_degrade:
+        if healthy is False and watched.health.failures >= self.timings.failures_to_degrade:
             observations.deployment_observe(deployment=deployment, healthy=False)
         starting = deployment.state == State.PROVISIONING
-        limit = self.patience.startup_seconds if starting else self.patience.hang_seconds
+        limit = self.timings.startup_seconds if starting else self.timings.hang_seconds
         if watched.health.unhealthy_seconds > limit:
             watched.identity.kill()
             self._forget(deployment.pk)
@@ -237,7 +238,7 @@ class Supervisor:
             if identity is not None and identity.is_alive():
                 self._drain(deployment, self._watch(deployment, identity))
                 alive.append((deployment, identity))
-        deadline = time.monotonic() + self.patience.drain_seconds
+        deadline = time.monotonic() + self.timings.drain_seconds
         for deployment, identity in alive:
             while identity.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.05)

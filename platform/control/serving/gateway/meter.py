@@ -1,8 +1,9 @@
-"""Counts the tokens of what passes, as the engine counted them.
+"""Reads the token counts of the engine out of the answers that the gateway passes on.
 
-An answer says it in `usage`. A stream says it at its end only to callers who ask, and never to those who hang up
-before. So the engine is asked to say it in every chunk, and what the caller did not ask for is taken out again: clients
-add up whatever usage they see. What was streamed is counted also when nobody waits for the end.
+A whole answer has them in `usage`. A stream has them in its last chunk, if the caller asked for that, and a caller who
+disconnects earlier ends it before that chunk. So the gateway requests usage in every chunk, and removes it where the
+caller did not request it, because clients add up all usage that they see. Thus the tokens of an interrupted stream are
+counted too.
 """
 
 import json
@@ -19,8 +20,8 @@ _DATA = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Where the caller of a stream wants usage."""
+class UsageOptions:
+    """The chunks of a stream in which the caller requested usage."""
 
     at_end: bool
     in_every_chunk: bool
@@ -34,7 +35,10 @@ class Wish:
 
 
 def metered_request(body: dict[str, Any]) -> bytes | None:
-    """The body of a stream, asking for usage in every chunk. None: send what came, which is no stream or is wrong."""
+    """The body of a stream's request, changed so that every chunk has usage.
+
+    Returns: None if the body is to be sent as it is: it does not ask for a stream, or its options are invalid.
+    """
     options = body.get("stream_options")
     options = {} if options is None else options
     if body.get("stream") is not True or not isinstance(options, dict):
@@ -46,7 +50,7 @@ def metered_request(body: dict[str, Any]) -> bytes | None:
 
 
 def tokens_of(answer: bytes) -> Tokens | None:
-    """Of an answer or of one chunk. None: it does not say."""
+    """The usage in an answer or in one chunk, or None if there is none."""
     try:
         usage = json.loads(answer)["usage"]
         details = usage.get("prompt_tokens_details") or {}
@@ -57,8 +61,8 @@ def tokens_of(answer: bytes) -> Tokens | None:
         return None
 
 
-async def metered(stream: AsyncIterator[bytes], *, wish: Wish, count: Count) -> AsyncIterator[bytes]:
-    """Passes whole events on; at the end, whoever brings it about, `count` gets the last figures there were."""
+async def metered(stream: AsyncIterator[bytes], *, options: UsageOptions, count: Count) -> AsyncIterator[bytes]:
+    """Passes whole events on. When the engine or the caller ends the stream, `count` gets the last usage seen."""
     last = b""
     try:
         async for events in stream:
@@ -66,8 +70,8 @@ async def metered(stream: AsyncIterator[bytes], *, wish: Wish, count: Count) -> 
             for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
                 if b'"usage"' in event:
                     last = event
-                if (wished := _as_wished(event, wish)) is not None:
-                    shown.append(wished + _END_OF_EVENT)
+                if (visible := _without_extra_usage(event, options)) is not None:
+                    shown.append(visible + _END_OF_EVENT)
             if shown:
                 yield b"".join(shown)
     finally:
@@ -75,9 +79,9 @@ async def metered(stream: AsyncIterator[bytes], *, wish: Wish, count: Count) -> 
         await count(tokens or Tokens())
 
 
-def _as_wished(event: bytes, wish: Wish) -> bytes | None:
-    """None: the chunk is nothing but usage that nobody asked for."""
-    if wish.in_every_chunk or b'"usage"' not in event:
+def _without_extra_usage(event: bytes, options: UsageOptions) -> bytes | None:
+    """The event as the caller should see it, or None if it holds only usage that the caller did not request."""
+    if options.in_every_chunk or b'"usage"' not in event:
         return event
     try:
         chunk = json.loads(event.removeprefix(_DATA))
@@ -86,9 +90,9 @@ def _as_wished(event: bytes, wish: Wish) -> bytes | None:
     if not isinstance(chunk, dict) or "usage" not in chunk:
         return event
     if not chunk.get("choices"):
-        return event if wish.at_end else None
-    if wish.at_end:
-        chunk["usage"] = None  # OpenAI's have the key all the way
+        return event if options.at_end else None
+    if options.at_end:
+        chunk["usage"] = None  # OpenAI sends the key in every chunk, null in all but the last
     else:
         del chunk["usage"]
-    return _DATA + json.dumps(chunk, separators=(",", ":")).encode()  # in ASCII: some take U+2028 for the end of a line
+    return _DATA + json.dumps(chunk, separators=(",", ":")).encode()  # ASCII: some clients split lines at U+2028

@@ -1,6 +1,6 @@
-"""One request to one engine, its answer passed on as it comes.
+"""Sends one request to one engine and passes the answer on as it arrives.
 
-Once the caller has a status, only the stream itself can tell of a failure. So an event stream is passed on in whole
+Once the caller has a status, only the stream itself can report a failure. So an event stream is passed on in whole
 events, and one that ends without `[DONE]` gets a last event with code `upstream_terminated`. Before the first byte,
 every failure of the engine is a 502.
 """
@@ -16,7 +16,7 @@ import httpx2
 from control.core.api.errors import ApiError
 
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 600.0  # as long as OpenAI's client waits; an answer that isn't streamed is silent until its end
+SILENCE_SECONDS = 600.0  # the timeout of OpenAI's client; an answer that is not streamed sends nothing until its end
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _DONE = b"data: [DONE]"
@@ -38,7 +38,10 @@ class Answer:
 
 
 async def forward(target: Target, path: str, body: bytes, *, request_id: str) -> Answer:
-    """Returns once the whole answer is here, or the first event of a stream. Raises: ApiError: 502, neither came."""
+    """Returns once the whole answer or the first event of a stream has arrived.
+
+    Raises: ApiError: 502, the engine failed before that.
+    """
     client = _client()
     request = client.build_request(
         "POST",
@@ -64,7 +67,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str) ->
 
 
 async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
-    """Raises: httpx2.HTTPError, the connection being closed by then."""
+    """Closes the connection if it raises. Raises: httpx2.HTTPError."""
     try:
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
             return await response.aread()
@@ -72,7 +75,7 @@ async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
         first = await anext(events, b"")
         if not first:
             raise httpx2.RemoteProtocolError("the stream ended before its first event")
-    except BaseException:  # a cancelled caller, too, must end the engine's work
+    except BaseException:  # also cancellation: a caller who disconnects must end the engine's work
         await response.aclose()
         raise
     return _stream(response, first, events)
@@ -85,7 +88,7 @@ async def _stream(response: httpx2.Response, first: bytes, events: AsyncIterator
         async for last in events:
             yield last
     except httpx2.HTTPError:
-        pass  # told below, as an end without [DONE] is
+        pass  # reported below, like any end without [DONE]
     finally:
         await response.aclose()
     if not _is_ended(last):
@@ -93,7 +96,7 @@ async def _stream(response: httpx2.Response, first: bytes, events: AsyncIterator
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Whole events only: half a line of JSON would break the caller's parser instead of telling it what happened."""
+    """Yields whole events only, because half a line of JSON would break the caller's parser and hide the failure."""
     buffer = b""
     async for part in response.aiter_bytes():
         buffer += part
@@ -122,6 +125,6 @@ def _client() -> httpx2.AsyncClient:
         _clients[loop] = httpx2.AsyncClient(
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,  # a proxy has no business between the gateway and its own machine
+            trust_env=False,  # no proxy between the gateway and an engine on the same machine
         )
     return _clients[loop]

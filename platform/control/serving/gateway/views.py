@@ -32,7 +32,7 @@ from control.core.observability import metrics, tracing
 from control.serving.captures.services import request_capture
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import canary_of, deployment_by_name
-from control.serving.gateway.meter import Wish, metered, metered_request, tokens_of
+from control.serving.gateway.meter import UsageOptions, metered, metered_request, tokens_of
 from control.serving.gateway.upstream import Target, forward
 from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.authentication.api_keys import authenticate_request, require_scope
@@ -85,7 +85,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
             span.end()
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
-    stream = metered(answer.body, wish=Wish.of(routed.body), count=count)
+    stream = metered(answer.body, options=UsageOptions.of(routed.body), count=count)
     return StreamingHttpResponse(stream, status=answer.status, headers=headers)
 
 

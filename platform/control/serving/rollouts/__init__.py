@@ -1,1 +1,1 @@
-"""A new speculator on a share of a deployment's traffic first: promoted or rolled back by what it does there."""
+"""Rollouts: a new speculator first serves a share of a deployment's traffic and is then promoted or rolled back."""

@@ -1,6 +1,6 @@
-"""Whether a canary may replace what serves now. Pure: figures in, a decision out.
+"""Decides whether a canary may replace the current speculator. Pure functions: figures in, a decision out.
 
-Both served at the same time, from the same callers; so a change of traffic moves both.
+Canary and deployment served requests of the same callers at the same time, so a change of the traffic affects both.
 """
 
 from dataclasses import asdict, dataclass
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one of the two, since the canary's first request."""
+    """Counts of the canary or of the deployment since the canary's first request."""
 
     num_requests: int
-    num_failed: int  # that the gateway lost to it
+    num_failed: int  # requests of the gateway to which the engine gave no complete answer
     acceptance_length: float | None  # None: nothing was drafted
 
     @property
@@ -39,17 +39,17 @@ class Decision:
 
 
 def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
-    """None: too little is known yet."""
+    """Returns None while there are too few requests to decide."""
     enough = canary.num_requests + canary.num_failed >= terms.min_requests
     allowed = max(terms.max_error_rate, stable.error_rate)
     if canary.error_rate > allowed and (enough or canary.num_failed > terms.max_error_rate * terms.min_requests):
-        message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {allowed:.1%} may."
+        message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {allowed:.1%} may fail."
         return Decision(False, "too_many_errors", message)
     if not enough:
         return None
     now, then = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0
     least = then * (1.0 - terms.max_acceptance_drop)
-    message = f"The canary's acceptance length is {now:.3f}, against {then:.3f} beside it."
+    message = f"The canary's acceptance length is {now:.3f}, the current speculator's is {then:.3f}."
     if now < least:
-        return Decision(False, "acceptance_dropped", f"{message} At least {least:.3f} was asked for.")
+        return Decision(False, "acceptance_dropped", f"{message} At least {least:.3f} is required.")
     return Decision(True, "accepted", message)

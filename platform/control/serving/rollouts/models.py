@@ -1,4 +1,4 @@
-"""One change of a deployment's speculator, tried out beside it."""
+"""A rollout: one change of a deployment's speculator, which a canary tries out first."""
 
 from django.db import models
 

@@ -14,7 +14,7 @@ def rollouts_list(deployment: Deployment) -> QuerySet[Rollout]:
 
 
 def rollout_get(deployment: Deployment, rollout_id: str) -> Rollout:
-    """Raises: ApiError: 404, also for that of another deployment."""
+    """Raises: ApiError: 404, also for a rollout of another deployment."""
     return one_of(rollouts_list(deployment), rollout_id, kind="rollout", param="rollout_id")
 
 

@@ -1,10 +1,10 @@
-"""Writers of rollouts; `rollouts_reconcile` moves them on.
+"""Writers of rollouts; `rollouts_reconcile` makes their transitions.
 
 starting ──canary ready──> canary ──decided──> promoting ──the deployment serves it──> promoted
     └───────────────────────┴──────────────────────┴──> rolled_back
 
-The canary is a deployment that nobody sees, with a process of its own, to which the gateway sends its share. While the
-deployment itself restarts with the new speculator, the canary answers everything.
+The canary is a deployment with a process of its own that the API does not list; the gateway sends it its share of the
+requests. While the deployment itself restarts with the new speculator, the canary answers all requests.
 """
 
 import datetime as dt
@@ -39,12 +39,12 @@ def rollout_create(
     terms: Terms,
     max_seconds: int,
 ) -> Rollout:
-    """Raises: ApiError: 409, the deployment does not serve, one is under way, or the speculator cannot serve it."""
+    """Raises: ApiError: 409, the deployment is not running or has an active rollout, or the speculator does not fit."""
     if deployment.state not in (State.READY, State.DEGRADED):
-        message = f"The deployment is {deployment.state}: a rollout needs one that serves."
+        message = f"The deployment is {deployment.state}: a rollout needs a deployment that is ready or degraded."
         raise ApiError(409, message, "deployment_not_ready", "deployment_id")
     if deployment.speculator_id == speculator.pk:
-        message = "The deployment serves with this speculator already."
+        message = "The deployment already serves with this speculator."
         raise ApiError(409, message, "nothing_to_roll_out", "speculator_id")
     try:
         with transaction.atomic():
@@ -61,30 +61,30 @@ def rollout_create(
                 max_seconds=max_seconds,
             )
     except IntegrityError as error:
-        message = "A rollout of this deployment is under way: cancel it, or wait for its end."
+        message = "This deployment already has an active rollout: cancel it, or wait until it ends."
         raise ApiError(409, message, "rollout_active", "deployment_id") from error
 
 
 @audited("rollout.cancel")
 def rollout_cancel(*, rollout: Rollout) -> bool:
-    """Back to what served before. Raises: ApiError: 400, it has been decided."""
+    """Goes back to the previous speculator. Raises: ApiError: 400, the rollout is already decided."""
     if rollout.status in (Status.STARTING, Status.CANARY) and _roll_back(rollout, "cancelled", "It was cancelled."):
         return True
     raise ApiError(400, f"Cannot cancel a rollout with status '{rollout.status}'.", "invalid_rollout_status")
 
 
 def rollouts_reconcile() -> None:
-    """Every worker does it every few seconds; of several at once, one moves a rollout."""
+    """Called by every worker every few seconds. Compare and swap lets only one of them move a rollout."""
     for rollout in rollouts_active():
         try:
             with as_tenant(rollout.organization_id):
                 _STEPS[Status(rollout.status)](rollout)
-        except Exception:  # one rollout's trouble must not stop the others
-            log.exception("rollout not moved on", rollout_id=rollout.pk)
+        except Exception:  # an error in one rollout must not stop the others
+            log.exception("could not reconcile a rollout", rollout_id=rollout.pk)
 
 
 def _start(rollout: Rollout) -> None:
-    if _is_over(rollout):
+    if _abort_if_obsolete(rollout):
         return
     if rollout.canary.state == State.READY:
         with transaction.atomic():
@@ -94,7 +94,7 @@ def _start(rollout: Rollout) -> None:
 
 
 def _watch(rollout: Rollout) -> None:
-    if _is_over(rollout):
+    if _abort_if_obsolete(rollout):
         return
     assert rollout.started_at is not None
     canary = _figures(rollout.canary, rollout.started_at)
@@ -106,7 +106,10 @@ def _watch(rollout: Rollout) -> None:
     )
     decision = decide(canary, stable, terms)
     if decision is None and timezone.now() - rollout.started_at > dt.timedelta(seconds=rollout.max_seconds):
-        message = f"The canary answered {canary.num_requests} of {rollout.min_requests} requests in time."
+        message = (
+            f"The canary answered only {canary.num_requests} of {rollout.min_requests} requests "
+            f"within {rollout.max_seconds} seconds."
+        )
         decision = Decision(False, "too_few_requests", message)
     if decision is None:
         return
@@ -120,10 +123,10 @@ def _watch(rollout: Rollout) -> None:
 def _finish(rollout: Rollout) -> None:
     deployment = rollout.deployment
     if deployment.deleted_at is not None or deployment.speculator_id != rollout.speculator_id:
-        _roll_back(rollout, "superseded", "The deployment was changed meanwhile.")
+        _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
     elif deployment.state == State.FAILED:
         with transaction.atomic():
-            if _roll_back(rollout, "deployment_failed", "The deployment did not start with the speculator."):
+            if _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator."):
                 deployment_update(deployment=deployment, speculator=rollout.previous)
     elif deployment.state == State.READY and deployment.observed_generation == deployment.generation:
         with transaction.atomic():
@@ -131,13 +134,13 @@ def _finish(rollout: Rollout) -> None:
                 deployment_delete(deployment=rollout.canary)
 
 
-def _is_over(rollout: Rollout) -> bool:
-    """Effects: rolled back, if there is no use in going on."""
+def _abort_if_obsolete(rollout: Rollout) -> bool:
+    """Rolls back if the deployment was stopped or changed, or the canary crashed. Returns whether it did."""
     deployment, canary = rollout.deployment, rollout.canary
     if deployment.deleted_at is not None or deployment.desired_state == Deployment.Desired.STOPPED:
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
     elif deployment.speculator_id != rollout.previous_id:
-        _roll_back(rollout, "superseded", "The deployment was given another speculator meanwhile.")
+        _roll_back(rollout, "superseded", "The deployment was given another speculator during the rollout.")
     elif canary.crashes or canary.state == State.FAILED:
         _roll_back(rollout, "canary_crashed", str((canary.error or {}).get("message", "The canary's process ended.")))
     else:
@@ -172,8 +175,8 @@ def _roll_back(rollout: Rollout, code: str, message: str, **values: object) -> b
 
 
 def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
-    """Compares and swaps, with the event of the move. False: somebody else moved it first."""
-    assert rollout.status in ACTIVE, "an end is final"
+    """Compares and swaps the status and records the event. Returns False if another process moved the rollout first."""
+    assert rollout.status in ACTIVE, "a rollout that has ended does not change"
     with transaction.atomic():
         moved = Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(status=to, **values)
         if moved:

@@ -1,1 +1,1 @@
-"""OpenAI batches: validation of rows, shards in, output and error files out."""
+"""OpenAI batches: validation of the rows, and the output and error files assembled from shards."""

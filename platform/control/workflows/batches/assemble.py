@@ -1,12 +1,12 @@
-"""Puts the results of a batch together: exactly one line for every input row, in input order.
+"""Assembles the results of a batch: exactly one line for every input row, in input order.
 
     rows.jsonl ─┐
                 ├─> row i: the winning shard's entry, or an error line if the shard with row i has no winner
     shards ─────┘      ├─ ok      -> output-<hash>.jsonl, tokens-<hash>.jsonl
                        └─ not ok  -> errors-<hash>.jsonl
 
-Restartable: nothing is visible before the last transaction, which moves the batch and makes the files' rows. Keys
-carry a hash of the content, so two workers who assemble at once never write over each other.
+It can be restarted: nothing is visible before the last transaction, which ends the batch and creates the files' rows.
+Keys contain a hash of the content, so two workers that assemble at the same time never overwrite each other's objects.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ _UNANSWERED = {
 
 
 def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | None = None) -> Batch:
-    """Ends the batch with files of all its rows. A batch that ended before, or meanwhile, is left as it is.
+    """Ends the batch with files of all its rows. A batch that has already ended is not changed.
 
-    A batch that is being cancelled becomes `cancelled`, whatever `final` says: its customer has been told so.
+    A batch that is being cancelled becomes `cancelled` whatever `final` is, because the API has already said so.
 
     Args:
-        error: {"code", "message"} of what made the job fail, shown in the batch's `errors`.
-    Raises: ResultsError: the shards do not hold what their rows say.
+        error: {"code", "message"} of the job's failure, shown in the batch's `errors`.
+    Raises: ResultsError: the content of the shards does not match their rows in the database.
     """
     batch.refresh_from_db()
     if batch.status in TERMINAL:
@@ -49,16 +49,16 @@ def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | Non
     if final == "cancelled":
         transition(batch, Status.CANCELLING)
     elif has_rows:
-        transition(batch, Status.FINALIZING)  # not legal for a batch that is being cancelled, which then stays so
+        transition(batch, Status.FINALIZING)  # has no effect on a batch that is being cancelled
     end = Status.CANCELLED if batch.status == Status.CANCELLING else Status(final)
     errors = [{"code": error["code"], "line": None, "message": error["message"], "param": None}] if error else None
-    if not batch.total:  # it ended before its rows were known
+    if not batch.total:  # it ended before its input file was validated
         transition(batch, end, errors=errors, num_errors=len(errors or ()))
         return batch
     with ExitStack() as stack:
         files = ResultFiles(*(stack.enter_context(staged_writer()) for _ in fields(ResultFiles)))
         results = collect(batch, files, unanswered=_UNANSWERED.get(end))
-        unanswered = 0 if end == Status.FAILED else results.unanswered  # a failed batch fails its rows
+        unanswered = 0 if end == Status.FAILED else results.unanswered  # the rows of a failed batch count as failed
         values = {
             "completed": results.completed,
             "failed": batch.total - results.completed - unanswered,
@@ -79,12 +79,12 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Effects: the batch has ended, by us or by somebody faster; bytes that it does not name are deleted."""
+    """Effects: ends the batch, unless another worker was faster; then the objects stored here are deleted."""
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):
         staged = getattr(files, field.name).finish()
-        if staged.size_bytes:  # a file without a line is no file: its id is null
+        if staged.size_bytes:  # an empty file is not stored: its id in the batch is null
             key = f"{batch.organization_id}/batches/{batch.pk}/{field.name}-{staged.sha256[:16]}.jsonl"
             storage.put_file(key, staged.path)
             stored[field.name] = _Stored(key, staged)

@@ -1,9 +1,9 @@
-"""Pauses of batches that follow from spend caps.
+"""Pauses batches that reach a spend cap, and resumes them.
 
     a shard is committed and its cost counted ──> a cap is reached ──> paused
     the cap is raised or removed, a month begins, the batch's window ends ──> queued again
 
-Work that a pause interrupts was not committed: it is neither counted nor lost, and is done again later.
+Work that a pause interrupts is not committed: it is not charged, and it is done again later.
 """
 
 from typing import Any
@@ -30,25 +30,25 @@ def quote_spent_nanousd(quote_id: str) -> int:
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
-    """The cap that the batch has reached: its quote's, or one of the organization or project that asked for it."""
+    """The cap that the batch has reached: that of its quote, or of its organization or project."""
     quote = batch.quote
     if quote is not None and quote.cap_nanousd is not None:
         spent = quote_spent_nanousd(quote.pk)
         if spent >= quote.cap_nanousd:
-            message = f"{format_usd(spent)} are spent of the {format_usd(quote.cap_nanousd)} that the quote allows."
+            message = f"{format_usd(spent)} of the quote's cap of {format_usd(quote.cap_nanousd)} have been spent."
             return CapReached(cap_id=quote.pk, message=message)
     return cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
 
 
 def batches_paused() -> QuerySet[Batch]:
-    """By a cap, not by their customers."""
+    """Batches that were paused by a spend cap, not by the customer."""
     paused = Batch.objects.filter(job__status="paused", job__paused__code=REACHED)
     return paused.select_related("job", "quote").order_by("pk")
 
 
 @transaction.atomic
 def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
-    """Returns: False: it is being cancelled instead. Raises: LeaseLost."""
+    """Returns: False if the batch is being cancelled, in which case it is not paused. Raises: LeaseLost."""
     if not job_pause(claim=claim, why=reached.as_reason()):
         return False
     event_record(organization_id=batch.organization_id, type=BATCH_PAUSED, object_id=batch.pk)
@@ -56,7 +56,7 @@ def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
 
 
 def batches_review() -> None:
-    """Resumes what may go on, or has only to be ended. A pause that raced with a raised cap is found here too."""
+    """Resumes paused batches that are below their caps again, also after a race, and those whose window has ended."""
     for batch in batches_paused()[:REVIEW_LIMIT]:
         with as_tenant(batch.organization_id):
             _review(batch)
@@ -69,7 +69,8 @@ def batches_resume(organization_id: str, **_: Any) -> None:
 
 
 def _review(batch: Batch) -> None:
-    # by the database's clock, as whoever takes the job asks: else the two would resume and pause in turn
+    # The worker that claims the job also uses the database's clock; with another clock here, the two could resume and
+    # pause the batch in turn.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

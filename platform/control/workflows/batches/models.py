@@ -1,4 +1,4 @@
-"""OpenAI's batch object. The work is a job of kind `batch`; this row holds what the API shows."""
+"""OpenAI's batch object. A job of kind `batch` does the work; this row holds the fields that the API shows."""
 
 from django.db import models
 

@@ -1,6 +1,6 @@
-"""Results of a batch in input order, as far as they go, before and after its end.
+"""Reads the available results of a batch in input order, while it runs and after it has ended.
 
-    running   winning shards, up to the first one that is open
+    running   winning shards, up to the first shard that is not finished
     ended     output and error file, merged by row: the last part of an output row's id is its number
 """
 
@@ -28,11 +28,11 @@ from control.workflows.batches.state import TERMINAL
 
 CHUNK_BYTES = 1 << 16
 POLL_SECONDS = 1.0
-HEARTBEAT_SECONDS = 15.0  # an empty line, so that nobody between us and the caller takes a quiet stream for a dead one
+HEARTBEAT_SECONDS = 15.0  # an empty line after so long keeps proxies from closing a silent connection
 
 
 class ResultsResponse(StreamingHttpResponse):
-    """One line a row. Under ASGI it can go on until the batch has ended, or the key that asked."""
+    """Streams one line per row. Under ASGI it can follow the batch until its end, while the API key stays valid."""
 
     def __init__(self, batch: Batch, *, after: int, is_followed: bool, key: ApiKey) -> None:
         self._reader = ResultsReader(batch, after=after)
@@ -43,26 +43,29 @@ class ResultsResponse(StreamingHttpResponse):
         self["X-Accel-Buffering"] = "no"
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        spoken_at = time.monotonic()
+        sent_at = time.monotonic()
         while True:
             is_over = self._reader.is_over
             chunk = await sync_to_async(self._reader.read)()
             if not chunk:
                 if is_over or not self._is_followed:
                     return
-                await sync_to_async(_give_back_connection)()
+                await sync_to_async(_close_connection)()
                 await asyncio.sleep(POLL_SECONDS)
                 await sync_to_async(self._reader.refresh)()
                 await sync_to_async(self._check_key)()
-                if time.monotonic() - spoken_at < HEARTBEAT_SECONDS:
+                if time.monotonic() - sent_at < HEARTBEAT_SECONDS:
                     continue
                 chunk = b"\n"
-            spoken_at = time.monotonic()
+            sent_at = time.monotonic()
             yield chunk
 
 
     def _check_key(self) -> None:
-        """Raises: ConnectionAbortedError: a clean end would say that this was all; so the caller comes back: 401."""
+        """Raises: ConnectionAbortedError: the key is no longer valid.
+
+        A clean end would mean that the results are complete; an aborted client tries again and gets 401.
+        """
         with as_tenant(self._key.organization_id):
             key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
         if key is None or not is_valid(key):
@@ -79,7 +82,7 @@ class ResultsReader:
 
     @property
     def is_over(self) -> bool:
-        """The batch had ended when it was last looked at: what `read` brings then is all there will be."""
+        """Whether the batch had ended at the last `refresh`; then `read` returns the last lines there will be."""
         return self._batch.status in TERMINAL
 
     def refresh(self) -> None:
@@ -87,7 +90,7 @@ class ResultsReader:
             self._batch.refresh_from_db()
 
     def read(self) -> bytes:
-        """The next lines; nothing: there are none yet, or no more."""
+        """The next lines; empty if there are none yet or no more."""
         with as_tenant(self._batch.organization_id):  # the request that began this stream is over
             return self._read()
 
@@ -108,7 +111,7 @@ class ResultsReader:
             try:
                 yield from self._of_shards()
                 return
-            except ObjectMissing:  # the batch has ended meanwhile, and its shards are gone
+            except ObjectMissing:  # the batch has ended meanwhile, and its shards are deleted
                 self._batch.refresh_from_db()
         if self.is_over:
             yield from self._of_files()
@@ -129,12 +132,12 @@ class ResultsReader:
         try:
             yield from (json_line(output) for output in islice(merged, self._row, None))
         except ObjectMissing:
-            return  # deleted while we read: the stream just ends
+            return  # the files were deleted while they were read: the stream ends
 
 
-def _give_back_connection() -> None:
-    """A stream must not hold one through its silence."""
-    if not connection.in_atomic_block:  # as it is in tests alone
+def _close_connection() -> None:
+    """Closes the database connection, so that a stream does not hold one while it waits."""
+    if not connection.in_atomic_block:  # only in tests
         connection.close()
 
 

@@ -1,4 +1,4 @@
-"""Reads the winning shards of a batch in step with its rows, and sorts the entries into the three result files."""
+"""Reads the winning shards of a batch together with its rows, and writes the entries to the three result files."""
 
 import json
 from collections import Counter
@@ -17,18 +17,18 @@ from control.workflows.prompt_files.lines import read_lines
 log = structlog.get_logger(__name__)
 
 _LOST = ("result_lost", "The result of this request was lost in storage.")
-_MAX_ENTRY_BYTES = 1 << 30  # lines of our own workers: no limit is meant
+_MAX_ENTRY_BYTES = 1 << 30  # practically unlimited: our own workers wrote these lines
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 
 
 class ResultsError(Exception):
-    """Shards and rows do not fit: a row twice, out of order, missing, or under another custom_id. A bug of ours."""
+    """Shards and rows do not match: a row is repeated, missing, out of order, or has another custom_id: a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
     output: StagedWriter  # OpenAI's output rows
-    errors: StagedWriter  # the same, of rows that were refused, failed or never ran
+    errors: StagedWriter  # OpenAI's error rows: rows that were refused, failed or never ran
     tokens: StagedWriter  # {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}
 
 
@@ -44,8 +44,8 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     """Writes one line for every row of the batch to `output` or to `errors`, in input order.
 
     Args:
-        unanswered: code and message of rows whose shard has no winner; None: there must be none. Where there may be,
-            rows of a shard that cannot be read any more get an error line too: the batch must end.
+        unanswered: code and message of rows whose shard has no winner; None: every shard must have one. If it is
+            given, rows of a shard that is lost in storage get an error line too, because the batch must end.
     Raises: ResultsError.
     """
     completed, num_unanswered, num_rows = 0, 0, 0
@@ -74,7 +74,8 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
             else:
                 raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
         if entries is not None and next(entries, None) is not None:
-            raise ResultsError(f"{shard.storage_key} holds more than rows {shard.row_from} to {shard.row_to - 1}")
+            rows_expected = f"rows {shard.row_from} to {shard.row_to - 1}"
+            raise ResultsError(f"{shard.storage_key} must hold only {rows_expected}, got more")
         num_rows = shard.row_to
     if num_rows != batch.total:
         raise ResultsError(f"batch {batch.pk}: shards must cover {batch.total} rows, got {num_rows}")
@@ -94,7 +95,7 @@ def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
-    """Raises: ObjectMissing: with the first line."""
+    """Raises: ObjectMissing: when the first line is read."""
     with get_storage().open(key) as source:
         for line in read_lines(source, max_line_bytes=_MAX_ENTRY_BYTES):
             assert line.content is not None
@@ -117,7 +118,7 @@ def _checked(entries: Iterator[dict[str, Any]], shard: JobShard, row: int, custo
 
 
 def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
-    """Returns: the error's code; None: the row has been answered."""
+    """Returns: the error's code, or None if the row was answered."""
     if not entry["ok"]:
         files.errors.write(json_line(entry["output"]))
         return _code(entry["output"])
@@ -128,7 +129,7 @@ def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
 
 
 def _code(output: dict[str, Any]) -> str:
-    """A row fails by itself, or its request was refused: then the error stands in the response."""
+    """The error is at the top level if the row failed, and in the response if the request was refused."""
     if output["error"] is not None:
         return str(output["error"]["code"])
     error = output["response"]["body"].get("error") or {}

@@ -12,7 +12,7 @@ from control.workflows.batches.state import TERMINAL, Status
 
 
 def batches_list(organization: Organization) -> QuerySet[Batch]:
-    """With what `batch_body` shows of batches that are still running: the sums over finished shards."""
+    """Batches with the sums over finished shards, which `batch_body` shows while a batch is running."""
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
         Batch.objects.filter(organization=organization)
@@ -33,7 +33,7 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
 
 
 def batches_overdue() -> QuerySet[Batch]:
-    """Past their window while nobody works on them: all that is left is to put partial results together."""
+    """Batches past their completion window that no worker holds: only their partial results remain to be assembled."""
     waiting = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING)
     return Batch.objects.filter(
         status__in=waiting, expires_at__lte=Now(), job__in=Job.objects.filter(is_due())
@@ -41,10 +41,10 @@ def batches_overdue() -> QuerySet[Batch]:
 
 
 def batches_untidy() -> QuerySet[Batch]:
-    """Ended, and still with files that only workers read."""
+    """Batches that have ended but still have working files, which only workers read."""
     return Batch.objects.filter(status__in=TERMINAL, has_working_files=True, job__finished_at__isnull=False)
 
 
 def batches_with_stray_tokens() -> QuerySet[Batch]:
-    """The customer's answers are deleted or expired, and must not live on as token ids."""
+    """Batches whose output file is deleted or expired but whose token ids are still stored."""
     return Batch.objects.filter(output_file__deleted_at__isnull=False).exclude(tokens_key="")

@@ -1,4 +1,4 @@
-"""Writers of batches: from the request for one to the work; `assemble` puts the results together.
+"""Writers of batches: creation, validation, commits of shards, cancellation. `assemble` assembles the results.
 
 Storage keys of a batch, below `<organization>/batches/<batch>/`:
     rows.jsonl               normalised rows, for workers
@@ -47,12 +47,12 @@ def batch_create(
     output_expires_after: dt.timedelta | None = None,
     quote: Quote | None = None,
 ) -> Batch:
-    """Queues a batch. The file's content is looked at later: what is wrong with it turns the batch `failed`.
+    """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
     Args:
-        model: name of the base model that rows with an empty `body.model` mean; no row may then name another one.
-        quote: whose cap pauses the batch.
-    Raises: ApiError: 400 or 404, the request itself is wrong.
+        model: name of the base model for rows with an empty `body.model`; then no row may name another model.
+        quote: the quote whose cap pauses the batch.
+    Raises: ApiError: 400 or 404, the request itself is invalid.
     """
     if endpoint not in ENDPOINTS:
         raise ApiError(400, f"endpoint must be one of {ENDPOINTS}, got {endpoint[:80]!r}", "invalid_value", "endpoint")
@@ -87,17 +87,17 @@ def batch_create(
 
 
 def batch_window_restart(*, batch: Batch) -> None:
-    """Its hours begin anew: the time for which its customer had paused it is none of them."""
+    """Restarts the completion window, so that the time of a pause by the customer does not count."""
     until = timezone.now() + COMPLETION_WINDOWS[batch.completion_window]
     Batch.objects.filter(pk=batch.pk).exclude(status__in=TERMINAL).update(expires_at=until)
 
 
 @audited("batch.cancel")
 def batch_cancel(*, batch: Batch) -> Batch:
-    """Asks for the end: finished rows stay and are put together by whoever holds the job.
+    """Requests the cancellation. The worker that holds the job assembles the rows that are finished.
 
-    A batch that is cancelled, being cancelled or about to complete is returned as it is.
-    Raises: ApiError: 400, the batch ended otherwise.
+    A batch that is cancelled, being cancelled or about to complete is returned unchanged.
+    Raises: ApiError: 400, the batch has ended with another status.
     """
     with transaction.atomic():
         if transition(batch, Status.CANCELLING):
@@ -109,10 +109,10 @@ def batch_cancel(*, batch: Batch) -> Batch:
 
 
 def batch_validate(*, batch: Batch) -> bool:
-    """Reads the input file; writes its rows for the workers and cuts them into shards, or says what is wrong.
+    """Validates the input file. If it is valid, stores its rows for workers and divides them into shards.
 
-    May be called again at any time, by several workers at once: the same file gives the same rows, and of several
-    callers one moves the batch.
+    May be called at any time and by several workers at once: the same file gives the same rows, and only one caller
+    moves the batch.
 
     Returns: whether there is work to do. False: the batch has failed or is being cancelled.
     """
@@ -139,11 +139,11 @@ def batch_validate(*, batch: Batch) -> bool:
 
 
 def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
-    """As `job_commit_shard`; the winner's tokens are counted and priced in the same transaction, hence once.
+    """Like `job_commit_shard`, and counts and prices the winner's tokens in the same transaction, hence exactly once.
 
     Raises: LeaseLost.
     """
-    assert batch.base_model is not None, "validation settles the model"
+    assert batch.base_model is not None, "validation sets the model"
     with transaction.atomic():
         if not job_commit_shard(claim=claim, shard_no=shard_no, storage_key=storage_key, rows=rows):
             return False

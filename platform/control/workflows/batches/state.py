@@ -1,4 +1,4 @@
-"""What a batch may become, and the one way to change it.
+"""The legal transitions of a batch, and the one statement that makes them.
 
 validating ──> in_progress ──> finalizing ──> completed | expired | failed | cancelled
     │               │
@@ -21,7 +21,7 @@ Status = Batch.Status
 LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.EXPIRED, Status.CANCELLING}),
     Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
-    # To cancelled: its job was cancelled once whoever finalized it had died.
+    # Cancelled is reached if the worker that finalized the batch died and the job was cancelled afterwards.
     Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED, Status.CANCELLED}),
     Status.CANCELLING: frozenset({Status.CANCELLED}),
     Status.COMPLETED: frozenset(),
@@ -33,12 +33,12 @@ TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not move
 
 
 def transition(batch: Batch, to: Status, **values: Any) -> bool:
-    """Compares and swaps in one statement, and notes the time in the column named after the new status.
+    """Compares and swaps in one statement, and stores the time in the column named after the new status.
 
-    The event of the move is written with it, or neither.
+    The event is recorded in the same transaction.
 
-    Returns: False, and nothing changed: the batch is in no status from which `to` may be reached.
-    Effects: `batch` is read again from the database either way.
+    Returns: False if the batch has no status from which `to` may be reached; then nothing changes.
+    Effects: `batch` is read again from the database in both cases.
     """
     origins = [status for status, moves in LEGAL_MOVES.items() if to in moves]
     values = {"status": to, f"{to.value}_at": timezone.now(), **values}

@@ -1,4 +1,4 @@
-"""Deletes what a batch no longer needs. Whoever comes second, or after a crash, finds what is left to do."""
+"""Deletes working files that ended batches no longer need. Repeated calls, also after a crash, delete the rest."""
 
 from control.core.storage.backends import get_storage
 from control.workflows.batches.models import Batch
@@ -8,7 +8,7 @@ BATCHES_A_ROUND = 5
 
 
 def batches_tidy() -> int:
-    """Bytes first: a row that still names them is found again. Returns: how many batches were tidied."""
+    """Returns: the number of batches tidied. Files go before the row changes, so that a crash leaves no stray file."""
     storage = get_storage()
     stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
     for batch in stray:
@@ -17,6 +17,6 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also of attempts that lost the job: nothing names those
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also shards of attempts that lost, which no row names
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

@@ -1,1 +1,1 @@
-"""Datasets: a file that has been looked at, row by row, before anybody spends money on it."""
+"""Datasets: files whose rows have all been checked before any cost arises."""

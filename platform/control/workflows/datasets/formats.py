@@ -1,10 +1,10 @@
-"""Three forms of a row, and what all of them come to: a prompt, and perhaps an answer.
+"""The three formats of a row. Each is read into an `Example`: a prompt, and an answer if the row has one.
 
-batch    {"custom_id", "body": {"messages" | "prompt", ...}}   OpenAI's, Predibase's and Fireworks' batch rows
-chat     {"messages": [...]}                                   OpenAI's fine-tuning rows; a last answer is set apart
-prompt   {"prompt": "...", "completion": "..."}                Predibase's; the completion may be missing
+batch    {"custom_id", "body": {"messages" | "prompt", ...}}   batch rows of OpenAI, Predibase and Fireworks
+chat     {"messages": [...]}                                   fine-tuning rows of OpenAI; a last answer is split off
+prompt   {"prompt": "...", "completion": "..."}                rows of Predibase; the completion may be missing
 
-All of a file's rows have the form of the first one that can be read.
+All rows of a file must have the format of the first row that can be read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,20 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    custom_id: str | None  # None: the row has none
+    custom_id: str | None  # None: the row has no id
     endpoint: str
-    body: Mapping[str, Any]  # of a request for an answer to it
-    answer: str | None  # what the row says the model should say
+    body: Mapping[str, Any]  # body of the request that lets a model answer the prompt
+    answer: str | None  # the answer in the row
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]] | None:
-        """None: it is a prompt."""
+        """None if the row has a prompt instead of messages."""
         messages: Sequence[Mapping[str, Any]] | None = self.body["messages"] if self.endpoint == CHAT else None
         return messages
 
     @property
     def prompt(self) -> str:
-        """Empty: it is a conversation, or a prompt of token ids."""
+        """Empty if the row has messages, or a prompt of token ids."""
         prompt = self.body.get("prompt")
         return prompt if self.endpoint == COMPLETIONS and isinstance(prompt, str) else ""
 
@@ -80,7 +80,7 @@ def _chat(row: Mapping[str, Any]) -> Example:
         answer = _text(messages[-1].get("content"))
         messages = messages[:-1]
     if not messages:
-        raise RowError("missing_prompt", "messages holds nothing but an answer", "messages")
+        raise RowError("missing_prompt", "messages must have a message before the answer", "messages")
     return Example(custom_id=_own_id(row), endpoint=CHAT, body={"messages": messages}, answer=answer)
 
 

@@ -1,4 +1,4 @@
-"""What was found in a file: its form, rows, tokens and bad lines."""
+"""Results of checking a file: its format, rows, tokens and bad lines."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""Where in a line of JSON a field stands, so that an editor can go there."""
+"""Finds the position of a field in a line of JSON, so that an editor can go there."""
 
 import json
 import re
@@ -10,11 +10,11 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def byte_column(line: bytes, param: str | None) -> int:
-    """The byte, from 1, at which the field begins; where it is missing, the object that should hold it.
+    """The byte, counted from 1, at which the field's value begins; if it is missing, that of the enclosing object.
 
     Args:
-        line: JSON that has been parsed before.
-        param: a path as `body.messages[1].role`; None: the line itself.
+        line: valid JSON.
+        param: a path such as `body.messages[1].role`; None: the whole line.
     """
     text = line.decode()
     at = _skip(text, 0)
@@ -27,7 +27,7 @@ def byte_column(line: bytes, param: str | None) -> int:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Keys, or positions in a list, and where their values begin."""
+    """Yields each key of an object, or index of a list, and the position at which its value begins."""
     opening, at = text[at], _skip(text, at + 1)
     if opening not in "{[":
         return
@@ -36,7 +36,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
         key: str | int = position
         if opening == "{":
             key, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)  # over the colon
+            at = _skip(text, _skip(text, at) + 1)  # skip the colon
         yield key, at
         _, at = _DECODER.raw_decode(text, at)
         at = _skip(text, at)
@@ -47,5 +47,5 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 def _skip(text: str, at: int) -> int:
     blank = _BLANK.match(text, at)
-    assert blank is not None, "it matches nothing as well"
+    assert blank is not None, "the pattern also matches the empty string"
     return blank.end()

@@ -1,7 +1,7 @@
-"""The first good rows of a file as the model reads them, and where the loss falls.
+"""The first valid rows of a file as tokens of the model, each with a mark whether it counts in the loss.
 
-A speculator learns from what the model itself said: loss falls on the answer's tokens and on no others. A row without
-an answer has none to show yet: the model writes it when the row is distilled.
+A speculator learns from answers of the model: only tokens of answers count in the loss. A row without an answer has no
+such tokens yet: the model writes the answer when the row is distilled.
 """
 
 from contextlib import suppress
@@ -18,21 +18,21 @@ from control.workflows.prompt_files.lines import Line
 MAX_PREVIEW_TOKENS = 2_000  # of one row
 
 
-class _Enough(Exception):
-    """The rows asked for have been seen: the rest of the file need not be read."""
+class _LimitReached(Exception):
+    """Enough rows are read: the rest of the file need not be read."""
 
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
-    """Raises: ApiError: 400, the dataset names no model, or one whose tokenizer is not here; 404, the file is gone."""
+    """Raises: ApiError: 400, the dataset has no model, or its tokenizer is not on this machine; 404, no file."""
     readings: list[dict[str, Any]] | None = None
     rows = _first(dataset.file, limit)
     if dataset.base_model is not None:
         with model_reader(dataset.organization, dataset.base_model, num_shown=MAX_PREVIEW_TOKENS) as reader:
             for _, example in rows:
-                reader.see(example)
+                reader.send(example)
             readings = reader.readings()
     if readings is None:
-        message = "A preview shows tokens: it needs a dataset with a `model`, whose tokenizer lies on this machine."
+        message = "A preview shows tokens, so it needs a dataset with a `model` whose tokenizer is on this machine."
         raise ApiError(400, message, "tokenizer_not_available", "model")
     return [_row(*row, reading) for row, reading in zip(rows, readings, strict=True)]
 
@@ -40,13 +40,13 @@ def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
 def _first(file: File, limit: int) -> list[tuple[int, Example]]:
     rows: list[tuple[int, Example]] = []
 
-    def see(example: Example, line: Line) -> None:
+    def collect(example: Example, line: Line) -> None:
         rows.append((line.number, example))
         if len(rows) == limit:
-            raise _Enough
+            raise _LimitReached
 
-    with suppress(_Enough):
-        file_examine(file, see=see)
+    with suppress(_LimitReached):
+        file_examine(file, on_example=collect)
     return rows
 
 

@@ -1,6 +1,7 @@
-"""Asks what a model's chat template and tokenizer make of rows, in a process that may be killed (`rendering`).
+"""Renders and tokenizes rows in a separate process that can be killed (`rendering`).
 
-Both are a customer's programs, which may compute for hours or fill the memory: not that of a server for everybody.
+Chat template and tokenizer are programs of a customer. They might compute for hours or fill the memory, which must not
+happen in a server that all organizations share.
 """
 
 import json
@@ -22,50 +23,50 @@ from control.workflows.datasets.formats import Example
 from control.workflows.datasets.rendering import UNREADABLE
 
 CPU_SECONDS = 10  # for all rows of a file
-MAX_READERS = 4  # of one organization in one server: what it starts must leave the machine to others too
-_WALL_SECONDS = 60.0  # from the last row to the answer, on a machine that may be busy
+MAX_READERS = 4  # per organization and server process, so that others can use the machine too
+_WALL_SECONDS = 60.0  # from the last row to the results, on a machine that may be busy
 _IMPORT_ROOT = str(Path(__file__).parents[3])
 _lock, _num_readers = threading.Lock(), Counter[str]()
 
 
 class ModelReader:
-    """`see` any number of rows, then `readings`."""
+    """Call `send` for any number of rows, then `readings` once."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
-    def see(self, example: Example) -> None:
-        """Waits while the process is busy; its time for computing is what bounds that."""
+    def send(self, example: Example) -> None:
+        """Blocks while the process is busy; the limit of its CPU time bounds the wait."""
         row = {"endpoint": example.endpoint, "body": example.body, "answer": example.answer}
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: `readings` says why
+        with suppress(BrokenPipeError):  # the process has ended: `readings` reports the reason
             self._process.stdin.write(json.dumps(row).encode() + b"\n")
 
     def readings(self) -> list[dict[str, Any]] | None:
-        """Of each row, as `rendering.reading` makes them. None: there is no tokenizer that can be read here.
+        """The result of `rendering.reading` for each row, or None if there is no readable tokenizer on this machine.
 
-        Raises: ApiError: 400, the template or the tokenizer takes too long or too much.
+        Raises: ApiError: 400, the template or the tokenizer takes too much time or memory.
         """
         with suppress(subprocess.TimeoutExpired):
-            said, _ = self._process.communicate(timeout=_WALL_SECONDS)
+            output, _ = self._process.communicate(timeout=_WALL_SECONDS)
             if self._process.returncode == UNREADABLE:
                 return None
             if self._process.returncode == 0:
-                return [json.loads(line) for line in said.splitlines()]
-        message = f"The model's chat template or tokenizer takes more than {CPU_SECONDS} s, or too much memory."
+                return [json.loads(line) for line in output.splitlines()]
+        message = f"The model's chat template or tokenizer takes more than {CPU_SECONDS} s or too much memory."
         raise ApiError(400, message, "chat_template_error", "model")
 
 
 @contextmanager
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: how many tokens of each row its reading holds.
+    """Args: num_shown: the number of tokens of each row that its result holds.
 
-    Raises: ApiError: 429, the organization has as many at work as it may.
+    Raises: ApiError: 429, the organization already runs `MAX_READERS` readers.
     """
     environment = {**child_environment(), "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     arguments = (base_model.path, str(num_shown), str(CPU_SECONDS))
-    with _place(organization.pk):
+    with _reserved_reader(organization.pk):
         process = subprocess.Popen(
             [sys.executable, "-m", "control.workflows.datasets.rendering", *arguments],
             env=environment,
@@ -79,12 +80,12 @@ def model_reader(organization: Organization, base_model: BaseModel, *, num_shown
             finally:
                 process.kill()
                 assert process.stdin is not None
-                with suppress(BrokenPipeError):  # it left rows unread
+                with suppress(BrokenPipeError):  # the process ended before it read all rows
                     process.stdin.close()
 
 
 @contextmanager
-def _place(organization_id: str) -> Iterator[None]:
+def _reserved_reader(organization_id: str) -> Iterator[None]:
     with _lock:
         if _num_readers[organization_id] >= MAX_READERS:
             message = f"{MAX_READERS} files of your organization are being read already. Try again in a moment."

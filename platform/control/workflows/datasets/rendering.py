@@ -1,8 +1,8 @@
-"""Rows as a model reads them: its chat template and its tokenizer, without the model.
+"""Renders and tokenizes rows with a model's chat template and tokenizer, without the model.
 
-A template is a customer's program: it runs in jinja's sandbox, which lets it change nothing. The sandbox does not say
-how long it may take and how much memory, so all of this happens in a process that has such limits, which `reader`
-starts; and without Django, which would take it a second to load.
+A template is a customer's program. It runs in jinja's sandbox, in which it can change nothing. The sandbox limits
+neither time nor memory, so this module runs in a process that has such limits (`reader` starts it). The process does
+not import Django, which would take a second.
 
     python -m control.workflows.datasets.rendering FOLDER SHOWN SECONDS < rows of JSON > readings of JSON
 """
@@ -25,28 +25,28 @@ from tokenizers import Encoding, Tokenizer
 from control.workflows.datasets.formats import Example
 
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
-MEMORY_BYTES = 2 << 30  # of addresses, of which the libraries and a large tokenizer take a quarter
+MEMORY_BYTES = 2 << 30  # of address space; the libraries and a large tokenizer take a quarter of it
 _SHOWN_CHARACTERS = 200  # of one token
-# How a template may stumble over what it is given: text added to what is none, a missing key, itself without end.
-_STUMBLES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+# Errors of a template on its input: a wrong type, a missing key, endless recursion.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Refusal(ValueError):
-    """The model's template or tokenizer does not take a row."""
+    """The model's template or tokenizer refuses a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     prompt: str
-    answer: str  # with the template's end of turn; empty: the row has none
-    is_plain: bool  # no template has been here: the tokenizer adds what it puts in front of a text
+    answer: str  # with the template's end of turn; empty if the row has no answer
+    is_plain: bool  # rendered without a template: the tokenizer must add its special tokens
 
 
 class Renderer:
     def __init__(self, folder: Path) -> None:
         """Raises: OSError, ValueError: the folder has no tokenizer that can be read."""
         if folder.resolve() != folder:
-            raise ValueError("the folder is a link now, which it was not when it was checked")
+            raise ValueError("the folder has become a symbolic link since it was checked")
         try:
             self.tokenizer = Tokenizer.from_str(_read(folder / "tokenizer.json") or "")
         except Exception as error:  # the library raises nothing narrower
@@ -63,12 +63,12 @@ class Renderer:
             return Rendered(prompt, "", is_plain=False)
         answered = [*example.messages, {"role": "assistant", "content": example.answer}]
         whole = self._chat(answered, add_generation_prompt=False)
-        # A template may rewrite earlier turns once there is an answer; the answer itself is what counts then.
+        # A template may rewrite earlier turns once there is an answer; then take the answer's own text.
         answer = whole[len(prompt) :] if whole.startswith(prompt) else example.answer
         return Rendered(prompt, answer, is_plain=False)
 
     def encode(self, rendered: Rendered) -> tuple[Encoding, Encoding]:
-        """The prompt's tokens and the answer's. Raises: Refusal."""
+        """Tokens of the prompt and tokens of the answer. Raises: Refusal."""
         try:
             prompt = self.tokenizer.encode(rendered.prompt, add_special_tokens=rendered.is_plain)
             return prompt, self.tokenizer.encode(rendered.answer, add_special_tokens=False)
@@ -77,17 +77,17 @@ class Renderer:
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         if self._template is None:
-            raise Refusal("The model has no chat template: it takes prompts.")
+            raise Refusal("The model has no chat template: it accepts prompts only, not messages.")
         tokens = {name: _token(self._settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         try:
             return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **tokens)
-        except _STUMBLES as error:
+        except _TEMPLATE_ERRORS as error:
             message = f"The model's chat template refuses these messages: {error or type(error).__name__}"
             raise Refusal(message[:500]) from error
 
 
 def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str, Any]:
-    """A row as the model reads it: how many tokens, and the first `num_shown` of them."""
+    """Result for one row: its error or its number of tokens, and the first `num_shown` tokens."""
     try:
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
@@ -108,14 +108,14 @@ def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
     """Returns: UNREADABLE, or 0 once all rows have been read."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
-    with suppress(OSError, ValueError):  # no such limit: another system than Linux
+    with suppress(OSError, ValueError):  # systems other than Linux may lack this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         renderer = Renderer(Path(folder))
     except (OSError, ValueError):
         return UNREADABLE
     examples = (Example(custom_id=None, **json.loads(line)) for line in sys.stdin)
-    # Nothing is said before the last row is there: who writes them does not read meanwhile.
+    # No output before the last input row: the parent process reads nothing while it writes rows.
     readings = [json.dumps(reading(renderer, example, num_shown=num_shown)) for example in examples]
     print(*readings, sep="\n")
     return 0
@@ -125,7 +125,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> Template | None:
     source: Any = _read(folder / "chat_template.jinja")
     if source is None:
         source = settings.get("chat_template")
-    if isinstance(source, list):  # named ones
+    if isinstance(source, list):  # a list of named templates
         source = next((item["template"] for item in source if item.get("name") == "default"), None)
     if not isinstance(source, str):
         return None
@@ -149,7 +149,7 @@ def _token(value: Any) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """None: there is no such file. Raises: OSError: a link, which might lead to what is somebody else's."""
+    """None if the file does not exist. Raises: OSError: it is a link, which might lead to files of other tenants."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Writers of datasets, and what can be made of one."""
+"""Writers of datasets, and of batch files made from datasets' files."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -24,7 +24,7 @@ from control.workflows.prompt_files.lines import Line
 from control.workflows.prompt_files.rows import Row, normalised_line
 
 Status = Dataset.Status
-See = Callable[[Example, Line], object]
+OnExample = Callable[[Example, Line], object]
 
 
 class _Tokens(NamedTuple):
@@ -34,14 +34,15 @@ class _Tokens(NamedTuple):
 
 @audited("dataset.create", records_itself=True)
 def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
-    """Reads the whole file, now: whoever asks wants to know before anything is spent. Bad rows are no error.
+    """Reads the whole file within the request, so that the caller knows its errors before any cost arises.
 
+    Bad rows are findings of the dataset; they do not raise.
     Args:
-        base_model: whose tokens are counted; None: none are.
-    Raises: ApiError: 404, the file is gone; 400, the model takes too long to read it; 429, too many at once.
+        base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
+    Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 429, too many files are read at once.
     """
     if base_model is None:
-        found, tokens = file_examine(file, see=_ignore), _Tokens(None, True)
+        found, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
     else:
         found, tokens = _examine_and_count(file, base_model)
     with transaction.atomic():
@@ -65,34 +66,34 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
 
 @audited("dataset.delete")
 def dataset_delete(*, dataset: Dataset) -> None:
-    """The file stays."""
+    """Deletes the dataset but not its file."""
     dataset.delete()
 
 
 def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
     with model_reader(file.organization, base_model, num_shown=0) as reader:
         counter = TokenCounter(reader, size_bytes=file.size_bytes)
-        found = file_examine(file, see=counter.see)
+        found = file_examine(file, on_example=counter.add)
         num = counter.total()
     return found, _Tokens(num, num is None or counter.is_exact)
 
 
-def file_examine(file: File, *, see: See) -> Findings:
-    """Raises: ApiError: 404, the file is gone."""
+def file_examine(file: File, *, on_example: OnExample) -> Findings:
+    """Checks all rows and calls `on_example` with every valid one. Raises: ApiError: 404, the file is deleted."""
     try:
         source = get_storage().open(file.storage_key)
     except ObjectMissing as error:
         raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
     with closing(source):
-        return examine(source, see=see)
+        return examine(source, on_example=on_example)
 
 
 def prompts_file_create(*, file: File, param: str) -> File:
-    """A batch file of this file's prompts, answers left out: the model itself answers them.
+    """Writes this file's prompts into a batch file, without their answers, because the model itself answers them.
 
     Args:
-        param: where the caller named the file.
-    Raises: ApiError: 400, naming the first bad line; 404, the file is gone.
+        param: the request's parameter that named the file.
+    Raises: ApiError: 400, naming the first bad line; 404, the file is deleted.
     """
     with staged_writer() as writer:
 
@@ -101,7 +102,7 @@ def prompts_file_create(*, file: File, param: str) -> File:
             row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
             writer.write(normalised_line(row, url=example.endpoint, model=""))
 
-        found = file_examine(file, see=write)
+        found = file_examine(file, on_example=write)
         if found.num_errors:
             raise _unusable(found, param)
         return file_create(

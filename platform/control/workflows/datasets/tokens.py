@@ -1,7 +1,7 @@
-"""How many tokens a file holds: exactly for a small one, from every n-th row of a large one.
+"""Counts the tokens of a file: exactly if it is small, else estimated from every n-th row.
 
-A tokenizer reads some megabytes a second, a validator a hundred: counting everything would make the file's owner wait
-for a number of which two digits matter.
+A tokenizer reads a few megabytes per second, the validation of rows a hundred. Counting every row would keep the caller
+waiting for a number of which two digits matter.
 """
 
 from control.workflows.datasets.formats import Example
@@ -13,30 +13,33 @@ SAMPLE_BYTES = 2 << 20
 
 class TokenCounter:
     def __init__(self, reader: ModelReader, *, size_bytes: int) -> None:
-        """Args: size_bytes: of the whole file."""
+        """Args: size_bytes: size of the whole file."""
         self._reader = reader
         self._every = max(1, round(size_bytes / SAMPLE_BYTES))
         self._num_seen = 0
         self._bytes_seen = 0
-        self._sampled_bytes: list[int] = []  # of each row that the reader was shown
+        self._sampled_bytes: list[int] = []  # size of each row that was sent to the reader
 
     @property
     def is_exact(self) -> bool:
         return self._every == 1
 
-    def see(self, example: Example, line: Line) -> None:
+    def add(self, example: Example, line: Line) -> None:
         self._num_seen += 1
         self._bytes_seen += line.size_bytes
         if (self._num_seen - 1) % self._every == 0:
-            self._reader.see(example)
+            self._reader.send(example)
             self._sampled_bytes.append(line.size_bytes)
 
     def total(self) -> int | None:
-        """None: the model has no tokenizer that can be read here. Raises: ApiError: 400, reading it takes too long."""
+        """The number of tokens, or None if the model has no tokenizer that can be read on this machine.
+
+        Raises: ApiError: 400, tokenizing takes too long.
+        """
         readings = self._reader.readings()
         if readings is None:
             return None
-        # A row that the template refuses has no tokens, and the preview says why.
+        # A row that the template refuses has no tokens; the preview shows the reason.
         taken = [pair for pair in zip(readings, self._sampled_bytes, strict=True) if pair[0]["error"] is None]
         num_tokens = sum(int(reading["num_tokens"]) for reading, _ in taken)
         num_bytes = sum(size for _, size in taken)

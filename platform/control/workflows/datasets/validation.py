@@ -1,6 +1,6 @@
-"""A whole file, in one pass and constant memory: every bad line with its number, byte and code.
+"""Checks a whole file in one pass and constant memory, and lists bad lines with number, byte and code.
 
-    bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `see`
+    bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `on_example`
 """
 
 from collections import Counter
@@ -23,18 +23,18 @@ class Findings:
     num_rows: int = 0
     num_answers: int = 0
     errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, by line
-    num_errors: int = 0  # all of them
+    num_errors: int = 0  # also errors that are not in the list
     errors_by_code: Counter[str] = field(default_factory=Counter)
 
 
 def examine(
     source: Readable,
     *,
-    see: Callable[[Example, Line], object],
+    on_example: Callable[[Example, Line], object],
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
-    """Reads to the end, or to the row that is one too many. `see` gets every good row."""
+    """Reads to the end, or to the first row beyond `max_rows`. Calls `on_example` with every valid row."""
     found = Findings()
     line_of_id: dict[str, int] = {}
 
@@ -46,7 +46,7 @@ def examine(
 
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=fail):
         if found.num_rows == max_rows:
-            fail(line.number, RowError("too_many_rows", f"A dataset holds at most {max_rows:,} rows."))
+            fail(line.number, RowError("too_many_rows", f"A dataset can have at most {max_rows:,} rows."))
             break
         found.num_rows += 1
         try:
@@ -56,7 +56,7 @@ def examine(
             fail(line.number, error, line.content)
             continue
         found.num_answers += example.answer is not None
-        see(example, line)
+        on_example(example, line)
     if not found.num_rows and not found.num_errors:
         fail(None, RowError("empty_file", "The file has no rows."))
     return found
@@ -64,18 +64,19 @@ def examine(
 
 def _read(line: Line, found: Findings, max_line_bytes: int) -> Example:
     if line.content is None:
-        raise RowError("line_too_long", f"A line has at most {max_line_bytes:,} bytes, got {line.size_bytes:,}")
+        message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
+        raise RowError("line_too_long", message)
     row = parse_object(line.content)
     if found.format is None:
         found.format = format_of(row)
-    elif found.format not in _fitting(row):
-        raise RowError("mixed_formats", f"This row must have the form of the rows before it: {found.format.value}")
+    elif found.format not in _possible_formats(row):
+        raise RowError("mixed_formats", f"This row must have the format of the rows before it: {found.format.value}")
     return read_example(row, found.format)
 
 
-def _fitting(row: dict[str, Any]) -> set[Format]:
+def _possible_formats(row: dict[str, Any]) -> set[Format]:
     members = {"body": Format.BATCH, "messages": Format.CHAT, "prompt": Format.PROMPT}
-    # A row with none of them lacks what its form wants, which is said better where that form is read.
+    # A row with none of these keys is allowed here, because the reader of the file's format names the missing key.
     return {form for member, form in members.items() if member in row} or set(Format)
 
 

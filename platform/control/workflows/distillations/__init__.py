@@ -1,1 +1,1 @@
-"""What a model says to many prompts, kept as training data: a batch under another name."""
+"""Distillations: batches whose answers are kept as training data for speculators."""

@@ -1,4 +1,4 @@
-"""A batch whose answers are to be learned from. All that happens to it happens to the batch."""
+"""A distillation: a batch whose answers are training data. Its state is the state of the batch."""
 
 from django.db import models
 

@@ -1,1 +1,1 @@
-"""Speculators judged on held-out prompts, and signed certificates of what was found."""
+"""Evaluations of speculators on held-out prompts, and signed certificates of the results."""

@@ -1,9 +1,9 @@
-"""Certificates of equality: a statement, and our Ed25519 signature over its canonical form.
+"""Certificates of equality: a statement, and this service's Ed25519 signature over its canonical form.
 
     {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 
-What is signed are the bytes of all but the signature, as RFC 8785 writes them. A statement holds no fractions: they
-alone are spelled differently by different printers of JSON. `slipstream.certificates` verifies, without us.
+The signature covers everything but itself, in the canonical form of RFC 8785. A statement has no fractions, because
+JSON libraries print them differently. `slipstream.certificates` verifies a certificate without calling this service.
 """
 
 import base64
@@ -26,7 +26,7 @@ _SEED_BYTES = 32
 
 
 def certificate_of(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """Signs. Raises: ValueError: the statement holds a fraction."""
+    """Signs the statement. Raises: ValueError: the statement has a fraction."""
     key = _signing_key()
     signed = {"object": "certificate", "format": FORMAT, "statement": dict(statement)}
     value = base64.b64encode(key.sign(canonical(signed))).decode()
@@ -34,7 +34,7 @@ def certificate_of(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """RFC 8785's bytes, for what has no fractions. Raises: ValueError: it has one."""
+    """The canonical form of RFC 8785. Raises: ValueError: the value has a fraction."""
     _refuse_fractions(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -46,7 +46,7 @@ def public_key_body() -> dict[str, Any]:
 
 
 def _signing_key() -> Ed25519PrivateKey:
-    """The configured one; else one that follows from the secret key, so that all machines have the same."""
+    """The configured key, or one derived from the secret key, so that all machines have the same."""
     configured = get_config().certificate_key
     if configured is not None:
         return Ed25519PrivateKey.from_private_bytes(base64.b64decode(configured.get_secret_value(), validate=True))
@@ -61,7 +61,7 @@ def _key_id(key: Ed25519PrivateKey) -> str:
 
 def _refuse_fractions(value: object) -> None:
     if isinstance(value, float):
-        raise ValueError(f"a certificate holds no fractions, got {value!r}")
+        raise ValueError(f"a certificate must not have fractions, got {value!r}")
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""One evaluation of one speculator; its job says how far it is and holds the report."""
+"""One evaluation of one speculator; its job has the progress and the report."""
 
 from django.db import models
 

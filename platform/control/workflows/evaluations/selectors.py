@@ -1,4 +1,4 @@
-"""Readers of evaluations, and of what a speculator took to make."""
+"""Readers of evaluations, and of the worker time that a speculator's creation took."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ def evaluation_get(organization: Organization, evaluation_id: str) -> Evaluation
 
 
 def pipeline_of(speculator: Speculator) -> Pipeline | None:
-    """That trained it; None: it came from elsewhere."""
+    """The pipeline that trained the speculator, or None if it was imported."""
     return (
         Pipeline.objects.filter(speculator=speculator)
         .select_related("batch__job", "training_job", "held_out_file")
@@ -35,21 +35,21 @@ def pipeline_of(speculator: Speculator) -> Pipeline | None:
     )
 
 
-def making_seconds(pipeline: Pipeline) -> float:
-    """Of workers: the answers and the training, attempts that failed included."""
+def creation_seconds(pipeline: Pipeline) -> float:
+    """Worker time for the answers and the training, including failed attempts."""
     answering = None if pipeline.batch is None else pipeline.batch.job
     return sum((worker_seconds(job) for job in (answering, pipeline.training_job) if job is not None), start=0.0)
 
 
 def worker_seconds(job: Job) -> float:
-    """From each claim to what ended it."""
+    """Sum of the times from each claim of the job to the end of that attempt."""
     seconds, claimed = 0.0, None
-    for event in _turns(job):
+    for event in _attempt_events(job):
         if claimed is not None:
             seconds += (event.created_at - claimed.created_at).total_seconds()
         claimed = event if event.type == "claimed" else None
     return seconds
 
 
-def _turns(job: Job) -> Iterable[JobEvent]:
+def _attempt_events(job: Job) -> Iterable[JobEvent]:
     return JobEvent.objects.filter(job=job, type__in=_ATTEMPT_ENDS).order_by("seq").only("type", "created_at")

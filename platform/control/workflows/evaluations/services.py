@@ -1,4 +1,4 @@
-"""Writers of evaluations. A pipeline's evaluate stage starts one like any other."""
+"""Writers of evaluations, for the API and for the evaluate stage of pipelines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from control.tenants.audit.record import audit_record, audited
 from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.schemas import EvaluationRequest
-from control.workflows.evaluations.selectors import making_seconds, pipeline_of
+from control.workflows.evaluations.selectors import creation_seconds, pipeline_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
 
@@ -28,13 +28,13 @@ from control.workflows.prompt_files.held_out import held_out_key, normalise_held
 def evaluation_create(
     *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationRequest
 ) -> Evaluation:
-    """On `prompts`, else on what the speculator's pipeline held out.
+    """Evaluates on `prompts`; None: on the prompts that the speculator's pipeline held out.
 
-    Raises: ApiError: 400, no prompts or bad ones; 409, the speculator is not ready; 429, too many jobs wait.
+    Raises: ApiError: 400, no prompts or invalid ones; 409, the speculator is not ready; 429, too many queued jobs.
     """
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
-    queued_quota_check(organization.pk)  # before any work
+    queued_quota_check(organization.pk)  # to fail early
     identity, pipeline = evaluation_id(), pipeline_of(speculator)
     if prompts is not None:
         rows_key = f"{organization.pk}/evaluations/{identity}/rows.jsonl"
@@ -42,7 +42,7 @@ def evaluation_create(
     elif pipeline is not None:
         rows_key, prompts = held_out_key(organization.pk, pipeline.pk), pipeline.held_out_file
     else:
-        message = "prompts_file is needed: nothing was held out when this speculator was made"
+        message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
     settings = request.model_dump(exclude={"speculator_id", "prompts_file"})
     with transaction.atomic():
@@ -62,8 +62,10 @@ def evaluation_start(
     identity: str | None = None,
     is_continuation: bool = False,
 ) -> Evaluation:
-    """Queues the job. `settings`: concurrencies, max_tokens, repeats, price_per_gpu_hour; each may be left out.
+    """Queues the job.
 
+    Args:
+        settings: concurrencies, max_tokens, repeats, price_per_gpu_hour; each is optional.
     Raises: ApiError: 429, as `job_submit`.
     """
     price = settings.get("price_per_gpu_hour")
@@ -79,7 +81,7 @@ def evaluation_start(
         "speculator_id": speculator.pk,
         "rows_key": rows_key,
         "drafter": drafter_of(speculator),
-        "training_seconds": None if pipeline is None else round(making_seconds(pipeline), 1),
+        "training_seconds": None if pipeline is None else round(creation_seconds(pipeline), 1),
         **chosen,
     }
     with transaction.atomic():
@@ -101,14 +103,14 @@ def evaluation_start(
 
 @audited("evaluation.cancel")
 def evaluation_cancel(*, evaluation: Evaluation) -> bool:
-    """Returns: False: it had ended, or had been cancelled, before."""
+    """Returns: False if the evaluation had already ended or been cancelled."""
     return job_cancel(job=evaluation.job)
 
 
 def evaluation_finish(
     *, evaluation: Evaluation, report: Mapping[str, Any], evidence: Mapping[str, Any], plots_prefix: str
 ) -> None:
-    """Signs what was found and keeps it, once: a straggler changes nothing."""
+    """Signs and stores the results, once: a second call, by a late worker, changes nothing."""
     certificate = certificate_of(_statement(evaluation, evidence))
     with transaction.atomic():
         unsigned = Evaluation.objects.filter(pk=evaluation.pk, certificate__isnull=True)
@@ -118,25 +120,25 @@ def evaluation_finish(
 
 
 def _statement(evaluation: Evaluation, evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """`evidence`: what the run says of itself; who took part is ours to say."""
+    """The statement to sign: measurements and hashes in `evidence` are the worker's, the identities are our rows'."""
     speculator, prompts = evaluation.speculator, evaluation.prompts_file
-    told = dict(evidence)
+    facts = dict(evidence)
     return {
         "evaluation_id": evaluation.pk,
         "organization_id": evaluation.organization_id,
         "issued_at": int(timezone.now().timestamp()),
-        "model": {"name": speculator.base_model.name, "sha256": told.pop("model_sha256")},
+        "model": {"name": speculator.base_model.name, "sha256": facts.pop("model_sha256")},
         "speculator": {
             "id": speculator.pk,
             "name": speculator.name,
             "version": speculator.version,
             "kind": speculator.kind,
-            "sha256": told.pop("speculator_sha256"),
+            "sha256": facts.pop("speculator_sha256"),
         },
         "prompts": {
-            **told.pop("prompts"),
+            **facts.pop("prompts"),
             "file_id": None if prompts is None else prompts.pk,
             "file_sha256": None if prompts is None else prompts.sha256,
         },
-        **told,
+        **facts,
     }

@@ -1,1 +1,1 @@
-"""OpenAI's fine-tuning routes over the training of speculators: the model stays as it is, and answers faster."""
+"""OpenAI's fine-tuning API for training speculators: the model itself does not change, it answers faster."""

@@ -1,4 +1,4 @@
-"""What OpenAI's job object shows beside the pipeline that does the work."""
+"""Fields of OpenAI's fine-tuning job that its pipeline, which does the work, does not have."""
 
 from django.db import models
 
@@ -18,7 +18,7 @@ class FineTuningJob(models.Model):
     metadata = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    has_worker: bool  # alive; of `fine_tuning_jobs_list`
+    has_worker: bool  # whether a worker is alive; annotated by `fine_tuning_jobs_list`
 
     class Meta:
         indexes = [models.Index(fields=["organization", "-id"], name="fine_tuning_job_page")]

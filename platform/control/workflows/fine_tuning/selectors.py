@@ -1,4 +1,4 @@
-"""Readers of fine-tuning jobs, and of what happened in them."""
+"""Readers of fine-tuning jobs and of their events."""
 
 from collections.abc import Mapping
 
@@ -15,19 +15,19 @@ from control.workflows.pipelines.models import Pipeline
 _OF_PIPELINE = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
 PAUSED_ON_REQUEST = "paused_on_request"  # the code of a customer's pause
-# Of a job's events: the others say what a pipeline's say as well.
+# The events of jobs that are shown; the others repeat events of the pipeline.
 TOLD = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
 
 
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
-    """With all that is shown of one."""
+    """Fine-tuning jobs with all related rows that the API shows."""
     alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
     jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
 
 
 def with_metadata(jobs: QuerySet[FineTuningJob], wanted: Mapping[str, str]) -> QuerySet[FineTuningJob]:
-    """Those whose metadata has all of these pairs."""
+    """Jobs whose metadata has all of these pairs."""
     for number, (key, value) in enumerate(wanted.items()):
         jobs = jobs.annotate(**{f"wanted_{number}": KeyTransform(key, "metadata")}).filter(
             **{f"wanted_{number}": value}
@@ -45,7 +45,7 @@ def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJo
 
 
 def work_of(pipeline: Pipeline) -> Job | None:
-    """What its stage waits for, if that is a job."""
+    """The job of the pipeline's current stage, or None if the stage has no job."""
     match Pipeline.Status(pipeline.status):
         case Pipeline.Status.DISTILLING:
             return pipeline.batch.job if pipeline.batch else None
@@ -57,7 +57,7 @@ def work_of(pipeline: Pipeline) -> Job | None:
 
 
 def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
-    """Of the jobs that the pipeline has now, newest first. Checkpoints are those of training."""
+    """Events of the pipeline's current jobs, newest first; of checkpoints only those of the training job."""
     pipeline = job.pipeline
     ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
     events = JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types)

@@ -1,4 +1,4 @@
-"""Writers of fine-tuning jobs. The work, its stages and its ending are the pipeline's."""
+"""Writers of fine-tuning jobs. A pipeline does the work; its stages and its end are those of the job."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from control.workflows.pipelines.services import pipeline_cancel, pipeline_creat
 from control.workflows.pipelines.stages import pipeline_advance
 from control.workflows.pipelines.state import ACTIVE
 
-WHY_PAUSED = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
+PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
 _TAIL = 8
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
@@ -35,12 +35,12 @@ _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", 
 
 @audited("fine_tuning_job.create")
 def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, Any]) -> FineTuningJob:
-    """Reads both files to their ends before anything is spent, and starts.
+    """Reads both files completely before any cost arises, and starts a pipeline.
 
     Args:
-        values: of a checked `JobInput`.
-    Raises: ApiError: 400 for what cannot be used, naming the first bad line; 404 for a model or file that is not there.
-    Effects: the prompts of a file of fine-tuning rows become a file of batch rows, which is the organization's own.
+        values: the validated data of a `JobInput`.
+    Raises: ApiError: 400 for invalid files, naming the first bad line; 404 for a model or file that does not exist.
+    Effects: the prompts of a file of fine-tuning rows are written to a new file of batch rows of the organization.
     """
     hyperparameters, turbo = hyperparameters_of(values), turbo_of(values)
     training_file = _given_file(organization, values["training_file"], "training_file")
@@ -74,35 +74,36 @@ def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, A
                 metadata=dict(values["metadata"] or {}),
             )
     except ApiError as error:
-        raise _in_openais_words(error) from error
+        raise _with_openai_param(error) from error
 
 
 @audited("fine_tuning_job.cancel")
 def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
-    """Raises: ApiError: 400, it has ended."""
+    """Raises: ApiError: 400, the job has ended."""
     pipeline_cancel(pipeline=job.pipeline)
 
 
 @audited("fine_tuning_job.pause")
 def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
-    """Its work ends within seconds, and goes on from the last checkpoint or answer when it is resumed.
+    """Stops the work within seconds; a resumed job continues from the last checkpoint or answer.
 
-    Raises: ApiError: 400, it has ended, or its endpoint starts; 409, its stage is just about to end.
+    Raises: ApiError: 400, the job has ended, or its endpoint is starting; 409, its stage is just about to end.
     """
-    pipeline = pipeline_advance(pipeline=job.pipeline)  # beyond a stage that has ended
+    pipeline = pipeline_advance(pipeline=job.pipeline)  # its current stage may already have ended
     work = work_of(pipeline)
     if work is None:
         raise _wrong_status("pause", pipeline)
-    if not job_pause_on_request(job=work, why=WHY_PAUSED):
-        raise ApiError(409, "The job is just ending its stage, or is being cancelled. Try again.", "stage_ending")
+    if not job_pause_on_request(job=work, why=PAUSE_REASON):
+        message = "The job's current stage is about to end, or the job is being cancelled. Try again."
+        raise ApiError(409, message, "stage_ending")
 
 
 @audited("fine_tuning_job.resume")
 def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
-    """Ends a customer's pause, never that of a spend cap.
+    """Ends a pause that the customer requested, never the pause of a spend cap.
 
-    Returns: False: it is not paused.
-    Raises: ApiError: 400, it has ended; 429, a spend cap has paused it.
+    Returns: False if the job is not paused.
+    Raises: ApiError: 400, the job has ended; 429, a spend cap has paused it.
     """
     pipeline = pipeline_fresh(job.pipeline)
     if pipeline.status not in ACTIVE:
@@ -111,7 +112,7 @@ def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
     if work is None or work.paused is None:
         return False
     if work.paused["code"] != PAUSED_ON_REQUEST:
-        message = f"{work.paused['message']} It goes on when the cap is raised or removed."
+        message = f"{work.paused['message']} The job continues when the cap is raised or removed."
         headers = {"x-should-retry": "false"}
         raise ApiError(429, message, work.paused["code"], type="insufficient_quota", headers=headers)
     if pipeline.batch is not None and work.kind == Job.Kind.BATCH:
@@ -125,7 +126,7 @@ def _wrong_status(action: str, pipeline: Pipeline) -> ApiError:
 
 
 def model_name(model: str, suffix: str | None, identity: str) -> str:
-    """`ft-<model>-<suffix>-<8 characters>`: of the speculator and of its endpoint; the tail makes it unique."""
+    """`ft-<model>-<suffix>-<8 characters>`: name of the speculator and its endpoint. The last part makes it unique."""
     stem = "-".join(part for part in ("ft", re.sub(r"[^A-Za-z0-9._-]+", "-", model), suffix) if part)
     return f"{stem[: MAX_NAME - _TAIL - 1]}-{identity[-_TAIL:]}"
 
@@ -133,7 +134,7 @@ def model_name(model: str, suffix: str | None, identity: str) -> str:
 def _given_file(organization: Organization, file_id: str, param: str) -> File:
     file = file_get(organization, file_id, param=param)
     if file.purpose not in (File.Purpose.FINE_TUNE, File.Purpose.BATCH):
-        message = f"{param} must name a file with purpose 'fine-tune' or 'batch', got one with {file.purpose!r}"
+        message = f"{param} must name a file with purpose 'fine-tune' or 'batch', got purpose {file.purpose!r}"
         raise ApiError(400, message, "invalid_value", param)
     return file
 
@@ -142,8 +143,8 @@ def _as_prompts(file: File, param: str) -> File:
     return file if file.purpose == File.Purpose.BATCH else prompts_file_create(file=file, param=param)
 
 
-def _in_openais_words(error: ApiError) -> ApiError:
-    """The pipeline names its own fields; the caller knows others."""
+def _with_openai_param(error: ApiError) -> ApiError:
+    """Replaces the name of a pipeline's field in an error by the name of the field that the caller sent."""
     name, dot, rest = (error.param or "").partition(".")
     if name not in _PARAMS and name not in ("evaluation", "gate", "held_out"):
         return error

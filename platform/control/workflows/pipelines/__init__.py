@@ -1,1 +1,1 @@
-"""Prompts to endpoint as one resumable object."""
+"""Pipelines: the way from prompts to an endpoint as one resumable object."""

@@ -1,4 +1,4 @@
-"""Whether a speculator may be deployed: its evaluation report against the pipeline's gate. Pure."""
+"""Compares a speculator's evaluation report with the pipeline's gate. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from control.workflows.pipelines.requests import Gate
 
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
-    """What stands against the speculator, for people; empty: it passes."""
+    """Messages about each condition that the report does not meet; empty if the speculator passes."""
     objections = []
     equal, total = report["outputs_equal"], report["prompts_held_out"]
     if gate.outputs_equal and equal != total:

@@ -1,4 +1,4 @@
-"""Prompts to endpoint as one object: distil, train, evaluate, gate, deploy. Each stage can be resumed."""
+"""The way from prompts to an endpoint as one object: distil, train, evaluate, gate, deploy. Stages can be resumed."""
 
 from django.db import models
 
@@ -20,8 +20,8 @@ class Pipeline(models.Model):
         GATING = "gating"
         DEPLOYING = "deploying"
         LIVE = "live"
-        SUCCEEDED = "succeeded"  # the gate said yes and nothing was to be deployed
-        REJECTED = "rejected"  # the gate said no: nothing deployed, everything kept
+        SUCCEEDED = "succeeded"  # the report passed the gate, and the customer wanted no deployment
+        REJECTED = "rejected"  # the report did not pass the gate: nothing is deployed, all results are kept
         FAILED = "failed"
         CANCELLED = "cancelled"
 
@@ -51,7 +51,7 @@ class Pipeline(models.Model):
 
 
 class PipelineEvent(models.Model):
-    """One row a move, so that a stage's times and attempts can be read back."""
+    """One row per transition, from which the times and attempts of the stages are read."""
 
     pipeline = models.ForeignKey(Pipeline, on_delete=models.CASCADE, related_name="events")
     status = models.CharField(max_length=16, choices=Pipeline.Status.choices)

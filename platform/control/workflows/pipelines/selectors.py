@@ -1,4 +1,4 @@
-"""Questions about pipelines. The tenant comes first wherever a customer asks."""
+"""Readers of pipelines. Those for customers take the organization as their first argument."""
 
 from django.db.models import Prefetch, Q, QuerySet
 

@@ -1,4 +1,4 @@
-"""Pipelines from the customer's side: create, cancel, resume. `stages` moves them on."""
+"""Writers of pipelines on a customer's request: create, cancel, resume. `stages` advances them."""
 
 from django.db import transaction
 
@@ -31,9 +31,9 @@ from control.workflows.quotes.selectors import quote_get
 
 @audited("pipeline.create", records_itself=True)
 def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
-    """Checks everything that can be checked now, splits off held-out prompts if need be, and starts.
+    """Checks the request, splits off held-out prompts unless there is a file of them, and starts the first stage.
 
-    Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that is not there, 409 for an
+    Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that does not exist, 409 for an
         endpoint name that is taken.
     """
     base_model = base_model_get(organization, request.model)
@@ -43,7 +43,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     prompts = batch.input_file if batch else _batch_file(organization, request.prompts_file or "", "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
-    queued_quota_check(organization.pk)  # before any work; the first stage asks again, when nobody can come between
+    queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
     key = held_out_key(organization.pk, identity)
     if request.held_out_file is None:
@@ -76,7 +76,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
 
 
 def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
-    """Raises: ApiError: 404, no such speculator; 400, training cannot go on from it."""
+    """Raises: ApiError: 404, the initial speculator does not exist; 400, training cannot continue from it."""
     if training.initial_speculator is None:
         return
     initial, param = speculator_get(organization, training.initial_speculator), "training.initial_speculator"
@@ -89,7 +89,7 @@ def _check_initial(organization: Organization, training: Training, base_model: B
 
 
 def _distilled(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
-    """Raises: ApiError: 404, no such distillation; 400, of another model; 409, it has no answers, or not yet."""
+    """Raises: ApiError: 404, the distillation does not exist; 400, its model is another one; 409, it has no answers."""
     if distillation_id is None:
         return None
     batch = distillation_get(organization, distillation_id).batch
@@ -103,7 +103,7 @@ def _distilled(organization: Organization, distillation_id: str | None, base_mod
 
 
 def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:
-    """Effects: where the held-out rows cannot be used, the two files are gone again."""
+    """Effects: creates two files, and deletes them again if the held-out rows are invalid."""
     rest, held_out = split_prompts(prompts, held_out=count)
     try:
         normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
@@ -124,14 +124,14 @@ def _batch_file(organization: Organization, file_id: str, param: str) -> File:
 
 def _refuse_taken_name(organization: Organization, name: str) -> None:
     if Deployment.objects.filter(organization=organization, name=name, deleted_at=None).exists():
-        raise ApiError(409, f"There is a deployment named {name!r} already.", "name_taken", "name")
+        raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name")
 
 
 @audited("pipeline.cancel")
 def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
-    """Ends it where it stands; finished stages and partial results are kept, and it can be resumed.
+    """Cancels the current stage. Finished stages and partial results are kept, and the pipeline can be resumed.
 
-    Raises: ApiError: 400, it has ended.
+    Raises: ApiError: 400, the pipeline has ended.
     """
     while True:
         pipeline = pipeline_fresh(pipeline)
@@ -141,10 +141,10 @@ def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
             raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
         with transaction.atomic():
             if transition(pipeline, Status.CANCELLED):
-                now = pipeline_fresh(pipeline)  # with what its stage has started since it was read above
+                now = pipeline_fresh(pipeline)  # its stage may have started a job since it was read above
                 _stop_stage(Status(pipeline.status), now)
                 return now
-        # It moved on meanwhile: look again.
+        # Another process changed the status meanwhile: try again.
 
 
 def _stop_stage(stage: Status, pipeline: Pipeline) -> None:
@@ -161,23 +161,23 @@ def _stop_stage(stage: Status, pipeline: Pipeline) -> None:
 
 @audited("pipeline.resume")
 def pipeline_resume(*, pipeline: Pipeline) -> Pipeline:
-    """Starts the stage in which it failed or was cancelled again, with a new job. Finished stages are kept.
+    """Restarts the stage that failed or was cancelled, with a new job. Finished stages are kept.
 
-    Raises: ApiError: 400, it neither failed nor was cancelled.
+    Raises: ApiError: 400, the pipeline neither failed nor was cancelled.
     """
     pipeline = pipeline_fresh(pipeline)
     if pipeline.status not in RESUMABLE:
         raise ApiError(400, f"Cannot resume a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
     stage = stage_at_end(pipeline)
     status = next(status for status, name in STAGES.items() if name == stage)
-    forgotten: dict[Status, dict[str, None]] = {
+    cleared_fields: dict[Status, dict[str, None]] = {
         Status.DISTILLING: {"batch": None},
         Status.TRAINING: {"training_job": None, "speculator": None},
         Status.EVALUATING: {"evaluation_job": None},
     }
     with transaction.atomic():
         moved = transition(
-            pipeline, status, data={"stage": stage, "resumed": True}, error=None, **forgotten.get(status, {})
+            pipeline, status, data={"stage": stage, "resumed": True}, error=None, **cleared_fields.get(status, {})
         )
         if moved and status == Status.DEPLOYING and pipeline.deployment is not None:
             _deploy_again(pipeline, pipeline.deployment)

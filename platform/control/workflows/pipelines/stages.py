@@ -1,7 +1,8 @@
-"""Moves pipelines on. Idempotent and safe under races: whoever comes second finds nothing to do.
+"""Advances pipelines. All calls are idempotent and safe under races: a second caller finds nothing to do.
 
-A stage is started in one transaction with the compare-and-swap that gives it to the pipeline, so that of two workers
-one starts it and the other's rows are rolled back. Nothing here waits: a stage ends when its job or deployment does.
+A stage's job or deployment is created in one transaction with the compare-and-swap that assigns it to the pipeline, so
+that of two workers only one starts the stage and the other's rows are rolled back. Nothing here waits: a stage ends
+when its job or deployment ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,11 +34,11 @@ log = structlog.get_logger(__name__)
 
 
 class _OvertakenError(Exception):
-    """Somebody else started the stage, or ended the pipeline."""
+    """Another process started the stage or ended the pipeline first."""
 
 
 def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
-    """Does all that can be done now. Call it when a job or deployment that a pipeline waits for may have changed."""
+    """Makes all transitions that are possible now. Call it when the pipeline's job or deployment may have changed."""
     while True:
         pipeline = pipeline_fresh(pipeline)
         step = _STEPS.get(Status(pipeline.status))
@@ -56,24 +57,24 @@ def pipelines_of_deployment_advance(deployment_id: str, **_: Any) -> None:
         try:
             pipeline_advance(pipeline=pipeline)
         except Exception:  # the failure of one pipeline must not end the supervisor of deployments
-            log.exception("pipeline not moved on", pipeline_id=pipeline.pk)
+            log.exception("could not advance a pipeline", pipeline_id=pipeline.pk)
 
 
 def pipelines_reconcile() -> None:
-    """What makes a missed call harmless; every worker does it every few seconds."""
+    """Advances all active pipelines, in case a call was lost. Every worker calls it every few seconds."""
     for pipeline in pipelines_active():
         try:
             with as_tenant(pipeline.organization_id):
                 pipeline_advance(pipeline=pipeline)
-        except Exception:  # one pipeline's trouble must not stop the others
-            log.exception("pipeline not moved on", pipeline_id=pipeline.pk)
+        except Exception:  # an error in one pipeline must not stop the others
+            log.exception("could not advance a pipeline", pipeline_id=pipeline.pk)
 
 
 def _distil(pipeline: Pipeline) -> bool:
     batch = pipeline.batch
     if batch is None:
         return _start(pipeline, _make_batch)
-    if batch.job.status == Job.Status.PAUSED:  # perhaps in the instant between the batch's end and its job's
+    if batch.job.status == Job.Status.PAUSED:  # possible for an instant between the end of the batch and of its job
         return False
     match batch.status:
         case Batch.Status.COMPLETED if batch.tokens_key:
@@ -208,13 +209,13 @@ def _fail(pipeline: Pipeline, code: str, message: str) -> bool:
 
 
 def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) -> bool:
-    """Makes what a stage waits for and gives it to the pipeline, or neither."""
+    """Creates the stage's job or deployment with `make` and assigns it to the pipeline, in one transaction."""
     caller = caller_of_job(job_id=pipeline.pk, organization_id=pipeline.organization_id)
     try:
         with on_account_of(caller), transaction.atomic():
             made = make(pipeline)
-            free = dict.fromkeys(made)  # nobody gave it one meanwhile
-            if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **free).update(**made):
+            unset = dict.fromkeys(made)  # these fields are still null unless another process was faster
+            if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **unset).update(**made):
                 raise _OvertakenError
     except _OvertakenError:
         return False

@@ -1,8 +1,8 @@
-"""What a pipeline may become, and which of its stages a status belongs to.
+"""The legal transitions of a pipeline, and the stage that each status belongs to.
 
 distilling ─> training ─> evaluating ─> gating ─> deploying ─> live
-                                          ├─> succeeded   (nothing to deploy)
-                                          └─> rejected    (the gate said no)
+                                          ├─> succeeded   (the customer wants no deployment)
+                                          └─> rejected    (the report does not pass the gate)
 any of the first five ─> failed | cancelled ─> the same stage again (resume)
 """
 
@@ -49,9 +49,9 @@ LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
 
 
 def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None = None, **values: Any) -> bool:
-    """Moves a pipeline from the status it was read with, and writes the event of the move, or neither.
+    """Compares and swaps the status that the pipeline was read with, and records the event in the same transaction.
 
-    Returns: False: somebody else moved it first.
+    Returns: False if another process changed the status first.
     """
     origin = Status(pipeline.status)
     assert to in LEGAL_MOVES[origin], f"a pipeline cannot go from {origin} to {to}"
@@ -63,12 +63,12 @@ def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None
         if moved:
             stage = STAGES.get(origin) or STAGES.get(to)
             PipelineEvent.objects.create(pipeline=pipeline, status=to, data={"stage": stage, **(data or {})})
-            _tell(pipeline, to)
+            _record_events(pipeline, to)
     return bool(moved)
 
 
-def _tell(pipeline: Pipeline, to: Status) -> None:
-    """A fine-tuning job is its pipeline under OpenAI's name, and ends with it."""
+def _record_events(pipeline: Pipeline, to: Status) -> None:
+    """Records the pipeline's event, and the one of its fine-tuning job, which ends with the pipeline."""
     event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
     if end := _FINE_TUNING_ENDS.get(to):
         job_id = Pipeline.objects.values_list("fine_tuning_job", flat=True).get(pk=pipeline.pk)

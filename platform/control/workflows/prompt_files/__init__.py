@@ -1,1 +1,1 @@
-"""The rows of a prompts file: reading lines, checking rows, and splitting off those that are held out."""
+"""The rows of a prompts file: reading lines, checking rows, and splitting off held-out rows."""

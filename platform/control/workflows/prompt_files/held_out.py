@@ -1,10 +1,10 @@
-"""Which prompts a speculator is never trained on: split off by a hash, so that the same file always splits alike.
+"""Splits off the held-out prompts, on which a speculator is never trained: by a hash, so the split is repeatable.
 
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-In either file, blank lines stand in the place of the other's rows. They keep line numbers true: a bad line is named
-as the customer counts.
+Each of the two files has a blank line in place of every row of the other, so that line numbers in error messages are
+those of the customer's file.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ HELD_OUT_FRACTION = 0.1
 
 
 def held_out_key(organization_id: str, pipeline_id: str) -> str:
-    """Where the held-out rows lie as workers read them."""
+    """Storage key of the normalised held-out rows, which workers read."""
     return f"{organization_id}/pipelines/{pipeline_id}/held_out.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class _Eligible:
-    """What the first pass found: readable rows whose custom_id appears once."""
+    """Result of the first pass: the valid rows whose custom_id appears once."""
 
     custom_ids: list[str]
     endpoint: str
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file to distil and the held-out file, both the organization's own.
+    """Returns: the file to distil and the held-out file, both new files of the organization.
 
     Args:
-        held_out: rows to hold out; None: a tenth, at least one.
+        held_out: number of rows to hold out; None: a tenth, at least one.
 
     Raises: ApiError: 400, there are not enough rows for both.
     """
@@ -79,16 +79,16 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
 
 def endpoint_of(file: File) -> str:
-    """The endpoint that most rows ask for; chat where none says. Raises: ApiError: 404, the file has been deleted."""
+    """The endpoint of most rows; chat if no row is valid. Raises: ApiError: 404, the file has been deleted."""
     with _opened(file) as source:
         return _eligible(source).endpoint
 
 
 def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: str = "held_out_file") -> int:
-    """Stores the rows as a worker reads them. Returns: how many there are.
+    """Stores the normalised rows for workers. Returns: their number.
 
     Args:
-        param: where the customer wrote the rows.
+        param: the request's parameter that named the file.
 
     Raises: ApiError: 400 for the first bad line.
     """
@@ -107,7 +107,7 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: st
 
 
 def _opened(file: File) -> BinaryIO:
-    """Raises: ApiError: 404, its bytes are gone: the customer may delete a file at any time."""
+    """Raises: ApiError: 404, the customer has deleted the file meanwhile."""
     try:
         return get_storage().open(file.storage_key)
     except ObjectMissing as error:
@@ -126,11 +126,11 @@ def _eligible(source: Readable) -> _Eligible:
 
 
 def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
-    """Line, custom_id (None: the line is bad) and endpoint."""
+    """Yields the line, its custom_id (None if the line is invalid) and its endpoint."""
     for line in read_lines(source):
         content = line.content
         if content is None:
-            message = f"prompts_file line {line.number}: a line holds at most {MAX_LINE_BYTES:,} bytes"
+            message = f"prompts_file line {line.number}: a line must have at most {MAX_LINE_BYTES:,} bytes"
             raise ApiError(400, f"{message}, got {line.size_bytes:,}", "line_too_long", "prompts_file")
         for endpoint in ENDPOINTS:
             try:
@@ -144,9 +144,9 @@ def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
 
 def _divide(source: Readable, chosen: frozenset[str], *, rest: IO[bytes], held: IO[bytes]) -> None:
     for line, custom_id, _ in _rows(source):
-        theirs, others = (held, rest) if custom_id in chosen else (rest, held)
-        theirs.write(line + b"\n")
-        others.write(b"\n")
+        target, other = (held, rest) if custom_id in chosen else (rest, held)
+        target.write(line + b"\n")
+        other.write(b"\n")
 
 
 def _rank(custom_id: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Lines of a byte stream, numbered, of limited length: one endless line takes no more memory than a short one."""
+"""Reads numbered lines of limited length from a byte stream: an endless line takes no more memory than a short one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Readable(Protocol):
 @dataclass(frozen=True, slots=True)
 class Line:
     number: int  # from 1
-    content: bytes | None  # without the line end; None: longer than allowed
+    content: bytes | None  # without the line feed; None: longer than allowed
     size_bytes: int  # without the line feed
 
 
 def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """Lines end with a line feed; a last one without it counts, an empty rest behind the last line feed does not."""
+    """Lines end with a line feed. Text after the last line feed is a line too, unless it is empty."""
     number, held, size = 1, bytearray(), 0
     while chunk := source.read(CHUNK_BYTES):
         start = 0
@@ -32,7 +32,7 @@ def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Ite
         if size <= max_line_bytes:
             held += rest
         else:
-            held.clear()  # too long already: only its length is still counted
+            held.clear()  # already too long: from here on only its length is counted
     if size:
         yield _line(number, held, size, b"", max_line_bytes)
 
@@ -46,7 +46,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"
 
 
 class Peeked:
-    """A stream whose first bytes have been looked at: `read` brings them again."""
+    """A stream whose first bytes are in `head`; `read` returns them again."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class Peeked:
         self._is_fresh = True
 
     def read(self, size: int, /) -> bytes:
-        """In pieces of CHUNK_BYTES at least, as `read_lines` does."""
+        """`size` must be at least CHUNK_BYTES, as in `read_lines`."""
         if self._is_fresh:
             self._is_fresh = False
             return self.head
@@ -62,5 +62,5 @@ class Peeked:
 
 
 def compression_of(head: bytes) -> str | None:
-    """By which program the file that begins so was packed; None: it may be text."""
+    """Name of the compression format that begins with these bytes; None if it may be text."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)

@@ -1,7 +1,7 @@
-"""One line of a batch input file: what it must say, and the normalised row that workers read.
+"""Checks one line of a batch input file and writes the normalised row that workers read.
 
-Three forms are taken: OpenAI's (custom_id, method, url, body), Predibase's (the same, body.model may be "", which
-means the batch's model) and Fireworks' (custom_id and body alone).
+Three formats are accepted: OpenAI's (custom_id, method, url, body), Predibase's (the same, but body.model may be "",
+which means the batch's model) and Fireworks' (only custom_id and body).
 """
 
 import json
@@ -17,9 +17,9 @@ _SHOWN = 60  # characters of a customer's value that an error message repeats
 
 
 class RowError(ValueError):
-    """A line that cannot become a row. `code` is permanent, `param` the path of the field at fault.
+    """A line is not a valid row. `code` is permanent, `param` is the path of the invalid field.
 
-    `column` is the byte at fault, from 1, of a line that is no JSON.
+    `column` is set if the line is not valid JSON: the position of the first invalid byte, counted from 1.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None, *, column: int | None = None) -> None:
@@ -34,7 +34,7 @@ class RowError(ValueError):
 class Row:
     custom_id: str
     is_id_coerced: bool  # it was a number
-    model: str  # as written: "" means the batch's
+    model: str  # as in the row; "" means the batch's model
     body: dict[str, Any]
 
 
@@ -67,13 +67,13 @@ def read_row(row: Mapping[str, Any], *, endpoint: str) -> Row:
 
 
 def normalised_line(row: Row, *, url: str, model: str) -> bytes:
-    """What workers read: {"custom_id", "url", "body"}, plain ASCII, one line."""
+    """The row in the format that workers read: {"custom_id", "url", "body"}, plain ASCII, one line."""
     values = {"custom_id": row.custom_id, "url": url, "body": {**row.body, "model": model}}
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Raises: RowError: not UTF-8, not JSON, no object, a key twice in one object, nested too deeply."""
+    """Raises: RowError: not UTF-8, not JSON, not an object, a repeated key in one object, or nested too deeply."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -81,14 +81,14 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise RowError("invalid_utf8", message, column=error.start + 1) from None
     try:
         row = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
-        if "\\u" in text:  # only an escape can bring in half a surrogate pair, which is no text at all
+        if "\\u" in text:  # only an escape can produce an unpaired surrogate, which cannot be encoded
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         message = f"This line is not parseable as valid JSON: {error.msg} at column {error.colno}"
         raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
-        raise RowError("invalid_utf8", "This line holds half a surrogate pair (\\ud800 to \\udfff)") from None
-    except (ValueError, RecursionError) as error:  # Python's limits: digits of a number, depth
+        raise RowError("invalid_utf8", "This line contains an unpaired surrogate (\\ud800 to \\udfff)") from None
+    except (ValueError, RecursionError) as error:  # Python's limits on the digits of a number and on depth
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):
@@ -99,7 +99,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Strings are not looked into, so this costs little beside parsing."""
+    """Visits only objects and lists, so it is cheap compared with parsing."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):
@@ -136,9 +136,9 @@ def read_custom_id(row: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _check_body(body: dict[str, Any], endpoint: str) -> None:
-    """What can be told without the model; the worker checks the rest, whose errors then stand in the error file."""
+    """Checks everything that needs no model; the worker checks the rest and writes errors to the error file."""
     if body.get("stream"):
-        raise RowError("invalid_body", "body.stream: a batch cannot stream", "body.stream")
+        raise RowError("invalid_body", "body.stream must not be true: a batch cannot stream", "body.stream")
     if endpoint == "/v1/chat/completions":
         check_messages(body, "body.")
     elif not isinstance(body.get("prompt"), (str, list)) or not body["prompt"]:
@@ -146,7 +146,7 @@ def _check_body(body: dict[str, Any], endpoint: str) -> None:
 
 
 def check_messages(body: Mapping[str, Any], prefix: str = "") -> None:
-    """`prefix` stands before `messages` in errors. Raises: RowError."""
+    """Args: prefix: path before `messages` in errors. Raises: RowError."""
     param = f"{prefix}messages"
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -181,7 +181,7 @@ def _check_content(message: dict[str, Any], param: str) -> None:
 
 
 def shown(value: object) -> str:
-    text = ascii(value)  # escapes what a terminal, a log or a database would trip over
+    text = ascii(value)  # escapes characters that a terminal, a log or a database could not handle
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -1,6 +1,6 @@
-"""A whole batch input file: every bad line is named, in one pass and constant memory.
+"""Checks a whole batch input file in one pass and constant memory, and lists the bad lines.
 
-Knows nothing of rows in a database: it reads bytes and names of models, and hands normalised lines to `write`.
+This module knows nothing of the database: it reads bytes and names of models, and passes normalised lines to `write`.
 
     bytes -> lines.read_lines -> rows.parse_row -> unique custom_id -> one model -> write(normalised line)
 """
@@ -14,28 +14,28 @@ from control.workflows.prompt_files.rows import Row, RowError, normalised_line, 
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 1_000
-_SPARE_LINES = 1_000  # blank ones, beside one for each row
+_SPARE_LINES = 1_000  # blank lines that are allowed in addition to one for each row
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True)
 class Report:
-    """What the file holds. `errors` and `warnings` have the form of OpenAI's: code, line, message, param."""
+    """Result of the check. `errors` and `warnings` have OpenAI's format: code, line, message, param."""
 
     num_rows: int = 0
-    model: str | None = None  # the one all rows agreed on; None: no row could be read
+    model: str | None = None  # the model of all rows; None: no row was valid
     errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, by line
-    num_errors: int = 0  # all of them
+    num_errors: int = 0  # also errors that are not in the list
     warnings: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which models the rows may name: `visible` ones; `default` is what "" means, None if there is no such one."""
+    """The models that the rows may name."""
 
     visible: Collection[str]
-    default: str | None
-    is_fixed: bool  # the batch was created for `default`: no row may name another
+    default: str | None  # the model of rows whose `body.model` is ""; None: such rows are errors
+    is_fixed: bool  # the batch was created for `default`: no row may name another model
 
 
 def validate(
@@ -47,13 +47,13 @@ def validate(
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Report:
-    """Reads to the end, or to the row that is one too many. After an error, `write` is not called any more."""
+    """Reads to the end, or to the first row beyond `max_rows`. After an error, `write` is no longer called."""
     check = _Check(endpoint, models)
     report = check.report
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=check.fail):
         report.num_rows += 1
         if report.num_rows > max_rows:
-            check.fail(line.number, RowError("too_many_tasks", f"A batch holds at most {max_rows:,} rows."))
+            check.fail(line.number, RowError("too_many_tasks", f"A batch can have at most {max_rows:,} rows."))
             break
         try:
             row, model = check.row(line, max_line_bytes)
@@ -72,10 +72,14 @@ def validate(
 def read_text_lines(
     source: Readable, *, max_rows: int, max_line_bytes: int, fail: Callable[[int | None, RowError], None]
 ) -> Iterator[Line]:
-    """Lines that are not blank, without a byte order mark. Ends with an error where there is no point in going on."""
+    """Yields the lines that are not blank, without a byte order mark.
+
+    Calls `fail` and ends early if the file is compressed or has too many lines.
+    """
     peeked = Peeked(source)
-    if packed := compression_of(peeked.head):
-        fail(1, RowError("compressed_file", f"The file is packed with {packed}: upload it unpacked."))
+    if compression := compression_of(peeked.head):
+        message = f"The file is compressed with {compression}: upload it uncompressed."
+        fail(1, RowError("compressed_file", message))
         return
     for line in read_lines(peeked, max_line_bytes=max_line_bytes):
         if line.number == 1 and line.content is not None:
@@ -88,12 +92,12 @@ def read_text_lines(
 
 
 class _Check:
-    """What one line has to know of the lines before it: ids seen so far, and the model they agreed on."""
+    """State that the check of a line needs of the lines before it: their ids and their model."""
 
     def __init__(self, endpoint: str, models: ModelChoice) -> None:
         self.report = Report()
         self.model = models.default if models.is_fixed else None
-        self._model_line: int | None = None  # where the model was settled; None: when the batch was created
+        self._model_line: int | None = None  # the first line that named the model; None: the batch named it
         self._endpoint = endpoint
         self._models = models
         self._line_of_id: dict[str, int] = {}
@@ -110,7 +114,7 @@ class _Check:
     def row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
         """Returns: the row and its model. Raises: RowError."""
         if line.content is None:
-            message = f"A line has at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
+            message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
             raise RowError("line_too_long", message)
         row = parse_row(line.content, endpoint=self._endpoint)
         first = self._line_of_id.setdefault(row.custom_id, line.number)
@@ -123,21 +127,21 @@ class _Check:
         if row.is_id_coerced:
             self._num_coerced += 1
             self._first_coerced = self._first_coerced or line.number
-        return row, self._settle(row.model, line.number)
+        return row, self._common_model(row.model, line.number)
 
-    def _settle(self, named: str, number: int) -> str:
-        """The row's model, which must be every other row's too."""
+    def _common_model(self, named: str, number: int) -> str:
+        """The model of this row, which must be the model of all rows. Raises: RowError."""
         model = named or self._models.default
         if model is None:
-            message = "body.model is empty, and the batch names no model: create it with `model`"
+            message = "body.model is empty, and the batch has no model: create the batch with `model`"
             raise RowError("missing_model", message, "body.model")
         if model not in self._models.visible:
             raise RowError("model_not_found", f"The model {_shown(model)} does not exist", "body.model")
         if self.model is None:
             self.model, self._model_line = model, number
         if model != self.model:
-            origin = "the batch's" if self._model_line is None else f"that of line {self._model_line},"
-            message = f"body.model must be {origin} {_shown(self.model)}, got {_shown(model)}"
+            origin = "the batch" if self._model_line is None else f"line {self._model_line}"
+            message = f"body.model must be {_shown(self.model)}, the model of {origin}, got {_shown(model)}"
             raise RowError("model_mismatch", message, "body.model")
         return model
 

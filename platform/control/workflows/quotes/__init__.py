@@ -1,1 +1,1 @@
-"""What it will cost to let a model answer a dataset: tokens counted, answers measured on a few rows first."""
+"""Quotes: the estimated cost of a model's answers to a dataset, from its token count and a pilot on a few rows."""

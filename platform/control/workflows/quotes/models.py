@@ -1,4 +1,4 @@
-"""An estimate, and what it rests on."""
+"""A cost estimate for a dataset, and the pilot or history that it is based on."""
 
 from django.db import models
 
@@ -24,7 +24,7 @@ class Quote(models.Model):
     basis = models.CharField(max_length=16, choices=Basis.choices)
     pilot = models.ForeignKey(Batch, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     status = models.CharField(max_length=16, choices=Status.choices)
-    # Of the whole dataset: what is likely, and between which two most quotes will lie. One row's mean has no spread.
+    # Estimate for the whole dataset with the bounds of its confidence interval, which are null without a pilot.
     output_tokens = models.BigIntegerField(null=True, blank=True)
     output_tokens_low = models.BigIntegerField(null=True, blank=True)
     output_tokens_high = models.BigIntegerField(null=True, blank=True)

@@ -1,4 +1,4 @@
-"""A few rows, answered for real: how long answers are, the prompts themselves say least."""
+"""The pilot of a quote: the model answers a few rows, because the length of answers cannot be told from prompts."""
 
 import statistics
 from math import ceil, sqrt
@@ -16,11 +16,11 @@ from control.workflows.prompt_files.lines import Line
 from control.workflows.prompt_files.rows import Row, normalised_line
 
 PILOT_ROWS = 16
-Z = 2.0  # standard errors of the mean on either side: 95 of 100
+Z = 2.0  # half width of the interval in standard errors of the mean: about 95 % confidence
 
 
 class _Sample:
-    """Every n-th row, so that a file that is sorted is seen from its beginning to its end."""
+    """Takes every n-th row, so that the sample of a sorted file covers all of it."""
 
     def __init__(self, writer: StagedWriter, *, every: int) -> None:
         self.endpoint = ""
@@ -28,7 +28,7 @@ class _Sample:
         self._every = every
         self._num_seen = 0
 
-    def see(self, example: Example, line: Line) -> None:
+    def add(self, example: Example, line: Line) -> None:
         self._num_seen += 1
         if (self._num_seen - 1) % self._every or example.endpoint != (self.endpoint or example.endpoint):
             return
@@ -38,11 +38,11 @@ class _Sample:
 
 
 def pilot_start(dataset: Dataset, *, quote_id: str) -> Batch:
-    """An ordinary batch of the organization, which pays for it. Raises: ApiError: 404, 429."""
+    """Starts the pilot as an ordinary batch, for which the organization pays. Raises: ApiError: 404, 429."""
     assert dataset.base_model is not None, "a quote is for a dataset with a model"
     with staged_writer() as writer:
         sample = _Sample(writer, every=ceil(dataset.num_rows / PILOT_ROWS))
-        file_examine(dataset.file, see=sample.see)
+        file_examine(dataset.file, on_example=sample.add)
         file = file_create(
             organization=dataset.organization,
             filename=f"{quote_id}.jsonl",
@@ -59,12 +59,12 @@ def pilot_start(dataset: Dataset, *, quote_id: str) -> Batch:
 
 
 def answer_lengths(pilot: Batch) -> list[int]:
-    """In tokens."""
+    """Lengths of the pilot's answers, in tokens."""
     return [len(row["completion_token_ids"]) for row in read_json_lines(pilot.tokens_key)]
 
 
-def spread(lengths: list[int]) -> tuple[float, float, float]:
-    """Mean of a row, and between which two it lies."""
+def mean_with_bounds(lengths: list[int]) -> tuple[float, float, float]:
+    """Mean length of an answer, and the lower and upper bound of its confidence interval."""
     mean = statistics.fmean(lengths)
     if len(lengths) == 1:
         return mean, mean, mean

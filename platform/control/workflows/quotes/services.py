@@ -21,10 +21,10 @@ from control.workflows.batches.caps import batches_resume
 from control.workflows.batches.state import TERMINAL
 from control.workflows.datasets.models import Dataset
 from control.workflows.quotes.models import Quote
-from control.workflows.quotes.pilot import answer_lengths, pilot_start, spread
+from control.workflows.quotes.pilot import answer_lengths, mean_with_bounds, pilot_start
 
 HISTORY = dt.timedelta(days=90)
-MIN_REQUESTS = 20  # of the past, to say something about the future
+MIN_REQUESTS = 20  # past requests that an estimate from history needs
 Status, Basis = Quote.Status, Quote.Basis
 
 
@@ -32,13 +32,13 @@ Status, Basis = Quote.Status, Quote.Basis
 def quote_create(
     *, organization: Organization, dataset: Dataset, basis: Quote.Basis, cap_nanousd: int | None = None
 ) -> Quote:
-    """At the prices in force. With a pilot, a batch of a few of the rows is run, and paid for.
+    """Estimates the cost at current prices. With a pilot, a few of the rows run as a batch, which must be paid for.
 
     Raises: ApiError: 409, the dataset is not valid or its tokens are not counted, or there is no history.
     """
     model = dataset.base_model
     if model is None or dataset.num_tokens is None or dataset.status != Dataset.Status.VALID or not dataset.num_rows:
-        message = "A quote needs a valid dataset with a `model`, so that its tokens are counted."
+        message = "A quote needs a valid dataset that was created with a `model`, because its tokens must be counted."
         raise ApiError(409, message, "dataset_not_quotable", "dataset_id")
     price, identity = price_of(model.name), quote_id()
     mean = _mean_of_history(organization, model.name) if basis is Basis.HISTORY else None
@@ -58,30 +58,33 @@ def quote_create(
 
 
 def _mean_of_history(organization: Organization, model: str) -> float:
-    """Output tokens of a row. Raises: ApiError: 409."""
+    """Mean output tokens of a batch row in the last `HISTORY`. Raises: ApiError: 409, too few requests."""
     past = UsageRecord.objects.filter(
         organization=organization, model=model, is_batch=True, minute__gte=timezone.now() - HISTORY
     ).aggregate(tokens=Sum("output_tokens"), requests=Sum("requests"))
     if (past["requests"] or 0) < MIN_REQUESTS:
-        message = f"Fewer than {MIN_REQUESTS} rows were answered by {model!r} lately; ask with the basis `pilot`."
+        message = (
+            f"{model!r} answered fewer than {MIN_REQUESTS} of your batch rows in the last {HISTORY.days} days; "
+            "use the basis `pilot`."
+        )
         raise ApiError(409, message, "no_history", "basis")
     return float(past["tokens"] / past["requests"])
 
 
 def quote_settle(*, quote: Quote) -> Quote:
-    """Takes over what the pilot found, once it has ended. May be called at any time."""
+    """Completes the quote from the pilot's answers once the pilot has ended. May be called at any time."""
     pilot = quote.pilot
     if quote.status != Status.MEASURING or (pilot is not None and pilot.status not in TERMINAL):
         return quote
     try:
         lengths = answer_lengths(pilot) if pilot is not None and pilot.tokens_key else []
-    except ObjectMissing:  # its files were deleted before anybody asked
+    except ObjectMissing:  # the pilot's files were deleted before the quote was read
         lengths = []
     measuring = Quote.objects.filter(pk=quote.pk, status=Status.MEASURING)
     if not lengths:
         measuring.update(status=Status.FAILED)
     else:
-        mean, low, high = (round(value * quote.dataset.num_rows) for value in spread(lengths))
+        mean, low, high = (round(value * quote.dataset.num_rows) for value in mean_with_bounds(lengths))
         measuring.update(status=Status.READY, output_tokens=mean, output_tokens_low=low, output_tokens_high=high)
     quote.refresh_from_db()
     return quote
@@ -90,7 +93,7 @@ def quote_settle(*, quote: Quote) -> Quote:
 @audited("quote.update")
 @transaction.atomic
 def quote_cap_set(*, quote: Quote, nanousd: int | None) -> Quote:
-    """`nanousd` None removes the cap. Effects: batches that the new cap lets go on are queued again."""
+    """Sets the cap; None removes it. Effects: batches that were paused at the old cap are queued again if allowed."""
     Quote.objects.filter(pk=quote.pk).update(cap_nanousd=nanousd)
     quote.refresh_from_db()
     batches_resume(quote.organization_id)

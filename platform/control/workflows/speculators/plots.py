@@ -1,4 +1,4 @@
-"""A speculator's pictures: that of its latest evaluation, and those that its training left in its folder."""
+"""Plots of a speculator: one of its latest evaluation, and those that its training stored in its folder."""
 
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.data.files.streaming import StoredFileResponse
@@ -10,12 +10,12 @@ PLOTS = (EVALUATION, *OF_TRAINING)
 
 
 def training_plots(speculator: Speculator) -> list[str]:
-    """Those it has: what was imported, or trained by an older release, has none."""
+    """Names of its training plots: speculators that were imported or trained by an older release have none."""
     return [name for name in OF_TRAINING if speculator.storage_prefix and get_storage().exists(_key(speculator, name))]
 
 
 def plot_response(speculator: Speculator, name: str) -> StoredFileResponse:
-    """`name`: one of `PLOTS`. Raises: ObjectMissing: there is none."""
+    """Args: name: one of `PLOTS`. Raises: ObjectMissing: the speculator has no such plot."""
     if name == EVALUATION and speculator.plot_key:
         return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
     if name in OF_TRAINING and speculator.storage_prefix:

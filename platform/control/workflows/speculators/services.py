@@ -1,7 +1,7 @@
-"""Makes files of speculators and speculators of files, and drops speculators.
+"""Exports speculators to files, imports them from files, and deletes them.
 
-Bytes are converted now, on this machine's disk, as when the parts of an upload are joined: nothing is computed, so it
-takes about as long as copying.
+Files are converted within the request, on this machine's disk: nothing is computed, so it takes about as long as
+copying.
 """
 
 import tempfile
@@ -36,31 +36,31 @@ from workers.exports.target import Target
 
 Status = Speculator.Status
 
-MAX_BYTES = 8 << 30  # of an import, unpacked
+MAX_BYTES = 8 << 30  # of an imported archive, unpacked
 _MAX_GROWTH, _FREE_BYTES = 2, 64 << 20
 _ENDED_JOBS = (Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED)
 _ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
-_USES = ("speculator_id", "initial_speculator_id")  # of a job's parameters
+_USES = ("speculator_id", "initial_speculator_id")  # parameters of jobs that hold a speculator's id
 
 
 @audited("speculator.export", records_itself=True)
 def speculator_export(*, speculator: Speculator, form: str) -> File:
-    """A zip archive of the speculator as another engine reads it.
+    """Creates a zip archive of the speculator in the format of another engine.
 
-    Raises: ApiError: 400, the format has no place for it; 409, it or its model is not ready, or the model has changed
-        since; 403, the organization's files would hold more than they may.
+    Raises: ApiError: 400, the format cannot represent this speculator; 409, the speculator or its model is not ready,
+        or the model has changed since the training; 403, the organization's files would exceed their quota.
     """
     if speculator.status != Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     if speculator.target_revision != speculator.base_model.revision:
-        message = f"Speculator {speculator.pk} was trained for other weights than {speculator.base_model.name!r} has."
+        message = f"Speculator {speculator.pk} was trained for other weights of {speculator.base_model.name!r}."
         raise ApiError(409, message, "speculator_mismatch")
     with _folders("own", "exported") as (own, exported):
         try:
             get_storage().get_folder(speculator.storage_prefix, own)
         except ObjectMissing as error:
-            raise ApiError(409, f"The files of speculator {speculator.pk} are gone.", "speculator_not_ready") from error
-        with _refusals("format"):
+            raise ApiError(409, f"Speculator {speculator.pk} has no files.", "speculator_not_ready") from error
+        with _as_bad_request("format"):
             export_speculator(own, form, _target(speculator.base_model), exported)
         archive = exported.with_suffix(".zip")
         pack(exported, archive)
@@ -79,10 +79,11 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
 def speculator_import(
     *, organization: Organization, file: File, form: str, base_model: BaseModel, name: str
 ) -> Speculator:
-    """The next version under this name, of a zip archive with another engine's folder.
+    """Creates the next version under this name from a zip archive in the format of another engine.
 
-    That it was trained for these very weights is the caller's word: no answer depends on it, only how fast they come.
-    Raises: ApiError: 400, what is in the archive cannot be served with this model; 404, the file is gone.
+    It is not checked whether the speculator was trained for these weights: a wrong speculator makes answers slower but
+    does not change them.
+    Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted.
     """
     with _folders("given", "made") as (given, made):
         archive = given.with_suffix(".zip")
@@ -90,8 +91,8 @@ def speculator_import(
             get_storage().get_file(file.storage_key, archive)
         except ObjectMissing as error:
             raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
-        with _refusals("file_id"):
-            # Weights hardly shrink: what grows to many times its size was made to fill the disk.
+        with _as_bad_request("file_id"):
+            # Weights hardly compress: an archive that grows to many times its size was made to fill the disk.
             unpack(archive, given, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
             kind = import_speculator(given, form, _target(base_model), made, provenance=provenance)
@@ -114,28 +115,31 @@ def speculator_import(
 @audited("speculator.delete")
 @transaction.atomic
 def speculator_delete(*, speculator: Speculator) -> None:
-    """Its id is unknown from now on, its bytes go after the commit. The row stays: pipelines and evaluations name it.
+    """Deletes the files after the commit; the API no longer shows the speculator. Its row stays for pipelines.
 
-    Raises: ApiError: 409, an endpoint names it, or work on it is under way.
+    Raises: ApiError: 409, a deployment serves with it, or a job, a pipeline or a rollout uses it.
     """
-    locked = Speculator.objects.select_for_update().get(pk=speculator.pk)  # as whoever deploys it
+    locked = Speculator.objects.select_for_update().get(pk=speculator.pk)  # `deployment_create` locks it too
     if deployment := Deployment.objects.filter(speculator=locked, deleted_at=None).first():
-        message = f"Deployment {deployment.name!r} serves with speculator {locked.pk}: give it another one first."
+        message = (
+            f"Deployment {deployment.name!r} serves with speculator {locked.pk}: "
+            "give the deployment another speculator first."
+        )
         raise ApiError(409, message, "speculator_in_use", "speculator_id")
-    if locked.status == Status.TRAINING or _is_worked_on(locked):
-        message = f"A job, a pipeline or a rollout works with speculator {locked.pk}: cancel it, or wait for its end."
+    if locked.status == Status.TRAINING or _is_in_use(locked):
+        message = f"A job, a pipeline or a rollout uses speculator {locked.pk}: cancel it, or wait until it ends."
         raise ApiError(409, message, "speculator_in_use", "speculator_id")
     Speculator.objects.filter(pk=locked.pk).update(status=Status.DELETED)
     if locked.storage_prefix:
         transaction.on_commit(partial(get_storage().delete_folder, locked.storage_prefix))
 
 
-def _is_worked_on(speculator: Speculator) -> bool:
+def _is_in_use(speculator: Speculator) -> bool:
     jobs = Job.objects.filter(organization_id=speculator.organization_id).exclude(status__in=_ENDED_JOBS)
     if any(jobs.filter(**{f"params__{use}": speculator.pk}).exists() for use in _USES):
         return True
     if Rollout.objects.filter(previous=speculator).exclude(status__in=_ENDED_ROLLOUTS).exists():
-        return True  # it may be rolled back to
+        return True  # the rollout may go back to this speculator
     return Pipeline.objects.filter(speculator=speculator, status__in=ACTIVE).exists()
 
 
@@ -143,13 +147,13 @@ def _target(base_model: BaseModel) -> Target:
     try:
         return Target.read(Path(base_model.path), name=base_model.name)
     except (ExchangeError, OSError) as error:
-        message = f"The files of {base_model.name!r} cannot be read now."
+        message = f"The files of {base_model.name!r} cannot be read at the moment."
         raise ApiError(409, message, "base_model_not_ready", "model") from error
 
 
 @contextmanager
 def _folders(*names: str) -> Iterator[tuple[Path, ...]]:
-    """Empty folders beside each other, on the disk where files are staged, gone when the block ends."""
+    """Creates empty sibling folders in the staging folder, and deletes them when the block ends."""
     staging = get_config().staging_dir
     staging.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=staging) as root:
@@ -160,7 +164,7 @@ def _folders(*names: str) -> Iterator[tuple[Path, ...]]:
 
 
 @contextmanager
-def _refusals(param: str) -> Iterator[None]:
+def _as_bad_request(param: str) -> Iterator[None]:
     try:
         yield
     except ExchangeError as error:

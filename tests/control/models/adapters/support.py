@@ -1,4 +1,4 @@
-"""LoRA adapters without a library: headers and zeros."""
+"""Writes LoRA adapters for tests without a library: headers and zeros."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What may be served as a LoRA adapter."""
+"""Checks of LoRA adapters."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def inspect(tmp_path: Path, *, config: Any = None, shapes: Any = None, model: An
     return inspect_adapter(content, weights, model=model)
 
 
-def test_what_is_kept_of_the_configuration_is_made_anew(tmp_path: Path) -> None:
+def test_the_stored_configuration_has_only_checked_keys(tmp_path: Path) -> None:
     shapes = PAIR | {tensor("A", "mlp.down_proj", 1): [3, 16], tensor("B", "mlp.down_proj", 1): [8, 3]}
 
     lora = inspect(tmp_path, config={**CONFIG, "base_model_name_or_path": "../evil", "x": {"y": 1}}, shapes=shapes)
@@ -48,7 +48,7 @@ def test_more_than_plain_lora_is_refused_rather_than_left_out(tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b" " * (MAX_CONFIG_BYTES + 1)])
-def test_what_is_no_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UnusableAdapter):
         inspect(tmp_path, config=content)
 

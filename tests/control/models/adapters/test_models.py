@@ -1,4 +1,4 @@
-"""Adapters of a model whose files have changed since it was checked."""
+"""Adapters of a base model whose files have changed since it was checked."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.control.models.adapters.support import make_adapter_files
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "[" * 100_000])
-def test_a_model_whose_configuration_is_none_any_more_is_as_one_that_is_not_here(
+def test_a_model_without_a_valid_configuration_is_treated_as_missing(
     client: Client, organization: Organization, tmp_path: Path, content: str
 ) -> None:
     model = make_base_model("mine", organization)

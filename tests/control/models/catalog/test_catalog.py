@@ -102,7 +102,7 @@ def test_a_straggler_cannot_undo_how_training_ended(db: None) -> None:
     assert (speculator.status, speculator.storage_prefix, speculator.training) == ("ready", "first", {"steps": 3})
 
 
-def test_a_speculator_shows_its_report_and_plot_to_its_owner_alone(
+def test_only_its_owner_sees_a_speculators_report_and_plot(
     client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
 ) -> None:
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")

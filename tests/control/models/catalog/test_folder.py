@@ -69,14 +69,16 @@ def remove(name: str) -> Callable[[Path], object]:
         (lambda path: (path / "vocab.json").symlink_to("/etc/passwd"), "model_file_forbidden"),
     ],
 )
-def test_what_may_not_be_part_of_a_model_is_refused(tmp_path: Path, spoil: Callable[[Path], object], code: str) -> None:
+def test_a_file_that_is_not_allowed_in_a_model_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], code: str
+) -> None:
     folder = make_folder(tmp_path / "model")
     spoil(folder)
 
     assert refusal(folder) == code
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == "model_folder_missing"
 
 

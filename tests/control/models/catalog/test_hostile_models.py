@@ -1,6 +1,6 @@
-"""S6: folders that want to be more than a model. Each is refused by name, or does nothing; no code of theirs runs.
+"""S6: hostile model folders. Each is refused with an error naming the file or has no effect; none of its code runs.
 
-Code that does run would leave a file, the canary, in the working directory.
+If such code ran, it would create a file, the canary, in the working directory.
 """
 
 import json

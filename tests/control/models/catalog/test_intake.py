@@ -1,4 +1,4 @@
-"""Models that customers register: where from, and what becomes of them."""
+"""Models that customers register: their allowed sources and their check."""
 
 import shutil
 import threading
@@ -58,7 +58,7 @@ def register(client: Client, source: str | Path, *, name: str = "mine", status: 
 
 
 def work() -> None:
-    """What a worker does."""
+    """Checks the model, as a worker does."""
     claim = job_claim_next(worker="w")
     assert claim is not None
     run_attempt(claim, stop=threading.Event(), handlers=HANDLERS)
@@ -89,7 +89,7 @@ def test_a_folder_is_checked_by_a_worker_and_then_ready(
 def test_a_folder_that_becomes_a_link_to_somebody_elses_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
-    """Only what was checked is theirs to run: the link could lead anywhere on the machine."""
+    """A customer may only use files that were checked: the link could lead anywhere on the machine."""
     theirs = make_folder(roots / "another-organization" / "secret")
     folder = make_folder(roots / organization.pk / "llama")
     register(client, folder)
@@ -108,7 +108,7 @@ def test_a_folder_that_becomes_a_link_to_somebody_elses_is_not_served(
         model_folder(model)
 
 
-def test_a_folder_with_code_is_refused_and_says_why(client: Client, organization: Organization, roots: Path) -> None:
+def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organization: Organization, roots: Path) -> None:
     shared = make_base_model("mine")
     folder = make_folder(roots / organization.pk / "llama")
     (folder / "modeling.py").write_text("")
@@ -169,7 +169,7 @@ def test_nothing_is_fetched_from_s3_that_may_not_be_part_of_a_model(
     assert not any((tmp_path / "data" / "models").glob("*"))
 
 
-def test_what_is_not_there_is_refused_without_a_word_about_our_folders(
+def test_a_missing_source_is_refused_without_naming_internal_folders(
     client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path
 ) -> None:
     made = register(client, f"s3://models/{organization.pk}/nothing")
@@ -195,7 +195,7 @@ def test_a_cancelled_check_refuses_the_model(client: Client, organization: Organ
         "s3://models/other/m", "s3://models/{own}/../other", "s3://models/{own}x", "s3://other/{own}", "http://models/",
     ],
 )  # fmt: skip
-def test_nobody_registers_from_outside_of_the_roots(
+def test_a_source_outside_of_the_roots_is_refused(
     client: Client, organization: Organization, roots: Path, source: str
 ) -> None:
     named = source.format(root=roots, own=organization.pk)

@@ -1,4 +1,4 @@
-"""What the console's tests share."""
+"""Helpers of the console's tests."""
 
 from django.contrib.admin.utils import quote
 from django.test import Client
@@ -20,10 +20,10 @@ def page(client: Client, path: str) -> str:
 
 
 def change_path(model: str, pk: object) -> str:
-    """As the lists link to it."""
+    """Path of a row's page, quoted as in the links of lists."""
     return reverse(f"admin:{model}_change", args=[quote(str(pk))])
 
 
 def press(client: Client, model: str, pk: object, button: str) -> int:
     path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
-    return client.post(path, {"_form_submitted": "True"}).status_code  # what unfold's dialog sends
+    return client.post(path, {"_form_submitted": "True"}).status_code  # the fields that unfold's dialog sends

@@ -116,7 +116,7 @@ def button_path(model: str, pk: str, button: str) -> str:
 
 
 def asked(client: Client, path: str, values: Mapping[str, Any]) -> str:
-    """Where it led."""
+    """Posts the form. Returns: the address to which it redirects."""
     answer = client.post(path, values)
     assert answer.status_code == 302, answer.context["form"].errors
     return answer.headers["Location"]
@@ -139,7 +139,7 @@ def test_it_is_made_for_the_chosen_organization_with_one_event_of_audit(
     assert shown == change_path(model, event.object_id)
 
 
-def test_what_was_entered_reaches_the_service(operator: Client, world: World) -> None:
+def test_the_entered_values_reach_the_service(operator: Client, world: World) -> None:
     for model in ("deployments_deployment", "pipelines_pipeline"):
         asked(operator, add_path(model, world.organization), ADDED[model][1](world))
 
@@ -174,7 +174,7 @@ def test_the_apis_words_stand_beside_the_field(
     assert not AuditEvent.objects.exists()
 
 
-def test_what_another_organization_has_is_neither_offered_nor_taken(operator: Client, world: World) -> None:
+def test_objects_of_another_organization_are_neither_offered_nor_accepted(operator: Client, world: World) -> None:
     foreign = World(make_organization()).speculator
     path = add_path("deployments_deployment", world.organization)
     assert foreign.pk not in page(operator, path)

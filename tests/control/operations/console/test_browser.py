@@ -61,7 +61,7 @@ def browser() -> Iterator[Chrome]:
 
 @pytest.fixture
 def claim() -> Claim:
-    """Of a training job in the middle of its work, with figures and a log."""
+    """The claim of a training job in progress, with metrics and a log."""
     worker_beat(worker="jobs-1@gpu-host", role="jobs")
     job_submit(organization=make_organization("Acme Research"), kind="training", params={"kind": "eagle3"})
     claim = job_claim_next(worker="jobs-1@gpu-host")
@@ -79,7 +79,7 @@ def claim() -> Claim:
 
 
 def paths(claim: Claim) -> dict[str, str]:
-    """A page of every sort."""
+    """One page of every kind."""
     world = World(make_organization("Globex"))
     make_key(world.organization)
     job = Job.objects.get(pk=claim.job_id)
@@ -134,7 +134,7 @@ def sign_in(browser: Chrome, server: LiveServer, client: Client) -> None:
 
 
 def resize(browser: Chrome, width: int) -> None:
-    """A window may not be narrower than 500 pixels; what it shows may."""
+    """Sets the viewport, because a browser window cannot be narrower than 500 pixels."""
     metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -147,7 +147,7 @@ def keep_picture(browser: Chrome, name: str) -> None:
 
 
 def messages_of(browser: Chrome) -> list[object]:
-    """Of the console, since it was last asked."""
+    """Messages of the browser's console since the last call."""
     return list(browser.get_log("browser"))  # type: ignore[no-untyped-call]  # selenium's
 
 

@@ -1,4 +1,4 @@
-"""The console over the same services as the API: what it shows, what its buttons do, who may press them."""
+"""Pages, actions and permissions of the console, which uses the same services as the API."""
 
 import datetime as dt
 import re
@@ -37,7 +37,7 @@ def onlooker(db: None) -> Client:
 
 
 def make_rows() -> dict[str, object]:
-    """One row of every kind that has a page; the path's model name -> its key."""
+    """Creates one row of every model that has a page. Returns: the model's name in the path -> the row's key."""
     organization = make_organization("Acme")
     model = make_base_model("tiny")
     speculator = make_speculator(model, organization)
@@ -74,7 +74,7 @@ def test_the_overview_counts(operator: Client) -> None:
     cards = re.findall(r'card-title">([^<]+)<.*?card-count">(\d+)</span> ([^<]+)<', text, re.DOTALL)
     assert ("Jobs running", "1", "of 2") in cards
     assert ("Jobs failed", "1", "of 2") in cards
-    assert ("Workers heard of", "1", "of 2") in cards
+    assert ("Workers alive", "1", "of 2") in cards
 
 
 def test_nothing_is_edited_or_deleted_that_services_own(operator: Client) -> None:
@@ -118,7 +118,7 @@ def test_an_organization_is_made_by_its_service(operator: Client) -> None:
     assert Organization.objects.get().name == "Acme"
 
 
-def test_a_job_is_cancelled_and_says_so_in_its_timeline(operator: Client) -> None:
+def test_the_timeline_of_a_cancelled_job_shows_it(operator: Client) -> None:
     job = make_job()
 
     assert press(operator, "jobs_job", job.pk, "cancel") == 302
@@ -155,7 +155,7 @@ def test_a_deployment_is_stopped_and_started(operator: Client) -> None:
 
 
 def test_looking_at_a_button_presses_nothing(operator: Client) -> None:
-    """A GET shows the dialog: a link on another page can't stop an endpoint."""
+    """A GET only shows the dialog, so that a link on another page cannot stop an endpoint."""
     deployment = make_deployment(make_base_model())
 
     dialog = page(operator, reverse("admin:deployments_deployment_stop", args=[quote(deployment.pk)]))
@@ -199,7 +199,7 @@ def test_a_speculators_report_is_a_table(operator: Client) -> None:
     assert f'src="/admin/speculators/{speculator.pk}/plot"' in text
 
 
-def test_a_plot_is_for_operators_alone(operator: Client, onlooker: Client) -> None:
+def test_only_operators_see_a_plot(operator: Client, onlooker: Client) -> None:
     speculator = make_speculator(make_base_model(), make_organization())
     path = reverse("speculator-plot", args=[speculator.pk])
 
@@ -216,7 +216,7 @@ def test_the_console_is_closed_to_strangers(db: None) -> None:
         assert (answer.status_code, answer.headers["location"].split("?")[0]) == (302, "/admin/login/")
 
 
-def test_who_signs_in_on_the_page_itself_gets_to_the_overview(client: Client, db: None) -> None:
+def test_a_sign_in_on_the_page_itself_leads_to_the_overview(client: Client, db: None) -> None:
     User.objects.create_superuser("ana", password="correct horse")
 
     answer = client.post(reverse("admin:login"), {"username": "ana", "password": "correct horse"})

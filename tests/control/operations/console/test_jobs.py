@@ -1,4 +1,4 @@
-"""The page of a job: live, with curves and log, and cheap to ask again."""
+"""The page of a job: it refreshes itself, has charts and a log, and answers 304 while nothing has changed."""
 
 import re
 
@@ -27,7 +27,7 @@ def operator() -> Client:
 
 @pytest.fixture
 def claim() -> Claim:
-    """Of a training job that somebody works on."""
+    """The claim of a training job that a worker holds."""
     job_submit(organization=make_organization(), kind="training", params={})
     claim = job_claim_next(worker="one")
     assert claim is not None
@@ -41,12 +41,12 @@ def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, cl
 
     text = page(operator, change_path("jobs_job", claim.job_id))
 
-    assert 'aria-label="loss: from 1.25 to 2, at last 1.25"' in text
-    assert 'aria-label="acceptance length: from 2 to 2.75, at last 2.75"' in text
+    assert 'aria-label="loss: from 1.25 to 2, latest value 1.25"' in text
+    assert 'aria-label="acceptance length: from 2 to 2.75, latest value 2.75"' in text
     assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
 
 
-def test_a_step_made_twice_is_drawn_once(operator: Client, claim: Claim) -> None:
+def test_a_repeated_step_is_drawn_once(operator: Client, claim: Claim) -> None:
     for loss in (2.0, 1.0):
         job_metrics(claim=claim, metrics={"loss": loss})
         job_commit_checkpoint(claim=claim, storage_prefix="c", step=10)
@@ -78,7 +78,7 @@ def test_an_unchanged_page_is_not_sent_again_and_a_changed_one_is(operator: Clie
     assert operator.get(path, headers={"If-None-Match": version}).status_code == 200
 
 
-def test_a_version_known_to_a_stranger_tells_nothing(operator: Client, claim: Claim) -> None:
+def test_a_known_version_reveals_nothing_without_a_sign_in(operator: Client, claim: Claim) -> None:
     path = change_path("jobs_job", claim.job_id)
     version = operator.get(path).headers["ETag"]
     onlooker = Client()
@@ -87,7 +87,7 @@ def test_a_version_known_to_a_stranger_tells_nothing(operator: Client, claim: Cl
     assert onlooker.get(path, headers={"If-None-Match": version}).status_code == 403
 
 
-def test_a_cancellation_is_the_operators_and_its_button_goes(operator: Client, claim: Claim) -> None:
+def test_a_cancellation_is_audited_as_the_operators_and_hides_the_button(operator: Client, claim: Claim) -> None:
     press(operator, "jobs_job", claim.job_id, "cancel")
 
     event = AuditEvent.objects.get()

@@ -1,4 +1,4 @@
-"""Tenants, their limits and webhooks, the queue, and speculators side by side."""
+"""Pages of organizations, their limits and webhooks, the queue page, and the comparison of speculators."""
 
 import datetime as dt
 import re
@@ -45,7 +45,7 @@ def flat(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def test_an_organizations_page_shows_its_usage_and_nobody_elses(operator: Client) -> None:
+def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> None:
     ours, other = make_organization("Ours"), make_organization("Other")
     for organization, tokens in ((ours, 1234), (other, 777777)):
         UsageRecord.objects.create(
@@ -61,7 +61,7 @@ def test_an_organizations_page_shows_its_usage_and_nobody_elses(operator: Client
 
     text = flat(page(operator, change_path("accounts_organization", ours.pk)))
 
-    assert "<td>in all</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
+    assert "<td>total</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
     assert "777,777" not in text
     assert "usage:read" not in text
 
@@ -120,7 +120,7 @@ def test_the_audit_is_read_only(operator: Client) -> None:
     assert operator.get(reverse("admin:audit_auditevent_add")).status_code == 403
 
 
-def test_the_queue_shows_who_waits_how_long_and_which_lease_and_worker_is_lost(operator: Client) -> None:
+def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Client) -> None:
     now, organization = timezone.now(), make_organization("Acme")
     waiting = [make_job(organization) for _ in range(2)]
     Job.objects.filter(pk=waiting[0].pk).update(created_at=now - dt.timedelta(hours=1))
@@ -131,7 +131,7 @@ def test_the_queue_shows_who_waits_how_long_and_which_lease_and_worker_is_lost(o
     text = flat(page(operator, reverse("queue")))
 
     assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
-    assert "1 more pause" in text
+    assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
     assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
 

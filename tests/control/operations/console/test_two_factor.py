@@ -1,4 +1,4 @@
-"""Production's sign-in, in a process of its own: its settings have other apps than the suite's."""
+"""Sign-in with production settings, in a separate process, because those settings install other apps."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `manage.py up` refuses before it starts anything."""
+"""Errors that `manage.py up` reports before it starts any process."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What /metrics says, to whom, and that processes which share a folder answer for each other."""
+"""/metrics: its content, its access rules, and processes that report each other's metrics through a shared folder."""
 
 import http.server
 import os
@@ -32,7 +32,7 @@ TOKEN = "a token of the engine"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """By name and values of labels, in the order of their names."""
+    """Samples by their name and the values of their labels, sorted by the labels' names."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -103,7 +103,7 @@ def test_the_outbox_and_deployments_are_shown(client: Client, organization: Orga
 
 @pytest.fixture
 def engine_port() -> Iterator[int]:
-    """Answers as an engine does."""
+    """Port of a fake engine that serves metrics."""
     text = "\n".join(
         (
             "# TYPE vllm:spec_decode_num_drafts counter",
@@ -160,7 +160,7 @@ def test_an_engines_own_figures_come_with_its_deployment_and_organization(
         ("right", {"Authorization": "Bearer right"}, "10.0.0.7", 200),
     ],
 )
-def test_metrics_are_for_this_machine_or_for_who_shows_the_token(
+def test_metrics_need_a_local_address_or_the_token(
     settings: Settings, token: str | None, headers: dict[str, str], address: str, status: int
 ) -> None:
     secret = None if token is None else SecretStr(token)

@@ -1,4 +1,4 @@
-"""/livez and /readyz over dependencies that are really broken."""
+"""/livez and /readyz with dependencies that are really broken."""
 
 import signal
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.fault_proxy import FaultProxy, Faults
 from tests.workers.supervisor.test_storage_faults import BUCKET, CREDENTIALS
 from tests.workers.supervisor.test_storage_faults import s3_port as s3_port
 
-STRANGE_HOST = {"Host": "10.1.2.3:8000"}  # as a kubelet has it: no name of ours, no TLS, no key
+STRANGE_HOST = {"Host": "10.1.2.3:8000"}  # like a kubelet: without our host name, TLS or a key
 
 
 def ask(path: str) -> tuple[int, dict[str, object]]:
@@ -85,7 +85,7 @@ def test_without_redis_a_process_is_degraded_and_serves_on(valkey: ValkeyServer)
     assert ask("/readyz")[1]["checks"] == {"database": "ok", "redis": "ok"}
 
     assert valkey._process is not None
-    valkey._process.send_signal(signal.SIGSTOP)  # frozen: it takes connections and says nothing
+    valkey._process.send_signal(signal.SIGSTOP)  # frozen: it accepts connections but does not answer
     frozen = ask("/readyz")
     valkey._process.send_signal(signal.SIGCONT)
     valkey._process.kill()

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, whole, as it lies in docs/, and true."""
+"""The OpenAPI document: it is valid and complete, equals the one in docs/, and matches real responses."""
 
 import json
 import time
@@ -48,7 +48,7 @@ def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [operation for path in document["paths"].values() for operation in path.values()]
 
 
-def test_it_is_made_without_a_warning_and_lies_in_docs_as_it_is(tmp_path: Path) -> None:
+def test_the_document_is_generated_without_a_warning_and_equals_the_one_in_docs(tmp_path: Path) -> None:
     made = tmp_path / "openapi.yaml"
     call_command("spectacular", validate=True, fail_on_warn=True, file=str(made))
 
@@ -78,7 +78,7 @@ def test_operations_have_names_of_their_own_and_say_how_they_fail() -> None:
     assert all(operation["security"] == [{"key": []}] for operation in found)
 
 
-def test_everybody_can_read_it(db: None) -> None:
+def test_the_document_needs_no_key(db: None) -> None:
     response = Client().get(PUBLIC_PATH)
 
     assert response.status_code == 200
@@ -86,8 +86,8 @@ def test_everybody_can_read_it(db: None) -> None:
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)
-def test_answers_are_what_it_says(route: Route, method: str, client: Client, organization: Organization) -> None:
-    """Every member, of the right type, and no other; filled lists for what lists."""
+def test_answers_match_the_document(route: Route, method: str, client: Client, organization: Organization) -> None:
+    """Responses have all members with the right types and no others; lists are not empty."""
     name = f"{method} {route.path}"
     entry, world = declared(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
@@ -113,7 +113,7 @@ def test_answers_are_what_it_says(route: Route, method: str, client: Client, org
         assert body["data"], "nothing was shown, so nothing was looked at"
 
 
-def test_what_takes_a_body_says_so() -> None:
+def test_operations_with_a_body_declare_it() -> None:
     for name, body in BODIES.items():
         method, path = name.split(" ")
         assert ("requestBody" in generate()["paths"][path][method.lower()]) == (body is not NO_BODY), name

@@ -1,4 +1,4 @@
-"""Requests are kept only where their owner opted in, only for so long, and become prompts."""
+"""Requests are kept only after an opt-in and only for its hours, and can be exported as prompts."""
 
 import datetime as dt
 import json
@@ -47,14 +47,14 @@ def rows_of(file_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in source]
 
 
-def test_nothing_is_kept_of_who_did_not_opt_in(client: Client, deployment: Deployment) -> None:
+def test_without_an_opt_in_no_request_is_kept(client: Client, deployment: Deployment) -> None:
     assert not keep(deployment, "secret")
 
     assert not CapturedRequest.objects.exists()
     assert client.get(f"/v1/deployments/{deployment.pk}/capture").json()["error"]["code"] == "capture_not_found"
 
 
-def test_who_opts_in_sees_how_much_is_kept_and_who_opts_out_has_it_deleted(
+def test_an_opt_in_counts_kept_requests_and_an_opt_out_deletes_them(
     client: Client, deployment: Deployment
 ) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
@@ -77,7 +77,7 @@ def test_hours_are_from_1_to_30_days(client: Client, deployment: Deployment, hou
     assert (response.status_code, response.json()["error"]["param"]) == (400, "hours")
 
 
-def test_what_is_kept_becomes_rows_for_the_base_model_each_once(client: Client, deployment: Deployment) -> None:
+def test_distinct_kept_requests_become_rows_for_the_base_model(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
     keep(deployment, "one", temperature=0.5, stream=True, user="u-1", n=3)
     keep(deployment, "two")
@@ -95,7 +95,7 @@ def test_what_is_kept_becomes_rows_for_the_base_model_each_once(client: Client, 
     assert file["purpose"] == "batch"
 
 
-def test_where_nothing_is_kept_there_is_no_file(client: Client, deployment: Deployment) -> None:
+def test_without_kept_requests_no_file_is_created(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=1)
 
     response = client.post(f"/v1/deployments/{deployment.pk}/capture/file")
@@ -103,7 +103,7 @@ def test_where_nothing_is_kept_there_is_no_file(client: Client, deployment: Depl
     assert (response.status_code, response.json()["error"]["code"]) == (409, "nothing_captured")
 
 
-def test_a_request_is_gone_after_its_hours_from_files_at_once_and_from_disk_when_pruned(
+def test_an_expired_request_is_left_out_of_files_at_once_and_deleted_by_the_pruning(
     client: Client, deployment: Deployment
 ) -> None:
     capture_set(deployment=deployment, hours=2)
@@ -153,7 +153,7 @@ def test_very_long_requests_are_not_kept(deployment: Deployment) -> None:
     assert not keep(deployment, "x" * MAX_BODY_BYTES)
 
 
-def test_training_goes_on_from_a_speculator_with_the_traffic_it_served(
+def test_training_continues_from_a_speculator_with_captured_traffic(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     capture_set(deployment=deployment, hours=24)

@@ -1,9 +1,10 @@
 """Stands in for `python -m engine.server`: same arguments, same routes, no model. Standard library only.
 
-A file `behaviour` in the model folder says how it fares: `serve` (default), `crash` (ends at once), `mute` (never
-healthy), `stubborn` (takes no notice of SIGTERM). The last message's content says what becomes of a request: `die`
-(the process ends after two events and a half), `die at once`, `hang up` (closes before the first event), `refuse`
-(an error of the engine), `linger` (streams until the caller hangs up, then notes it in the model folder).
+A file `behaviour` in the model folder selects how the process behaves: `serve` (default), `crash` (ends at once),
+`mute` (never healthy), `stubborn` (ignores SIGTERM). The content of the last message selects how a request ends: `die`
+(the process ends after two and a half events), `die at once`, `hang up` (closes the connection before the first event),
+`refuse` (an error of the engine), `linger` (streams until the caller disconnects, then writes a file in the model
+folder).
 """
 
 import argparse
@@ -63,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, answer | {"usage": usage(2)})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:
-        """Two events; with usage as the engine's own server has it, if that is asked for."""
+        """Sends two events, with usage as in the engine's own server if the request asks for it."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -88,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _linger(self) -> None:
-        """Until the caller hangs up: then the socket has something to read, namely its end."""
+        """Waits until the caller disconnects, which makes the socket readable."""
         self.connection.settimeout(30)
         with contextlib.suppress(ConnectionError):
             if self.connection.recv(1) == b"":

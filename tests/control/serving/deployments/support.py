@@ -1,4 +1,4 @@
-"""Fake engines under a real supervisor, and waiting for what it does."""
+"""Helpers for tests of a real supervisor with fake engines."""
 
 import sys
 import time
@@ -55,7 +55,7 @@ def make_deployment(
 
 
 def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds: float = 15.0) -> None:
-    """Ticks as the command does, only faster. Fails loudly when the condition never holds."""
+    """Ticks like the command, only faster. Fails if the condition does not become true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

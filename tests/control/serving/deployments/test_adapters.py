@@ -59,7 +59,7 @@ def test_a_hostile_adapter_is_refused_by_the_file_at_fault(client: Client, organ
     assert not Adapter.objects.exists()
 
 
-def test_a_deployment_serves_adapters_of_its_model_alone(client: Client, organization: Organization) -> None:
+def test_a_deployment_serves_only_adapters_of_its_model(client: Client, organization: Organization) -> None:
     make_base_model("m")
     make_base_model("other")
     tone = register(client, organization)

@@ -116,7 +116,7 @@ def test_another_organizations_model_and_speculator_do_not_exist(
     assert create(client, name="fast", model=own_model.name, speculator_id=foreign_speculator.pk)[0] == 404
 
 
-def test_stop_start_and_delete_change_what_should_be(client: Client, organization: Organization) -> None:
+def test_stop_start_and_delete_change_the_desired_state(client: Client, organization: Organization) -> None:
     deployment = make_deployment(make_base_model(), organization)
     path = f"/v1/deployments/{deployment.pk}"
 
@@ -133,7 +133,7 @@ def test_stop_start_and_delete_change_what_should_be(client: Client, organizatio
     assert client.post(f"{path}/start").status_code == 404
 
 
-def test_starting_what_runs_changes_nothing(client: Client, organization: Organization) -> None:
+def test_starting_a_running_deployment_changes_nothing(client: Client, organization: Organization) -> None:
     deployment = make_deployment(make_base_model(), organization)
     Deployment.objects.update(state=State.READY, observed_generation=1)
 

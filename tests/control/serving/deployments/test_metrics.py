@@ -1,4 +1,4 @@
-"""What endpoints did over time: sampled from their engines, told as differences."""
+"""Metrics of endpoints over time: differences between samples of their engines' counters."""
 
 import datetime as dt
 from pathlib import Path
@@ -12,11 +12,11 @@ from control.serving.deployments.figures import stretch_since
 from control.serving.deployments.measuring import COUNTERS, KEPT, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
-from control.serving.deployments.supervisor import Patience, Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.operations.console.support import change_path, operator_client, page
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     make_deployment,
@@ -58,7 +58,7 @@ def metrics(client: Client, deployment: Deployment, query: str = "") -> list[dic
     return data
 
 
-def test_what_an_engine_tells_is_read() -> None:
+def test_the_counters_of_an_engine_are_read() -> None:
     counters = counters_of(TEXT)
 
     assert set(counters) == set(COUNTERS)
@@ -106,7 +106,7 @@ def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:
     assert DeploymentSample.objects.count() == 2
 
 
-def test_nobody_sees_how_others_endpoints_do(
+def test_metrics_of_another_organizations_deployment_are_hidden(
     client: Client, other_organization: Organization
 ) -> None:
     theirs = deployment_create(organization=other_organization, name="endpoint", base_model=make_base_model())
@@ -114,8 +114,8 @@ def test_nobody_sees_how_others_endpoints_do(
     assert client.get(f"/v1/deployments/{theirs.pk}/metrics").status_code == 404
 
 
-def test_the_supervisor_samples_what_is_ready(supervisor: Supervisor, tmp_path: Path) -> None:
-    supervisor.patience = Patience(probe_seconds=PATIENCE.probe_seconds, sample_seconds=0.01)
+def test_the_supervisor_samples_ready_deployments(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.timings = SupervisorTimings(probe_seconds=TIMINGS.probe_seconds, sample_seconds=0.01)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
 

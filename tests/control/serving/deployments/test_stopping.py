@@ -1,4 +1,4 @@
-"""What becomes of endpoints when their supervisor is told to end."""
+"""Endpoints when their supervisor is stopped."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.supervisor import Supervisor
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
@@ -24,7 +24,7 @@ from tests.control.serving.deployments.support import (
 def test_they_serve_on_unless_it_drains(settings: Settings, tmp_path: Path, drains: bool) -> None:
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
-    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE, drains=drains)
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS, drains=drains)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     deployment.refresh_from_db()

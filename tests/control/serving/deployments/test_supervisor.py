@@ -1,4 +1,4 @@
-"""A real supervisor over real processes; only the engine in them is a stand-in."""
+"""A real supervisor with real processes, in which a fake engine runs."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.observations import backoff_seconds
 from control.serving.deployments.processes import MARK, ProcessIdentity
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
-from control.serving.deployments.supervisor import Patience, Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.factories import make_organization
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
@@ -57,7 +57,7 @@ def test_an_endpoint_is_ready_once_its_engine_can_answer(supervisor: Supervisor,
 
 def test_an_engine_that_never_answers_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "mute"))
-    supervisor.patience = Patience(probe_seconds=0.02, startup_seconds=0.5)
+    supervisor.timings = SupervisorTimings(probe_seconds=0.02, startup_seconds=0.5)
     tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
     process = identity_of(deployment)
 
@@ -141,7 +141,7 @@ def test_the_pause_after_a_crash_doubles_up_to_a_minute() -> None:
     assert [backoff_seconds(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_a_crashed_engine_is_left_alone_during_its_pause(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_crashed_engine_is_not_restarted_during_its_back_off(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
 
     tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
@@ -207,7 +207,7 @@ def test_stopping_ends_the_process(supervisor: Supervisor, tmp_path: Path) -> No
 
 def test_an_engine_that_ignores_sigterm_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "stubborn"))
-    supervisor.patience = Patience(probe_seconds=0.02, drain_seconds=0.3)
+    supervisor.timings = SupervisorTimings(probe_seconds=0.02, drain_seconds=0.3)
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
 
@@ -254,7 +254,7 @@ def test_the_next_supervisor_adopts_what_the_last_one_left(supervisor: Superviso
     assert process.is_alive()
     assert ask(deployment).status_code == 200
 
-    heir = Supervisor(supervisor.config, patience=PATIENCE)
+    heir = Supervisor(supervisor.config, timings=TIMINGS)
     heir.kill_strays()
     for _ in range(5):
         heir.tick()
@@ -283,7 +283,7 @@ def test_a_pid_that_was_used_again_is_not_adopted(supervisor: Supervisor, tmp_pa
 
 
 def test_an_endpoint_that_no_row_knows_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
-    """What a supervisor leaves that dies after starting a process and before noting it."""
+    """A supervisor that dies after it starts a process and before it records it leaves such a process."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
@@ -324,7 +324,7 @@ def test_the_engine_computes_as_jobs_do(
     assert "SLIPSTREAM_CPU_KERNELS=off" in environment
 
 
-def test_the_engine_gets_no_secret_of_ours(
+def test_the_engine_gets_no_secret_of_the_control_plane(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_DATABASE_URL", "postgresql://user:secret@host/name")

@@ -1,4 +1,4 @@
-"""The application under a real uvicorn, so that streams, hang-ups and cancellations are those of real sockets."""
+"""Runs the application under a real uvicorn, so that streams, disconnects and cancellations happen on real sockets."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_key, make_organization
-from tests.control.serving.deployments.conftest import PATIENCE
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
@@ -30,7 +30,7 @@ from tests.control.serving.deployments.support import (
 def supervisor(transactional_db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervisor]:
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
-    supervisor = Supervisor(settings.SLIPSTREAM, patience=PATIENCE)
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
     yield supervisor
     children = [watched.process for watched in supervisor._watched.values() if watched.process]
     supervisor.stop()
@@ -59,7 +59,7 @@ def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> 
 
 @pytest.fixture
 def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """Where the API listens. Its threads share the test's connection, which for SQLite holds the database."""
+    """Address of the API. Its threads share the test's connection, in which the SQLite database lives."""
     connection.inc_thread_sharing()
     config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)

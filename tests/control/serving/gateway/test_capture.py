@@ -1,4 +1,4 @@
-"""What passes through the gateway is kept where its owner opted in, and nowhere else."""
+"""Requests through the gateway are kept only for deployments with an opt-in."""
 
 import time
 

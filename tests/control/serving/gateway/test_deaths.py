@@ -1,4 +1,4 @@
-"""Engines that are killed while they answer: who waits is told at once, and they come back."""
+"""Engines that are killed while they answer: callers get an error at once, and the engines are restarted."""
 
 import json
 import os

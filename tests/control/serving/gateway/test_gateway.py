@@ -78,7 +78,7 @@ def test_a_stream_is_passed_on_to_its_end(client: httpx2.Client) -> None:
 
 @pytest.mark.usefixtures("deployment")
 def test_events_come_as_they_are_made(client: httpx2.Client) -> None:
-    """`linger` sends two events and then waits for us: had they been held back, this would never return."""
+    """`linger` sends two events and then waits for this caller: if they were buffered, the read would never return."""
     with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as answer:
         first = next(answer.iter_text())
 
@@ -192,7 +192,7 @@ def test_without_a_key_nothing_is_told(base_url: str, headers: dict[str, str]) -
         (b'{"model": 1}', "invalid_type"),
     ],
 )
-def test_a_malformed_body_says_what_is_wrong(client: httpx2.Client, body: bytes, code: str) -> None:
+def test_the_error_of_a_malformed_body_gives_the_reason(client: httpx2.Client, body: bytes, code: str) -> None:
     answer = client.post("/chat/completions", content=body)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
@@ -210,7 +210,7 @@ def test_only_post_is_allowed(client: httpx2.Client) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-def test_what_is_starting_asks_to_be_tried_again(client: httpx2.Client, caller: Organization) -> None:
+def test_a_starting_deployment_answers_that_a_retry_helps(client: httpx2.Client, caller: Organization) -> None:
     make_deployment(make_base_model(), caller, "fast")
 
     answer = post(client, chat("hello"))
@@ -220,7 +220,7 @@ def test_what_is_starting_asks_to_be_tried_again(client: httpx2.Client, caller: 
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.FAILED])
-def test_what_will_not_start_by_itself_says_so(
+def test_a_stopped_or_failed_deployment_answers_that_a_retry_does_not_help(
     client: httpx2.Client, caller: Organization, state: Deployment.State
 ) -> None:
     make_deployment(make_base_model(), caller, "fast")

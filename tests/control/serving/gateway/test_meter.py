@@ -1,4 +1,4 @@
-"""Every token that passes is counted, whoever asks for usage and however a stream ends."""
+"""All tokens are counted, whether or not the caller requests usage, and however a stream ends."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def chat(content: str, **values: Any) -> dict[str, Any]:
 
 
 def counted() -> list[dict[str, Any]]:
-    """What stands in the database, once there is something: a stream is counted behind its last event."""
+    """Waits for the usage in the database: a stream is counted after its last event."""
     deadline = time.monotonic() + 10
     while not (rows := list(UsageRecord.objects.values(*COUNTED, "output_tokens"))) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -47,7 +47,7 @@ def test_a_request_is_counted_with_its_key(client: httpx2.Client, caller: Organi
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-def test_who_does_not_ask_for_usage_gets_none(client: httpx2.Client, options: Any) -> None:
+def test_without_the_option_a_stream_has_no_usage(client: httpx2.Client, options: Any) -> None:
     answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
 
     events = [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
@@ -57,7 +57,7 @@ def test_who_does_not_ask_for_usage_gets_none(client: httpx2.Client, options: An
 
 
 @pytest.mark.usefixtures("deployment")
-def test_who_asks_for_usage_gets_it_last(base_url: str, token: str) -> None:
+def test_with_the_option_the_last_chunk_has_usage(base_url: str, token: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key=token) as client:
         stream = client.chat.completions.create(
             model="fast",
@@ -74,7 +74,7 @@ def test_who_asks_for_usage_gets_it_last(base_url: str, token: str) -> None:
 
 
 @pytest.mark.usefixtures("deployment")
-def test_who_asks_for_usage_in_every_chunk_gets_it(client: httpx2.Client) -> None:
+def test_with_the_option_for_every_chunk_all_chunks_have_usage(client: httpx2.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
 
@@ -104,14 +104,14 @@ def test_a_refused_request_is_not_counted(client: httpx2.Client, deployment: Dep
     assert not UsageRecord.objects.exists()
 
 
-def test_a_request_that_is_no_stream_goes_on_as_it_came() -> None:
+def test_a_request_without_a_stream_is_sent_unchanged() -> None:
     assert metered_request(chat("x")) is None
     assert metered_request(chat("x", stream="yes")) is None
     assert metered_request(chat("x", stream=True, stream_options=[])) is None
     assert metered_request(chat("x", stream=True, stream_options={"include_usage": "yes"})) is None, "to be refused"
 
 
-def test_a_stream_is_asked_for_usage_and_keeps_what_else_was_said() -> None:
+def test_usage_is_requested_of_a_stream_and_other_options_are_kept() -> None:
     body = chat("x", stream=True, stream_options={"include_obfuscation": False}, seed=2**60)
 
     sent = json.loads(metered_request(body) or b"")

@@ -1,4 +1,4 @@
-"""A new speculator on a share of the traffic: what is promoted, what is rolled back, and who answers meanwhile."""
+"""Rollouts of a speculator: when they are promoted or rolled back, and which process answers in the meantime."""
 
 import datetime as dt
 from typing import Any
@@ -74,7 +74,7 @@ def begin(client: Client, deployment: Deployment, new: Speculator, *, status: in
 
 
 def observe(deployment: Deployment, **values: Any) -> Deployment:
-    """What the supervisor does."""
+    """Records an observation, as the supervisor does."""
     Deployment.objects.filter(pk=deployment.pk).update(**values)
     return Deployment.objects.get(pk=deployment.pk)
 
@@ -96,7 +96,7 @@ def shown(client: Client, made: Any) -> Any:
     return client.get(f"/v1/deployments/{made['deployment_id']}/rollouts/{made['id']}").json()
 
 
-def test_a_better_speculator_is_promoted_and_nobody_waits_meanwhile(
+def test_a_better_speculator_is_promoted_without_an_interruption(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
     made, canary = under_way(client, deployment, new)
@@ -160,7 +160,7 @@ def test_trouble_rolls_back(
     assert (ended["status"], ended["reason"]["code"]) == ("rolled_back", code)
 
 
-def test_a_canary_that_nobody_asks_gives_up(client: Client, deployment: Deployment, new: Speculator) -> None:
+def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: Deployment, new: Speculator) -> None:
     made, _ = under_way(client, deployment, new)
     Rollout.objects.update(started_at=timezone.now() - dt.timedelta(days=2))
     rollouts_reconcile()
@@ -206,7 +206,7 @@ def test_one_rollout_at_a_time_and_it_can_be_cancelled(client: Client, deploymen
         ({"speculator_id": "the present one"}, 409, "nothing_to_roll_out"),
     ],
 )
-def test_what_cannot_be_rolled_out_is_refused(
+def test_an_impossible_rollout_is_refused(
     client: Client, deployment: Deployment, new: Speculator, change: dict[str, Any], status: int, code: str
 ) -> None:
     if change.get("speculator_id") == "the present one":

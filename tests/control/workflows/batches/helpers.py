@@ -1,4 +1,4 @@
-"""Batches and shards as a worker would leave them, without one."""
+"""Creates batches and shards as a worker would leave them, without running a worker."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 
 def make_batch(organization: Organization | None = None, num_rows: int = 5, **values: Any) -> Batch:
-    """A batch whose input is still to be validated; its only model is `tiny`."""
+    """A batch whose input is not validated yet; its only model is `tiny`."""
     organization = organization or make_organization()
     make_base_model("tiny", organization)
     file = make_file(organization, [chat_row(f"row-{i}") for i in range(num_rows)])

@@ -1,4 +1,4 @@
-"""Batches from creation to result files. Shards are committed as a worker would, without one."""
+"""Batches from creation to result files. The tests commit shards as a worker would."""
 
 import json
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_a_halved_shard_keeps_its_place(db: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("final", "code"), [("cancelled", "batch_cancelled"), ("expired", "batch_expired"), ("failed", "batch_failed")]
 )
-def test_what_was_finished_is_kept_and_the_rest_is_told_why_not(
+def test_finished_rows_are_kept_and_other_rows_get_an_error(
     db: None, tmp_path: Path, final: Any, code: str
 ) -> None:
     batch = make_batch()
@@ -195,7 +195,7 @@ def test_a_crash_before_the_end_is_made_good_by_the_next_attempt(
     assert File.objects.filter(purpose="batch_output").count() == 1
 
 
-def test_of_two_who_assemble_one_wins_and_its_bytes_stay(
+def test_of_two_assembling_workers_one_wins_and_its_files_stay(
     db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make_batch()
@@ -204,7 +204,7 @@ def test_of_two_who_assemble_one_wins_and_its_bytes_stay(
     publish = assemble._publish
 
     def overtaken(*args: Any, **values: Any) -> None:
-        """Meanwhile, a shard arrives and somebody else assembles it all."""
+        """In the meantime, a shard is committed and another worker assembles the batch."""
         monkeypatch.setattr(assemble, "_publish", publish)
         commit_shard(batch, 0, tmp_path)
         batch_assemble(batch=Batch.objects.get(pk=batch.pk), final="cancelled")
@@ -286,7 +286,7 @@ def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db:
     assert batch.errors == [{"code": "worker_crash_loop", "line": None, "message": "It crashed.", "param": None}]
 
 
-def test_cancelling_again_is_no_error_but_cancelling_what_has_ended_is(db: None) -> None:
+def test_a_cancelled_batch_can_be_cancelled_again_but_an_ended_one_cannot(db: None) -> None:
     cancelled = make_batch()
     batch_cancel(batch=cancelled)
     assert batch_cancel(batch=cancelled).status == "cancelling"

@@ -64,7 +64,7 @@ def test_rows_come_in_order_up_to_the_first_that_is_open(client: Client, batch: 
     assert read_rows(client, batch, after=6) == []
 
 
-def test_what_was_read_before_the_end_is_what_is_read_after_it(client: Client, batch: Batch, tmp_path: Path) -> None:
+def test_results_are_the_same_before_and_after_the_end(client: Client, batch: Batch, tmp_path: Path) -> None:
     for shard_no in (0, 1):
         commit_shard(batch, shard_no, tmp_path, failed_rows=frozenset({1, 2}))
     url = f"/v1/batches/{batch.pk}/results"
@@ -82,14 +82,14 @@ def test_what_was_read_before_the_end_is_what_is_read_after_it(client: Client, b
     assert read_rows(client, batch, after=5) == ["row-5", "row-6"]
 
 
-def test_deleted_results_are_gone_wherever_they_are_asked_for(
+def test_deleted_results_are_refused_and_their_files_are_deleted(
     client: Client, transactional_db: None, batch: Batch, tmp_path: Path
 ) -> None:
     rows_key = batch.job.params["rows_key"]
     for shard_no in range(4):
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
-    losers_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # of an attempt that had lost the job
+    losers_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # a shard of an attempt that had lost the job
     get_storage().put_file(losers_key, write_lines(tmp_path / "loser", []))
     batch_assemble(batch=batch, final="completed")
     tokens_key = batch.tokens_key
@@ -105,7 +105,7 @@ def test_deleted_results_are_gone_wherever_they_are_asked_for(
     assert batches_tidy() == 0
 
 
-def test_a_followed_stream_goes_on_until_the_end(
+def test_a_followed_stream_continues_until_the_end(
     transactional_db: None, organization: Organization, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "POLL_SECONDS", 0.01)
@@ -168,5 +168,5 @@ def test_a_bad_question_is_refused(client: Client, batch: Batch, query: dict[str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
 
 
-def test_results_of_another_organization_are_not_there(batch: Batch, other_organization: Organization) -> None:
+def test_results_of_another_organization_are_not_found(batch: Batch, other_organization: Organization) -> None:
     assert client_of(other_organization).get(f"/v1/batches/{batch.pk}/results").status_code == 404

@@ -1,4 +1,4 @@
-"""The batch routes: what a caller sees, and what they refuse."""
+"""The batch routes: their responses and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_file_of_another_purpose_or_organization_is_refused(
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input_file_id")
 
 
-def test_batches_of_another_organization_are_not_there(client: Client, other_organization: Organization) -> None:
+def test_batches_of_another_organization_are_not_found(client: Client, other_organization: Organization) -> None:
     batch = make_batch(other_organization)
 
     assert client.get(f"/v1/batches/{batch.pk}").status_code == 404
@@ -89,7 +89,7 @@ def test_batches_of_another_organization_are_not_there(client: Client, other_org
     assert batch.status == "validating"
 
 
-def test_models_of_another_organization_are_not_there(db: None) -> None:
+def test_models_of_another_organization_are_not_found(db: None) -> None:
     theirs = make_organization()
     make_base_model("secret", theirs)
     ours = make_organization()

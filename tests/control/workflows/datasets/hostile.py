@@ -1,4 +1,4 @@
-"""Rows that no dataset should hold, each with the code it must get. All are chat rows but for what is wrong."""
+"""Invalid rows, each with the code of its error. Apart from the error, all are chat rows."""
 
 import json
 from typing import Any

@@ -19,7 +19,7 @@ from tests.control.workflows.datasets.tokenizer import write_tokenizer
 
 @pytest.fixture
 def model(organization: Organization, tmp_path: Path) -> BaseModel:
-    """Its tokenizer makes one token of a word."""
+    """A model whose tokenizer makes one token of each word."""
     model = make_base_model("tiny", organization)
     write_tokenizer(tmp_path)
     BaseModel.objects.filter(pk=model.pk).update(path=str(tmp_path), revision=tmp_path.name)
@@ -95,7 +95,7 @@ def test_the_preview_shows_on_which_tokens_the_loss_falls(
     assert not any(token["in_loss"] for token in rows[1]["tokens"])
 
 
-def test_a_row_that_the_template_refuses_says_so_in_the_preview(
+def test_the_preview_shows_the_error_of_a_row_that_the_template_refuses(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system please') }}")
@@ -158,7 +158,7 @@ def test_a_bad_request_names_the_field(
     assert not Dataset.objects.exists()
 
 
-def test_datasets_of_another_organization_are_not_there(
+def test_datasets_of_another_organization_are_not_found(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     dataset = create(client, make_file(organization, GOOD)).json()

@@ -1,4 +1,4 @@
-"""S6: chat templates that compute without end or fill the memory end with an error that names them, and soon."""
+"""S6: a chat template that computes endlessly or fills the memory is soon ended, with an error that names it."""
 
 import time
 from contextlib import ExitStack
@@ -90,7 +90,7 @@ def test_a_model_whose_folder_became_a_link_is_not_read(
     assert preview(client, organization).json()["error"]["code"] == "tokenizer_not_available"
 
 
-def test_one_organization_has_a_few_files_read_at_once_and_others_have_theirs(
+def test_the_number_of_concurrent_readers_is_limited_per_organization(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     body = {"file_id": make_file(organization, GOOD).pk, "model": "tiny"}

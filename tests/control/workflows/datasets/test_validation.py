@@ -1,4 +1,4 @@
-"""Files against the validator: no row, however hostile, does more than get its own error, at its own line."""
+"""Validation of files: each hostile row gets an error with its own line, and has no other effect."""
 
 import json
 import random
@@ -22,7 +22,7 @@ from tests.control.workflows.datasets.hostile import GOOD, ROWS, chat
 
 def check(content: bytes, **limits: int) -> tuple[Findings, list[Example]]:
     seen: list[Example] = []
-    found = examine(BytesIO(content), see=lambda example, line: seen.append(example), **limits)
+    found = examine(BytesIO(content), on_example=lambda example, line: seen.append(example), **limits)
     return found, seen
 
 
@@ -31,7 +31,7 @@ def lines(rows: Iterable[bytes]) -> bytes:
 
 
 class Endless:
-    """A stream of one repeated piece that takes no memory, and counts what was read of it."""
+    """A stream that repeats one piece without using memory, and counts the bytes read."""
 
     def __init__(self, piece: bytes, times: int, head: bytes = b"") -> None:
         self._block = piece * max(1, (1 << 16) // len(piece))
@@ -88,11 +88,11 @@ def test_ten_thousand_hostile_rows_are_each_named_soon_and_without_memory() -> N
     chosen = random.Random(4).choices(small, k=10_000)
     content = lines([GOOD, *(row for _, row, _ in chosen)])
     began = time.process_time()
-    examine(BytesIO(content), see=lambda example, line: None)
+    examine(BytesIO(content), on_example=lambda example, line: None)
     seconds = time.process_time() - began
     tracemalloc.start()
     try:
-        found = examine(BytesIO(content), see=lambda example, line: None)
+        found = examine(BytesIO(content), on_example=lambda example, line: None)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -149,7 +149,7 @@ def test_any_object_is_read_or_refused(row: dict[str, Any]) -> None:
 )
 def test_a_bomb_is_refused_with_few_errors_in_hand(source: Endless, code: str) -> None:
     began = time.process_time()
-    found = examine(source, see=lambda example, line: None)
+    found = examine(source, on_example=lambda example, line: None)
 
     assert time.process_time() - began <= 5
     assert found.errors_by_code[code] == 1

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer and chat template: a word is a token, a turn its role, its words and `end`."""
+"""Writes a tokenizer and a chat template for a model folder: each word is a token, a turn is role, words and `end`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Evidence as `workers.inference.evidence` writes it. It needs no Django: a fake child process writes it too."""
+"""Evidence as `workers.inference.evidence` creates it. It needs no Django, because a fake child process uses it too."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Speculators to judge."""
+"""Creates speculators for evaluations."""
 
 from control.models.catalog.models import Speculator
 from control.models.catalog.services import speculator_create, speculator_ready

@@ -1,4 +1,4 @@
-"""Certificates: signed by us, checked by anybody, and worth nothing once a byte of them has changed."""
+"""Certificates: they can be verified with the public key, and not after any change."""
 
 import base64
 import copy
@@ -34,13 +34,13 @@ def public_key() -> str:
 
 
 def travelled(certificate: dict[str, Any]) -> dict[str, Any]:
-    """Through a file, printed as people print JSON."""
+    """The certificate after it was written to indented JSON and read again."""
     read: dict[str, Any] = json.loads(json.dumps(certificate, indent=2))
     return read
 
 
 @given(STATEMENTS)
-def test_what_was_signed_is_what_is_read(statement: dict[str, Any]) -> None:
+def test_the_signed_statement_is_returned_unchanged(statement: dict[str, Any]) -> None:
     assert verify(travelled(certificate_of(statement)), public_key()) == statement
 
 
@@ -78,7 +78,7 @@ def test_one_changed_value_anywhere_is_found(place: tuple[Any, ...]) -> None:
         verify(certificate, public_key())
 
 
-def test_what_is_taken_out_added_or_turned_into_a_fraction_is_found() -> None:
+def test_a_removed_added_or_changed_value_is_detected() -> None:
     certificate = travelled(certificate_of(make_evidence()))
     forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
         lambda c: c["statement"].pop("counts"),
@@ -96,7 +96,7 @@ def test_what_is_taken_out_added_or_turned_into_a_fraction_is_found() -> None:
             verify(forged, public_key())
 
 
-def test_a_certificate_of_somebody_else_is_refused_even_under_our_keys_name() -> None:
+def test_a_certificate_signed_with_another_key_is_refused_even_under_the_same_key_id() -> None:
     other = Ed25519PrivateKey.generate()
     certificate = travelled(certificate_of(make_evidence()))
     signed = canonical({name: value for name, value in certificate.items() if name != "signature"})
@@ -131,10 +131,10 @@ def test_a_key_of_the_wrong_size_is_refused_at_the_start(key: str) -> None:
 
 
 def test_a_fraction_is_not_signed() -> None:
-    with pytest.raises(ValueError, match="no fractions"):
+    with pytest.raises(ValueError, match="must not have fractions"):
         certificate_of({"counts": {"equal": [1.0]}})
 
 
-def test_what_is_no_public_key_is_said() -> None:
+def test_an_invalid_public_key_is_reported() -> None:
     with pytest.raises(CertificateError, match="public key"):
         verify(certificate_of({}), "nonsense")

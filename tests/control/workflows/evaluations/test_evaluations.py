@@ -1,4 +1,4 @@
-"""Evaluations through the API, and what a finished one leaves behind."""
+"""Evaluations through the API, and the results of finished ones."""
 
 import datetime as dt
 from pathlib import Path
@@ -60,7 +60,9 @@ def test_an_evaluation_is_a_job_over_the_rows_of_a_file(client: Client, organiza
     assert client.get("/v1/evaluations?speculator_id=spec_other").json()["data"] == []
 
 
-def test_without_a_file_it_is_what_the_pipeline_held_out(client: Client, organization: Organization) -> None:
+def test_without_a_file_the_prompts_that_the_pipeline_held_out_are_used(
+    client: Client, organization: Organization
+) -> None:
     pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization, deploy=False)))
 
     made = post(client, speculator_id=pipeline.speculator_id).json()
@@ -73,7 +75,7 @@ def test_without_a_file_it_is_what_the_pipeline_held_out(client: Client, organiz
     ]  # fmt: skip  # the pipeline's own is one of them
 
 
-def test_without_a_file_and_a_pipeline_there_is_nothing_to_ask(client: Client, organization: Organization) -> None:
+def test_without_a_file_and_a_pipeline_an_evaluation_is_refused(client: Client, organization: Organization) -> None:
     response = post(client, speculator_id=make_speculator(organization).pk)
 
     assert response.status_code == 400
@@ -100,7 +102,7 @@ def test_a_speculator_in_training_cannot_be_judged(client: Client, organization:
         ({"concurrency": [1]}, "concurrency"),
     ],
 )
-def test_what_it_cannot_mean_is_refused(
+def test_invalid_parameters_are_refused(
     client: Client, organization: Organization, body: dict[str, Any], param: str
 ) -> None:
     response = post(client, speculator_id="spec_1", **body)
@@ -144,7 +146,7 @@ def finished(client: Client, organization: Organization, **evidence: Any) -> Eva
     return evaluation
 
 
-def test_a_finished_one_has_a_report_and_a_certificate_that_anybody_can_check(
+def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     client: Client, organization: Organization
 ) -> None:
     evaluation = finished(client, organization)
@@ -161,7 +163,7 @@ def test_a_finished_one_has_a_report_and_a_certificate_that_anybody_can_check(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
-def test_what_differs_is_certified_as_different(client: Client, organization: Organization) -> None:
+def test_outputs_that_differ_are_certified_as_different(client: Client, organization: Organization) -> None:
     evaluation = finished(client, organization, equal=19, different=1)
 
     assert client.get(f"/v1/evaluations/{evaluation.pk}").json()["result"] == "different"
@@ -180,7 +182,7 @@ def test_a_straggler_does_not_sign_again(client: Client, organization: Organizat
     assert (evaluation.certificate, evaluation.plots_prefix) == (first, "e")
 
 
-def test_before_its_end_there_is_no_certificate_and_no_plot(client: Client, organization: Organization) -> None:
+def test_an_unfinished_evaluation_has_no_certificate_and_no_plot(client: Client, organization: Organization) -> None:
     made = ask(client, organization)
 
     for what, code in (("certificate", "certificate_not_found"), ("plot", "plot_not_found")):

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning routes over pipelines, which move as the workers would move them."""
+"""OpenAI's fine-tuning routes over pipelines, which the tests advance as workers would."""
 
 import json
 from pathlib import Path
@@ -120,7 +120,7 @@ def test_with_deploy_its_name_is_an_endpoint(client: Client, training_file: File
     assert pipeline.deployment.name == shown["fine_tuned_model"]
 
 
-def test_what_went_wrong_is_its_error(client: Client, training_file: File) -> None:
+def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, training_file: File) -> None:
     failed = create(client, training_file).json()
     end_batch(pipeline_of(failed), "failed", errors=[{"code": "out_of_memory", "message": "Too large."}])
     unequal = create(client, training_file).json()
@@ -287,7 +287,7 @@ def test_a_refused_job_leaves_no_bytes(
     assert [key for key in stored if "/files/" in key and get_storage().exists(key)] == []
 
 
-def test_jobs_of_another_organization_are_not_there(
+def test_jobs_of_another_organization_are_not_found(
     client: Client, training_file: File, other_organization: Organization
 ) -> None:
     body = create(client, training_file).json()

@@ -1,4 +1,4 @@
-"""A customer's pause: whoever has the work loses it, and neither it nor a spend cap's pause undoes the other."""
+"""Pauses on a customer's request: the worker loses the job, and resuming never ends the pause of a spend cap."""
 
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def body(client: Client, organization: Organization) -> Any:
-    """Of a job that waits for its first worker."""
+    """Response for a job that waits for its first worker."""
     make_base_model("tiny", organization)
     return create(client, make_file(organization, fine_tune_rows(), purpose="fine-tune")).json()
 
@@ -57,7 +57,7 @@ def reach_cap(pipeline: Pipeline) -> SpendCap:
     return cap
 
 
-def test_training_is_taken_from_its_worker_and_goes_on_from_its_checkpoint(
+def test_paused_training_continues_from_its_checkpoint(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
     work = made_until("train", pipeline).training_job
@@ -96,7 +96,7 @@ def test_every_stage_with_work_can_be_paused_before_a_worker_has_it(
     assert client.post(f"{url}/resume").json() == before
 
 
-def test_both_may_be_asked_for_twice(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_pause_and_resume_can_be_repeated(client: Client, url: str, pipeline: Pipeline) -> None:
     assert [client.post(f"{url}/pause").json()["status"] for _ in range(2)] == ["paused", "paused"]
     assert [client.post(f"{url}/resume").json()["status"] for _ in range(2)] == ["queued", "queued"]
 
@@ -150,7 +150,7 @@ def test_a_paused_batchs_hours_do_not_run_out(client: Client, url: str, pipeline
 def test_a_pause_in_the_instant_in_which_the_answers_are_complete_holds(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
-    """The batch completes by its worker's last look; the job no longer can."""
+    """The worker still completes the batch, but it can no longer complete the job."""
     held = claim(batch_of(pipeline).job)
     client.post(f"{url}/pause")
 
@@ -181,7 +181,7 @@ def test_a_shard_in_hand_is_neither_counted_nor_lost(client: Client, url: str, p
 
 
 @pytest.mark.parametrize("action", ["pause", "resume"])
-def test_what_has_ended_is_neither_paused_nor_resumed(
+def test_an_ended_job_is_neither_paused_nor_resumed(
     client: Client, url: str, pipeline: Pipeline, action: str
 ) -> None:
     end_evaluation(made_until("evaluate", pipeline))

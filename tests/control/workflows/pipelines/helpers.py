@@ -1,4 +1,4 @@
-"""Pipelines, and the outside world that moves them on."""
+"""Creates pipelines, and plays the workers and the supervisor that advance them."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def make_pipeline(
 
 
 def end_batch(pipeline: Pipeline, status: str = Batch.Status.COMPLETED, **values: Any) -> Pipeline:
-    """What the worker does to the distillation."""
+    """Ends the batch, as a worker does."""
     values = {"tokens_key": "tokens.jsonl", **values}
     Batch.objects.filter(pk=pipeline.batch_id).update(status=status, **values)
     return pipeline_advance(pipeline=pipeline)
@@ -51,13 +51,13 @@ def end_evaluation(pipeline: Pipeline, **report: Any) -> Pipeline:
 
 
 def observe(pipeline: Pipeline, state: str, **values: Any) -> Pipeline:
-    """What the supervisor of deployments does."""
+    """Records an observation, as the supervisor of deployments does."""
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=state, **values)
     return pipeline_advance(pipeline=pipeline)
 
 
 def made_until(stage: str, pipeline: Pipeline) -> Pipeline:
-    """Brings a new pipeline into a stage."""
+    """Advances a new pipeline to the stage."""
     steps = {"train": end_batch, "evaluate": end_training, "deploy": end_evaluation}
     for name, step in steps.items():
         if stage == "distil":

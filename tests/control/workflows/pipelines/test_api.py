@@ -124,7 +124,7 @@ def test_every_kind_can_be_asked_for(client: Client, organization: Organization,
     assert answer.json()["training"] == training | {"initial_speculator": None}
 
 
-def test_training_goes_on_from_a_speculator_of_the_same_kind_and_model_alone(
+def test_training_continues_only_from_a_speculator_of_the_same_kind_and_model(
     client: Client, organization: Organization
 ) -> None:
     base = make_base_model()

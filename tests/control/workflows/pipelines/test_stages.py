@@ -1,4 +1,4 @@
-"""One way through all stages, and every way out."""
+"""A pipeline through all stages, and all ways in which it can end early."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_prompts_become_an_endpoint() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_advancing_again_starts_nothing_twice(stage: str) -> None:
+def test_advancing_again_starts_no_stage_twice(stage: str) -> None:
     pipeline = made_until(stage, make_pipeline())
     before = rows_made()
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_a_name_taken_meanwhile_is_the_pipelines_error() -> None:
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_resuming_repeats_the_failed_stage_alone(stage: str) -> None:
+def test_resuming_repeats_only_the_failed_stage(stage: str) -> None:
     pipeline = made_until(stage, make_pipeline())
     before, job = (pipeline.batch_id, pipeline.training_job_id), current_job(pipeline)
     if stage == "distil":
@@ -214,7 +214,7 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
 
 
 def test_a_pipeline_is_cancelled_while_its_batch_has_just_ended() -> None:
-    """Its job has a last write to make."""
+    """The job of the batch has not ended yet."""
     pipeline = make_pipeline()
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED)
 

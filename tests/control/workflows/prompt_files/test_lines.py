@@ -8,7 +8,7 @@ from control.workflows.prompt_files.lines import read_lines
 
 
 class Dribble:
-    """A stream that gives at most `size` bytes a read."""
+    """A stream that returns at most `size` bytes per read."""
 
     def __init__(self, content: bytes, size: int) -> None:
         self._stream = io.BytesIO(content)

@@ -40,7 +40,7 @@ def test_a_long_value_is_shown_shortened_and_in_plain_ascii() -> None:
     assert message.isascii()
 
 
-def test_a_number_becomes_a_string_and_says_so() -> None:
+def test_a_number_becomes_a_string_with_a_mark() -> None:
     row = parse({**chat_row(), "custom_id": 7})
 
     assert (row.custom_id, row.is_id_coerced) == ("7", True)
@@ -63,12 +63,12 @@ def test_a_number_becomes_a_string_and_says_so() -> None:
         '{"custom_id": "a", "body": {"seed": ' + "9" * 5_000 + "}}",
     ],
 )
-def test_what_is_no_json_object_is_invalid_json_line(line: str) -> None:
+def test_a_line_that_is_not_a_json_object_is_invalid_json_line(line: str) -> None:
     assert refuse(line).code == "invalid_json_line"
 
 
 @pytest.mark.parametrize("line", [b'{"custom_id": "\xff"}', b"\xff\xfe{\x00}\x00", b'{"custom_id": "\\ud800"}'])
-def test_what_is_no_text_is_invalid_utf8(line: bytes) -> None:
+def test_a_line_that_is_not_text_is_invalid_utf8(line: bytes) -> None:
     assert refuse(line).code == "invalid_utf8"
 
 
@@ -79,7 +79,7 @@ def test_a_custom_id_that_is_no_short_string_is_invalid(custom_id: object) -> No
     assert (error.code, error.param) == ("invalid_custom_id", "custom_id")
 
 
-def test_a_row_without_custom_id_is_told_so() -> None:
+def test_a_row_without_custom_id_is_an_error() -> None:
     row = chat_row()
     del row["custom_id"]
 

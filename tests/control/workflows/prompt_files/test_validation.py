@@ -38,7 +38,7 @@ def test_good_rows_are_written_in_order_with_their_model() -> None:
     assert [row["body"]["model"] for row in written] == ["tiny", "tiny"]
 
 
-def test_every_bad_line_is_named_with_what_is_wrong() -> None:
+def test_every_bad_line_is_listed_with_its_error() -> None:
     report, written = check(
         [
             chat_row("a"),
@@ -102,7 +102,7 @@ def test_numbers_as_custom_id_are_warned_of_once() -> None:
         (FIXED, ["other"], [(1, "model_not_found")]),
     ],
 )
-def test_all_rows_have_one_model_that_is_there(
+def test_all_rows_have_the_same_existing_model(
     models: ModelChoice, named: list[str], expected: list[tuple[int, str]]
 ) -> None:
     report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(named)], models)
@@ -150,7 +150,7 @@ def test_more_errors_than_are_listed_are_counted() -> None:
 
 def test_a_file_of_many_rows_takes_little_memory() -> None:
     class Rows:
-        """4,000 rows of 20 kB: 80 MB that never lie in memory together."""
+        """A stream of 4,000 rows of 20 kB, 80 MB that are never in memory at once."""
 
         def __init__(self) -> None:
             self._lines = (json.dumps(chat_row(str(i), content="x" * 20_000)).encode() + b"\n" for i in range(4_000))

@@ -1,4 +1,4 @@
-"""What a batch will cost, before it is run."""
+"""Quotes: the estimated cost of a batch before it is run."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.services import dataset_create
 from control.workflows.quotes.models import Quote
-from control.workflows.quotes.pilot import PILOT_ROWS, spread
+from control.workflows.quotes.pilot import PILOT_ROWS, mean_with_bounds
 from control.workflows.quotes.services import MIN_REQUESTS
 from tests.control.factories import chat_row, make_base_model, make_file
 
@@ -45,7 +45,7 @@ def ask(client: Client, dataset: Dataset, *, status: int = 201, **body: Any) -> 
 
 
 def end_pilot(quote: Any, lengths: list[int]) -> None:
-    """What the worker does to the batch."""
+    """Ends the pilot, as a worker does."""
     lines = [json.dumps({"custom_id": str(n), "completion_token_ids": [0] * n}) + "\n" for n in lengths]
     key = f"pilot/{quote['id']}.jsonl"
     with staged_writer() as writer:
@@ -71,7 +71,7 @@ def test_a_pilot_answers_rows_from_all_over_the_file(
     assert batch.metadata == {"quote": quote["id"]}
 
 
-def test_what_the_pilot_measured_is_the_price_of_all_rows(
+def test_the_price_of_all_rows_follows_from_the_pilot(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     quote = ask(client, make_dataset(organization, model))
@@ -101,7 +101,7 @@ def test_a_pilot_without_an_answer_is_no_basis(client: Client, organization: Org
     assert client.get(f"/v1/quotes/{quote['id']}").json()["status"] == "failed"
 
 
-def test_history_answers_at_once_if_there_is_enough(
+def test_enough_history_makes_a_quote_ready_at_once(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     dataset = make_dataset(organization, model)
@@ -123,7 +123,7 @@ def test_history_answers_at_once_if_there_is_enough(
 
 
 @pytest.mark.parametrize("values", [{"num_tokens": None}, {"status": "invalid"}, {"num_rows": 0}, {"base_model": None}])
-def test_what_was_not_counted_cannot_be_quoted(
+def test_a_dataset_without_counted_tokens_cannot_be_quoted(
     client: Client, organization: Organization, model: BaseModel, values: dict[str, Any]
 ) -> None:
     refused = ask(client, make_dataset(organization, model, **values), status=409)
@@ -138,4 +138,4 @@ def test_what_was_not_counted_cannot_be_quoted(
 def test_bounds_are_two_standard_errors_wide_and_never_below_nothing(
     lengths: list[int], expected: tuple[float, ...]
 ) -> None:
-    assert spread(lengths) == pytest.approx(expected)
+    assert mean_with_bounds(lengths) == pytest.approx(expected)

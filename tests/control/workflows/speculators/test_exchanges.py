@@ -1,4 +1,4 @@
-"""Speculators leave as files, come in as files and go, through the API."""
+"""Export, import and deletion of speculators through the API."""
 
 import io
 import json
@@ -79,7 +79,7 @@ def staged() -> list[Path]:
     return list(folder.iterdir()) if folder.exists() else []
 
 
-def test_a_speculator_goes_out_as_a_file_and_comes_back_as_another(
+def test_an_exported_speculator_is_imported_as_another(
     client: Client, organization: Organization, speculator: Speculator, tmp_path: Path
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "specforge"})
@@ -111,7 +111,9 @@ def test_the_same_speculator_gives_the_same_bytes(client: Client, speculator: Sp
     assert content(client, first) == content(client, second)
 
 
-def test_what_came_in_can_be_deployed(client: Client, organization: Organization, speculator: Speculator) -> None:
+def test_an_imported_speculator_can_be_deployed(
+    client: Client, organization: Organization, speculator: Speculator
+) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     body = take_in(client, organization, content(client, file["id"]))
 
@@ -151,7 +153,7 @@ def test_one_in_training_does_not_leave(client: Client, speculator: Speculator) 
 
 
 def damaged(archive: bytes) -> bytes:
-    """What is packed in it is no packed data."""
+    """An archive whose compressed data is corrupt."""
     begin = archive.index(b"config.json") + len("config.json")
     return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
 
@@ -199,7 +201,7 @@ def test_an_archive_that_unfolds_into_too_much_is_refused(
 def test_a_small_archive_that_unfolds_into_much_is_refused(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each upload counts against a quota, what it unfolds into does not."""
+    """Uploads count against a quota, but their unpacked content does not."""
     monkeypatch.setattr("control.workflows.speculators.services._FREE_BYTES", 1 << 10)
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
 
@@ -208,7 +210,7 @@ def test_a_small_archive_that_unfolds_into_much_is_refused(
     assert f"at most {(1 << 10) + 2 * len(bomb):,} bytes" in error["message"]
 
 
-def test_what_cannot_be_recorded_leaves_no_bytes(
+def test_a_failed_import_leaves_no_stored_objects(
     client: Client, organization: Organization, speculator: Speculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> None:
@@ -279,7 +281,7 @@ def test_a_speculator_in_use_stays(use: Callable[[Speculator], None], client: Cl
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_deleted_speculator_is_unknown_and_its_bytes_are_gone(client: Client, speculator: Speculator) -> None:
+def test_a_deleted_speculator_is_not_found_and_its_files_are_deleted(client: Client, speculator: Speculator) -> None:
     response = client.delete(f"/v1/speculators/{speculator.pk}")
 
     assert response.json() == {"id": speculator.pk, "object": "speculator", "deleted": True}
@@ -293,14 +295,14 @@ def test_a_deleted_speculator_is_unknown_and_its_bytes_are_gone(client: Client, 
     assert not get_storage().exists(f"{speculator.storage_prefix}/config.json")
 
 
-def test_a_speculator_can_go_once_its_endpoint_is_gone(client: Client, speculator: Speculator) -> None:
+def test_a_speculator_can_be_deleted_after_its_deployment(client: Client, speculator: Speculator) -> None:
     _deploy(speculator)
     deployment_delete(deployment=Deployment.objects.get())
 
     assert client.delete(f"/v1/speculators/{speculator.pk}").status_code == 200
 
 
-def test_a_name_goes_on_counting_after_a_deletion(
+def test_versions_of_a_name_continue_after_a_deletion(
     client: Client, organization: Organization, speculator: Speculator
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
@@ -309,7 +311,7 @@ def test_a_name_goes_on_counting_after_a_deletion(
     assert take_in(client, organization, content(client, file["id"]), name="heads")["version"] == 2
 
 
-def test_what_is_done_leaves_an_event_each(client: Client, organization: Organization, speculator: Speculator) -> None:
+def test_each_operation_is_audited(client: Client, organization: Organization, speculator: Speculator) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     take_in(client, organization, content(client, file["id"]))
     client.delete(f"/v1/speculators/{speculator.pk}")

@@ -1,4 +1,4 @@
-"""Template tags of the overview."""
+"""Template tags of the overview and the queue page."""
 
 from django import template
 from django.utils.safestring import SafeString

@@ -1,4 +1,4 @@
-"""`manage.py two_factor_enrol NAME` gives one of the staff a second factor, in place of the one lost."""
+"""`manage.py two_factor_enrol NAME` gives a member of staff a second factor, which replaces a lost one."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from control.tenants.accounts.models import User
 
 
 class Command(BaseCommand):
-    help = "Makes a new secret for a user's authenticator app and prints its address, this once."
+    help = "Creates a new secret for a user's authenticator app and prints its address, only this once."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.STAFF_TWO_FACTOR:
-            raise CommandError("These settings sign staff in by password alone.")
+            raise CommandError("With these settings, staff sign in with a password only.")
         from control.operations.console.two_factor import second_factor_renew  # its app is not installed otherwise
 
         user = User.objects.filter(username=options["username"], is_staff=True).first()
         if user is None:
-            raise CommandError(f"No member of staff is called {options['username']!r}.")
+            raise CommandError(f"There is no member of staff named {options['username']!r}.")
         self.stdout.write(second_factor_renew(user=user))

@@ -1,6 +1,6 @@
-// Every two seconds, while something on the page changes by itself: fetch the page again and swap the parts that are
-// marked `data-live`. The server stays the only one that knows how anything looks; where it gives its page a version
-// (ETag), an unchanged one is 304 and costs nothing more.
+// While some part of the page is active, this fetches the page again every two seconds and replaces the parts that are
+// marked `data-live`, so that only the server renders HTML. If the page has a version (ETag), the server answers 304 for
+// an unchanged page.
 (() => {
   const PERIOD_MS = 2000;
   let version = null;
@@ -9,11 +9,11 @@
     if (document.hidden || !document.querySelector('[data-live-active="yes"]')) return;
     const headers = version ? { "If-None-Match": version } : {};
     const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store", headers });
-    if (!answer.ok || answer.redirected) return; // unchanged, signed out, or the row is gone
+    if (!answer.ok || answer.redirected) return; // unchanged, signed out, or the row is deleted
     version = answer.headers.get("ETag");
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!fresh.querySelector('[data-live-active="yes"]')) {
-      location.reload(); // it has ended, which changes the buttons too; then nothing is asked for any more
+      location.reload(); // the last active part has ended, which also changes the buttons; no further refresh follows
       return;
     }
     for (const part of document.querySelectorAll("[data-live]")) {
@@ -26,7 +26,7 @@
     try {
       await refresh();
     } catch {
-      // the server restarts: try again
+      // the server is restarting: try again later
     }
     setTimeout(loop, PERIOD_MS);
   }

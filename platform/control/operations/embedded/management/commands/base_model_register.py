@@ -1,4 +1,4 @@
-"""`manage.py base_model_register NAME DIR`: makes a folder of safetensors a model that customers may use."""
+"""`manage.py base_model_register NAME DIR`: registers a folder of safetensors as a model that customers may use."""
 
 from argparse import ArgumentParser
 from pathlib import Path
@@ -13,12 +13,12 @@ from control.tenants.row_security.scope import Across, across_tenants
 
 
 class Command(BaseCommand):
-    help = "Registers a local folder of safetensors under a name, for everyone or for one organization."
+    help = "Registers a local folder of safetensors as a model, for all organizations or for one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("folder", type=Path)
-        parser.add_argument("--organization", help="Its name; none: every organization may use the model.")
+        parser.add_argument("--organization", help="The only organization that may use the model. Default: all may.")
 
     def handle(self, **options: Any) -> None:
         with across_tenants(Across.COMMAND):

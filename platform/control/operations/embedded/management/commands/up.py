@@ -1,5 +1,8 @@
-"""`manage.py up`: the whole stack on this machine, until Ctrl-C or SIGTERM; nothing is left behind, not even after
-`kill -9`. `ready.json` in the data folder says where it is, as soon as it serves."""
+"""`manage.py up`: runs the whole stack on this machine until Ctrl-C or SIGTERM.
+
+No process is left behind, not even after `kill -9`. As soon as the stack serves requests, `ready.json` in the data
+folder contains its address.
+"""
 
 import fcntl
 import os
@@ -31,14 +34,14 @@ WORKER_ROLES = {"jobs", "deployments"}
 
 
 class Command(BaseCommand):
-    help = "Starts everything: API, console, queue, job worker and endpoint supervisor. Ctrl-C stops it all."
+    help = "Runs the whole stack: API, console, queue, job worker and endpoint supervisor. Ctrl-C stops all of it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
-        parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
+        parser.add_argument("--port", type=int, default=8000, help="0 selects a free port.")
         parser.add_argument(
             "--model", dest="models", type=_model, action="append", default=[], metavar="NAME=DIR",
-            help="A folder of safetensors to offer under a name; may be given more than once.",
+            help="Registers a folder of safetensors as a model under this name. Can be repeated.",
         )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
@@ -113,7 +116,7 @@ def _model(text: str) -> tuple[str, Path]:
 
 
 def _end_on_signal() -> threading.Event:
-    """The first signal asks for an orderly end; a second one ends this process, and the lifeline everything else."""
+    """The first signal stops the stack in order; a second one kills this process, and the lifeline ends all others."""
     ended = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -126,7 +129,10 @@ def _end_on_signal() -> threading.Event:
 
 
 def _lock(path: Path) -> IO[str]:
-    """Two stacks over one data folder would run each other's jobs. The kernel frees the lock of a killed process."""
+    """Locks the data folder, because two stacks on one folder would run each other's jobs.
+
+    The kernel releases the lock of a process that is killed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a+")
     try:
@@ -151,7 +157,7 @@ def _register(models: list[tuple[str, Path]]) -> None:
 
 
 def _checked_port(host: str, port: int) -> int:
-    """Raises: CommandError: can't be had. Better said now than in a log of a process that dies again and again."""
+    """Raises: CommandError: the port is not available. Else the API process would only fail in its log, repeatedly."""
     try:
         if port == 0:
             return free_port(host)

@@ -1,4 +1,4 @@
-"""`manage.py supervise_deployments`: keeps the endpoints of this machine as their rows say."""
+"""`manage.py supervise_deployments`: starts, checks, restarts and stops the endpoint processes of this machine."""
 
 import fcntl
 import signal
@@ -16,26 +16,32 @@ from django.db import DatabaseError, close_old_connections
 from control.core.observability.listener import listen
 from control.core.settings.config import get_config
 from control.queue.jobs.services import worker_beat, worker_leave
-from control.serving.deployments.supervisor import Patience, Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.row_security.scope import Across, across_tenants
 
 log = structlog.get_logger(__name__)
 
-TICK_SECONDS = 0.25  # a death is seen within two seconds, with room for a slow tick
+TICK_SECONDS = 0.25  # the end of a process is noticed within two seconds, even if a tick is slow
 BEAT_SECONDS = 10.0
-HANGING_SECONDS = 120.0  # without a tick: something in it waits for ever
+HANGING_SECONDS = 120.0  # the liveness probe fails after so long without a tick, because then a tick is stuck
 
 
 class Command(BaseCommand):
-    help = "Starts, checks, restarts and stops the endpoints of this machine. A second one waits for the first to end."
+    help = (
+        "Starts, checks, restarts and stops the endpoints of this machine. "
+        "A second supervisor waits until the first one ends."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--drain-seconds", type=float, default=Patience().drain_seconds)
+        parser.add_argument("--drain-seconds", type=float, default=SupervisorTimings().drain_seconds)
         parser.add_argument(
-            "--lifeline", type=int, default=None, help="Descriptor of a pipe: endpoints end when its writer does."
+            "--lifeline",
+            type=int,
+            default=None,
+            help="File descriptor of a pipe. The endpoints end when the process that holds its write end ends.",
         )
         parser.add_argument(
-            "--drain", action="store_true", help="SIGTERM ends the endpoints too, once their requests are answered."
+            "--drain", action="store_true", help="SIGTERM also ends the endpoints, once their requests are answered."
         )
 
     def handle(self, **options: Any) -> None:
@@ -47,13 +53,13 @@ class Command(BaseCommand):
         if lock is None:
             return
         with lock, across_tenants(Across.SUPERVISION):
-            patience = Patience(drain_seconds=options["drain_seconds"])
-            supervisor = Supervisor(config, patience=patience, lifeline=options["lifeline"], drains=options["drain"])
+            timings = SupervisorTimings(drain_seconds=options["drain_seconds"])
+            supervisor = Supervisor(config, timings=timings, lifeline=options["lifeline"], drains=options["drain"])
             _supervise(supervisor, stop)
 
 
 def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:
-    """Holds the lock until the file is closed, which the kernel does for a process that was killed."""
+    """Waits for the lock; None if `stop` is set first. The kernel closes the file if this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a")
     while not stop.is_set():
@@ -79,7 +85,7 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
             if time.monotonic() >= next_beat:
                 worker_beat(worker=worker, role="deployments")
                 next_beat = time.monotonic() + BEAT_SECONDS
-        except DatabaseError:  # it may come back; endpoints serve on meanwhile
+        except DatabaseError:  # the database may come back; meanwhile the endpoints keep serving
             log.exception("database not reachable")
             close_old_connections()
             stop.wait(1.0)

@@ -1,4 +1,4 @@
-"""Evaluations, datasets and captures in the console, and what operators do for tenants there."""
+"""Pages of evaluations, datasets, captures, distillations, adapters and rollouts, and work of operators for tenants."""
 
 import re
 
@@ -7,9 +7,12 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
+from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
+from control.queue.jobs.models import Job
 from control.serving.captures.models import Capture, CapturedRequest
-from control.tenants.accounts.models import Member, Project, User
+from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.models import Member, Organization, Project, User
 from control.tenants.accounts.selectors import api_key_authenticate
 from control.workflows.batches.models import Batch
 from control.workflows.evaluations.models import Evaluation
@@ -29,7 +32,7 @@ def world(db: None) -> World:
     return World(make_organization("Acme"))
 
 
-def test_their_pages_open_and_lead_on(operator: Client, world: World) -> None:
+def test_pages_open_and_link_to_each_other(operator: Client, world: World) -> None:
     deployment, dataset, evaluation = world.deployment, world.dataset, world.evaluation
     for model, pk in (
         ("evaluations_evaluation", evaluation.pk),
@@ -77,7 +80,7 @@ def test_a_bad_line_of_a_dataset_is_named_without_its_text(operator: Client) -> 
     assert "secret" not in shown
 
 
-def test_a_speculator_that_nobody_needs_is_deleted(operator: Client, world: World) -> None:
+def test_an_unused_speculator_is_deleted(operator: Client, world: World) -> None:
     assert press(operator, "catalog_speculator", world.speculator.pk, "delete") == 302
 
     assert Speculator.objects.get().status == "deleted"
@@ -128,7 +131,7 @@ def test_a_rotated_key_is_shown_once(operator: Client) -> None:
     assert token not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_a_job_leads_to_what_it_is_for(operator: Client, world: World) -> None:
+def test_a_job_links_to_the_object_that_it_works_for(operator: Client, world: World) -> None:
     shown = page(operator, change_path("jobs_job", world.batch.job_id))
 
     assert change_path("batches_batch", world.batch.pk) in shown
@@ -143,3 +146,35 @@ def test_a_quote_whose_pilot_has_ended_is_not_shown_as_measuring(operator: Clien
 
     quote.refresh_from_db()
     assert quote.status == "failed", "no row was answered"
+
+
+def test_a_distillation_is_shown_and_cancelled(operator: Client, organization: Organization) -> None:
+    made = World(organization).distillation
+
+    assert made.batch_id in page(operator, change_path("distillations_distillation", made.pk))
+    press(operator, "distillations_distillation", made.pk, "cancel")
+    assert Job.objects.get(pk=made.batch.job_id).cancel_requested_at is not None
+
+
+def test_an_adapter_that_is_served_stays(operator: Client, organization: Organization) -> None:
+    world = World(organization)
+    world.deployment.adapters.add(world.adapter)
+
+    assert world.deployment.name in page(operator, change_path("adapters_adapter", world.adapter.pk))
+    press(operator, "adapters_adapter", world.adapter.pk, "remove")
+    assert Adapter.objects.exists()
+    world.deployment.adapters.clear()
+    press(operator, "adapters_adapter", world.adapter.pk, "remove")
+    assert not Adapter.objects.exists()
+
+
+def test_a_rollout_shows_the_figures_of_its_decision(operator: Client, organization: Organization) -> None:
+    rollout = World(organization).rollout
+    figures = {"num_requests": 1234, "num_failed": 0, "error_rate": 0.0, "acceptance_length": 2.5}
+    Rollout.objects.update(figures={"canary": figures, "stable": figures})
+
+    assert "1,234" in page(operator, change_path("rollouts_rollout", rollout.pk))
+    press(operator, "rollouts_rollout", rollout.pk, "cancel")
+    rollout.refresh_from_db()
+    assert rollout.status == Rollout.Status.ROLLED_BACK
+    assert "It was cancelled." in page(operator, change_path("rollouts_rollout", rollout.pk))

@@ -1,0 +1,49 @@
+"""Pages of datasets."""
+
+from django.contrib import admin
+from django.utils.safestring import SafeString
+
+from control.operations.console.asking import AskingAdmin
+from control.operations.console.rendering import badge, link, pairs, table
+from control.operations.console.sidebar import SidebarEntry
+from control.operations.console.work_asks import CREATE_DATASET
+from control.workflows.datasets.models import Dataset
+
+MAX_ERRORS = 50
+
+
+@admin.register(Dataset)
+class DatasetAdmin(AskingAdmin):
+    sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
+    asks = CREATE_DATASET
+    list_display = ["id", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
+    list_filter = ["status", "organization"]
+    search_fields = ["id", "file__id"]
+    ordering = ["-id"]
+    list_select_related = ["organization"]
+    fields = [
+        "id", "organization", "the_file", "the_model", "format", "state", "num_rows", "num_answers", "num_tokens",
+        "by_code", "bad_lines", "created_at",
+    ]  # fmt: skip
+
+    @admin.display(description="status", ordering="status")
+    def state(self, row: Dataset) -> SafeString:
+        return badge(row, row.status, active=False)
+
+    @admin.display(description="file")
+    def the_file(self, row: Dataset) -> SafeString | str:
+        return link(row.file)
+
+    @admin.display(description="base model")
+    def the_model(self, row: Dataset) -> SafeString | str:
+        return link(row.base_model)
+
+    @admin.display(description="bad lines by code")
+    def by_code(self, row: Dataset) -> SafeString:
+        return pairs(row, "by-code", row.errors_by_code)
+
+    @admin.display(description=f"the first {MAX_ERRORS} bad lines")
+    def bad_lines(self, row: Dataset) -> SafeString:
+        """Leaves out the messages, which could quote a customer's text."""
+        lines = [(bad.get("line"), bad.get("column"), bad.get("code")) for bad in row.errors[:MAX_ERRORS]]
+        return table(row, "bad-lines", ["line", "column", "code"], lines)

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import ceilings, head_cases, layer_cases, record, round_cases, table
+from benchmarks.gpu import ceilings, graph_step_cases, head_cases, layer_cases, record, table
 from benchmarks.gpu.case import Case, Rows, check, different_windows, windows
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.clock import Clock, clock_of, interleaved
@@ -62,11 +62,11 @@ def head_makes(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterato
     yield partial(head_cases.adapters, inputs, model, sizes, 16, 16)
 
 
-def round_makes(inputs: Inputs, M: int, V: int, nodes: int) -> Iterator[Make]:
-    yield partial(round_cases.laying_out, inputs, 3, nodes)
-    yield partial(round_cases.filtering, inputs, M, V)
-    yield partial(round_cases.ranking, inputs, M, 8)
-    yield partial(round_cases.blend, inputs, 2 * M, V)
+def graph_step_makes(inputs: Inputs, M: int, V: int, nodes: int) -> Iterator[Make]:
+    yield partial(graph_step_cases.laying_out, inputs, 3, nodes)
+    yield partial(graph_step_cases.filtering, inputs, M, V)
+    yield partial(graph_step_cases.ranking, inputs, M, 8)
+    yield partial(graph_step_cases.blend, inputs, 2 * M, V)
 
 
 def loss_makes(inputs: Inputs, model: str, num_rows: int) -> Iterator[Make]:
@@ -87,7 +87,7 @@ def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
             *head_makes(inputs, "tiny", (3,)),
             partial(head_cases.growing, inputs, 2, 3, 3, 9),
             partial(head_cases.accepting, inputs, 2, 9),
-            *round_makes(inputs, 5, 96, 9),
+            *graph_step_makes(inputs, 5, 96, 9),
             *loss_makes(inputs, "tiny", 4),
         ]
     big, small = "llama-3.1-8b", "llama-3.2-1b"
@@ -101,7 +101,7 @@ def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
         *layer_makes(inputs, small, (1, 16)),
         partial(head_cases.growing, inputs, 8, 8, 8, 64),
         partial(head_cases.accepting, inputs, 8, 64),
-        *round_makes(inputs, 16, Sizes.of(big).vocab_size, 64),
+        *graph_step_makes(inputs, 16, Sizes.of(big).vocab_size, 64),
         *(partial(product, M) for M in (2, 4, 8, 32, 64)),
         *loss_makes(inputs, big, 1024),
     ]

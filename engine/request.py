@@ -35,7 +35,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); no id twice
     grammar: Grammar | None = None
     seed: int = 0  # 64 bits
-    stop_token_ids: frozenset[int] = frozenset()  # beside the model's own end-of-sequence ids
+    stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
     num_logprobs: int | None = None  # None: no log-probabilities; k: the sampled token's and the top k's
 

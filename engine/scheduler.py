@@ -147,7 +147,7 @@ class Scheduler:
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
             # One more slot per running sequence, so that the admitted one is not preempted at once.
-            if self.pool.num_available_beside(blocks) < needed + len(self.running):
+            if self.pool.num_available_after_holding(blocks) < needed + len(self.running):
                 return
             self.waiting.popleft()
             self.pool.hold(blocks)

@@ -56,8 +56,7 @@ class SlotPool:
             before = block
         return blocks
 
-    def num_available_beside(self, blocks: Sequence[Block]) -> int:
-        """`num_available` after holding `blocks`."""
+    def num_available_after_holding(self, blocks: Sequence[Block]) -> int:
         return self.num_available - BLOCK * sum(block.num_users == 0 for block in blocks)
 
     def hold(self, blocks: Sequence[Block]) -> None:

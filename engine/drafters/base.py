@@ -52,7 +52,7 @@ class Drafter(Protocol):
     name: str
     max_depth: int  # maximum depth of a draft; 0: it never drafts
     tap_layers: tuple[int, ...] = ()  # i: the input of layer i of the target; its number of layers: the last output
-    slot_bytes: int = 0  # memory of its own keys and values per slot of the cache
+    slot_bytes: int = 0  # memory of the drafter's keys and values per cache slot
 
     def prepare(self, cache: KVCache) -> None:
         """Called once, before other methods. A drafter with keys and values allocates them by the cache's slots."""

@@ -68,7 +68,7 @@ class CombinedDrafter(Drafter):
         try:
             return drafter.propose(sequences, budget)
         except Exception:
-            logger.exception("drafter %s failed; the others go on", drafter.name)
+            logger.exception("drafter %s failed; the others continue", drafter.name)
             return [EMPTY_DRAFT] * len(sequences)
 
     def _merged(self, sequence: Sequence, drafts: Many[Draft], budget: int) -> Draft:

@@ -36,7 +36,7 @@ class MedusaDrafter(Drafter):
                 f"heads propose token {int(heads.draft_vocab.max())}, the model has {model.config.vocab_size}"
             )
         self.max_depth = config.num_heads
-        self._taps: dict[str, Tensor] = {}  # request -> [H]: the hidden state that chose its last token
+        self._taps: dict[str, Tensor] = {}  # request -> [H]: hidden state of its last token
         self.hidden_size, self.dtype = config.hidden_size, model.dtype
         self.vocab = heads.draft_vocab.to(model.device)
         self._embedding = model.weights.embedding if config.token_input else None

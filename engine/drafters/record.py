@@ -16,7 +16,7 @@ _MEMORY = 2000.0  # when a kind has this many claims, its counts are halved
 class Record:
     def __init__(self) -> None:
         self._counts: dict[Hashable, tuple[float, float]] = {}  # kind -> right, all
-        self._open: dict[str, tuple[int, Draft, Many[Hashable]]] = {}  # request -> tokens then, draft, kinds
+        self._open: dict[str, tuple[int, Draft, Many[Hashable]]] = {}  # request -> number of tokens, draft, kinds
 
     def rate(self, kind: Hashable, assumed: float) -> float:
         """Probability that a claim of this kind is right; `assumed` if none has been counted."""

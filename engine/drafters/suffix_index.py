@@ -40,7 +40,7 @@ class SuffixIndex:
         self._heads = [array("q", (-1,)) * self._size for _ in CONTEXTS]
         self._prevs = [array("q", (-1,)) * self._size for _ in CONTEXTS]
         self._hashes = [deque([0] * n, maxlen=n) for n in CONTEXTS]  # the last n hashes of n tokens
-        self.num_tokens = 0  # ever added
+        self.num_tokens = 0  # number of tokens added so far
 
     def extend(self, tokens: Iterable[int]) -> None:
         mask, ring, place = self._size - 1, self._tokens, self.num_tokens

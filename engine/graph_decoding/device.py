@@ -95,7 +95,7 @@ class _Graph:
             with self._capture(graph):
                 self._function()
         except RuntimeError:
-            logger.exception("a program can't be captured and will be launched kernel by kernel")
+            logger.exception("a program can't be captured in a graph; its kernels will be launched one by one")
             return self._function
         return graph.replay
 

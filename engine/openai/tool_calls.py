@@ -78,10 +78,10 @@ class CallStream:
         self._form = style.form
         self._names = style.names
         self._held = ""  # text that is not settled
-        self._raw = ""  # of the call under way, to be given out if it is none
+        self._raw = ""  # text of the current call, returned as text if it is invalid
         self._reader: CallReader | None = None
-        self._closing = False  # a call has ended, its closing tag is to come
-        self._only_calls = True  # nothing was said so far
+        self._closing = False  # a call has ended, but not its closing tag
+        self._only_calls = True  # no text outside of calls so far
         self.num_calls = 0
 
     def push(self, text: str) -> list[str | CallPiece]:

@@ -1,4 +1,4 @@
-"""Cases of what a round does beside the layers: rows laid out, tokens chosen through filters, candidates ranked.
+"""Cases of the operations of a graph step besides the layers: layout of rows, filtered sampling, ranking of candidates.
 
 And the loss of a blend of labels and probabilities, which trains what drafts.
 """

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Recorder:
-    """Takes events where a child would print them."""
+    """Records events that a child process would print."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -45,7 +45,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def start_child(spec: Spec, folder: Path) -> subprocess.Popen[str]:
-    """The real child process, its standard output a pipe."""
+    """Starts the real child process with a pipe as standard output."""
     path = folder / "spec.json"
     write_spec(spec, path)
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt."""
+"""The failure classes, which decide about another attempt."""
 
 import errno
 

@@ -28,7 +28,7 @@ Ended = tuple[int, list[Event], str]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Ended, Ended]:
-    """A job with a model and one whose folder is empty, side by side."""
+    """Runs a job with a model and a job with an empty folder, in parallel."""
     good, bad, empty = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "empty"))
     children = start_child(make_batch(good, tiny_model), good), start_child(make_batch(bad, empty), bad)
     return end_of(children[0]), end_of(children[1])

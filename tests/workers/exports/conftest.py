@@ -1,4 +1,4 @@
-"""A target, and speculators of it on their way out and in."""
+"""A target and its speculators, for tests of export and import."""
 
 from collections.abc import Callable
 from pathlib import Path

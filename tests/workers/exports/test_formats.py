@@ -1,4 +1,4 @@
-"""What leaves in another engine's form comes back as it was, and nothing comes in that could not be served."""
+"""An exported speculator is unchanged after import, and a speculator that cannot be served is not imported."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from workers.kinds import TRAINED_KINDS
 PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
 
 
-# What leaves and comes back
+# Round trips
 
 
 def test_every_kind_that_is_trained_can_leave_and_every_format_is_used() -> None:
@@ -163,7 +163,7 @@ def test_the_shapes_are_those_of_the_engines_modules(kind: str, tmp_path: Path, 
         assert artifact.tensors[name].shape == tuple(named[name].shape)
 
 
-# What is refused on its way out
+# Refused exports
 
 
 @pytest.mark.parametrize(

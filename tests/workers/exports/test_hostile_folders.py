@@ -1,4 +1,4 @@
-"""Nothing comes in that could not be served, and whoever sends it is told what is wrong."""
+"""Folders that could not be served are refused, with an error that names the fault."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Of config.json; `None` takes a key away."""
+    """Changes keys of config.json; `None` removes a key."""
     path = folder / "config.json"
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
@@ -132,7 +132,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def void(_: object) -> None:
-    """For actions whose result nobody wants."""
+    """Ignores the result of an action."""
 
 
 @pytest.mark.parametrize(("damage", "said"), HOSTILE.values(), ids=HOSTILE.keys())

@@ -32,7 +32,7 @@ def make_spec(folder: Path, model: Path, rows: Sequence[dict[str, Any]], *shards
 
 
 def run(spec: BatchSpec) -> tuple[list[dict[str, Any]], Recorder]:
-    """All lines in the order of shards, and the events."""
+    """Returns all lines in the order of shards, and the events."""
     emit = Recorder()
     run_batch(spec, emit)
     shards = sorted(emit.of("shard"), key=lambda event: event.shard_no)
@@ -42,7 +42,7 @@ def run(spec: BatchSpec) -> tuple[list[dict[str, Any]], Recorder]:
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in lines:
         line["output"]["response"]["body"].pop("created", None)
-        line["output"]["response"]["body"].pop("metrics", None)  # how fast, not what
+        line["output"]["response"]["body"].pop("metrics", None)  # timings differ
     return lines
 
 
@@ -153,7 +153,7 @@ def test_a_file_shorter_than_its_shards_is_an_error(tmp_path: Path, tiny_model: 
 
 
 class SlowFirstRow:
-    """An engine whose row 0 takes long and all others one step. Notes how many rows were open at each step."""
+    """An engine that takes long for row 0 and one step for all others. It records the open rows of each step."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
@@ -180,4 +180,4 @@ def test_the_batch_stays_full_across_shards(tmp_path: Path, tiny_model: Path) ->
     tokenizer = Tokenizer.load(tiny_model)
     answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
     assert engine.num_open[:6] == [4] * 6
-    assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row holds up its own shard alone
+    assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard

@@ -1,4 +1,4 @@
-"""What a token costs, and when training has paid off."""
+"""The cost of a token, and the break-even point of training."""
 
 import pytest
 from hypothesis import given

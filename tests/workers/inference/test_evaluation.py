@@ -1,4 +1,4 @@
-"""The evaluation job, its report and its picture."""
+"""The evaluation job, its report and its plot."""
 
 import hashlib
 import json
@@ -123,7 +123,7 @@ def test_the_rest_is_estimated_by_the_pace_at_hand() -> None:
     metrics = [event.data for event in emit.of("metrics")]
     assert metrics[0] == {"eta_seconds": 18.0}  # two of 20 after 2 s
     assert metrics[-2] == {"concurrency": 1.0, "speedup": 1.5, "eta_seconds": 10.0}
-    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # told with the fourth of ten
+    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # reported with the fourth of ten
 
 
 def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
@@ -138,7 +138,7 @@ class Interrupted(Exception):
 
 
 def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
-    """To go on with, in another folder, after the first concurrency."""
+    """Returns a folder with the state of a run that was interrupted after the first concurrency."""
 
     def emit(event: Event) -> None:
         if event.event == "checkpoint":
@@ -157,7 +157,7 @@ def test_an_interrupted_evaluation_goes_on_with_what_is_left(tmp_path: Path, tin
 
     report = run_evaluation(spec, emit).result
 
-    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # 6 answers of 12 were there
+    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # 6 of 12 answers existed
     assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
     assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / measured["plain"]["seconds"][0], 3)
     assert (report["prompts_held_out"], report["outputs_equal"], report["num_tokens"]) == (3, 3, 36)
@@ -195,7 +195,7 @@ def test_a_concurrency_of_zero_is_refused(tmp_path: Path, tiny_model: Path) -> N
 
 
 class Factory:
-    """Answers as if an engine had given them."""
+    """Makes answers without an engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Which answers count as looping."""
+"""Answers that count as looping."""
 
 import random
 

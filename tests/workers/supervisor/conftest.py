@@ -38,7 +38,7 @@ def stack(
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveStack]:
-    """Whatever a test did to it, in the end every job's history must be right, and no secret told."""
+    """After every test, the history of each job must be valid, and no log may contain a secret."""
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
     environment = {
         **os.environ,
@@ -50,7 +50,7 @@ def stack(
         "SLIPSTREAM_SHARD_ROWS": "4",
         "SLIPSTREAM_BACKOFF_SECONDS": "0.1",
         "SLIPSTREAM_POLL_SECONDS": "0.1",
-        "SLIPSTREAM_STALL_SECONDS": "30",  # a child starts slowly where others are at work
+        "SLIPSTREAM_STALL_SECONDS": "30",  # a child starts slowly on a busy machine
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
     }
     with ExitStack() as ending:

@@ -1,7 +1,7 @@
-"""Stands in for `workers.run`: the same contract without a model. `python fake_child.py [OPTIONS] SPEC.json`.
+"""Replaces `workers.run`: the same contract without a model. `python fake_child.py [OPTIONS] SPEC.json`.
 
-A row's content decides: "crash" kills the process, "hang" says nothing for ever; anything else is answered by itself
-reversed. So the files that a batch must end with can be computed by a test.
+The content of a row decides: "crash" kills the process, "hang" blocks for ever, and any other text is answered by its
+reverse. Tests can therefore compute the files that a batch must end with.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def act(content: str) -> None:
 
 
 def run_training(spec: TrainingSpec, row_seconds: float) -> None:
-    """Learns to count: the speculator holds the number of steps taken, those before a restart included."""
+    """Counts steps: the speculator holds the number of steps, including those before a restart."""
     state = Path(spec.checkpoint_dir) / "step"
     first = int(state.read_text()) if state.exists() else 0
     for step in range(first + 1, TRAINING_STEPS + 1):

@@ -1,6 +1,6 @@
-"""What must be true of recorded lives, whatever happened to workers, queue, storage and database meanwhile.
+"""Rules for the recorded history of a job, whatever fails in workers, queue, storage and database.
 
-Every test over a `LiveStack` ends with `check_histories`; `test_history` plants one fault of each sort.
+Every test over a `LiveStack` ends with `check_histories`; `test_history` plants one fault of each kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ ENDINGS = {status.value for status in TERMINAL}
 
 
 def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) -> None:
-    """Of every job there is.
+    """Checks the histories of all jobs.
 
     Args:
-        accepted: ids that a customer was given.
-        all_ended: as after a run that was waited for.
+        accepted: ids of jobs that the API accepted.
+        all_ended: whether all jobs must have ended.
     """
     statuses = dict(Job.objects.values_list("pk", "status"))
     lost = set(accepted) - statuses.keys()
@@ -34,7 +34,7 @@ def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) ->
 
 @transaction.atomic
 def check_history(job_id: str) -> None:
-    job = Job.objects.select_for_update().get(pk=job_id)  # nobody writes of it meanwhile: workers may be at work
+    job = Job.objects.select_for_update().get(pk=job_id)  # locks out running workers
     events = list(JobEvent.objects.filter(job=job).order_by("seq"))
     shards = list(JobShard.objects.filter(job=job))
     _check_ending(job, events)

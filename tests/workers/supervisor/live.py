@@ -1,4 +1,4 @@
-"""A database file, a storage folder and worker processes of a test's own.
+"""A database file, a storage folder and worker processes for one test.
 
 The test and its workers are separate processes over one SQLite file, as in the embedded stack.
 """
@@ -76,18 +76,18 @@ class LiveStack:
         )
 
     def wait_for_job(self, job_id: str, *, timeout_seconds: float = 40) -> Job:
-        """Waits until the job has ended, and checks what is written about its life."""
+        """Waits until the job has ended, and checks its history."""
         self.wait_for_jobs([job_id], timeout_seconds=timeout_seconds)
         return Job.objects.get(pk=job_id)
 
     def wait_for_jobs(self, job_ids: Sequence[str], *, timeout_seconds: float = 40) -> None:
-        """Waits until all have ended, and checks the history of every job there is."""
+        """Waits until all have ended, and checks the histories of all jobs."""
         open_jobs = Job.objects.filter(pk__in=job_ids, finished_at=None)
         self.wait_until(lambda: not open_jobs.exists(), timeout_seconds)
         check_histories(job_ids)
 
     def is_started(self, worker: subprocess.Popen[bytes]) -> bool:
-        """Lives, and has got as far as looking for work."""
+        """Tells whether the worker is alive and looks for jobs."""
         log = self.data_dir / f"worker-{self.workers.index(worker)}.log"
         return worker.poll() is None and "worker started" in log.read_text()
 
@@ -98,13 +98,13 @@ class LiveStack:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             assert time.monotonic() < deadline, f"not so after {timeout_seconds} s; {self.logs()}"
-            time.sleep(0.05)  # processes cannot be waited for otherwise
+            time.sleep(0.05)  # only children can be waited for
 
     @contextmanager
     def serve(
         self, application: str = "control.asgi:application", *, port: int = 0, **environment: str
     ) -> Iterator[str]:
-        """The API in a process of its own, killed at the end. Yields its URL."""
+        """Runs the API in a process of its own, which is killed at the end. Yields its URL."""
         port = port or free_port()
         command = [sys.executable, "-m", "uvicorn", application, "--port", str(port), "--lifespan", "off"]
         with (self.data_dir / "worker-api.log").open("ab") as log:
@@ -118,7 +118,7 @@ class LiveStack:
             kill_9(server)
 
     def holder_of(self, job_id: str) -> subprocess.Popen[bytes]:
-        """The worker that has the job now, as soon as one does that lives and is not frozen."""
+        """Waits for and returns a living worker that holds the job and is not frozen."""
         found: list[subprocess.Popen[bytes]] = []
 
         def look() -> bool:
@@ -135,7 +135,7 @@ class LiveStack:
         return "\n".join(path.read_text()[-3000:] for path in sorted(self.data_dir.glob("worker-*.log")))
 
     def count_logged(self, words: str) -> int:
-        """How many lines of all workers' logs have these words."""
+        """Counts the lines with these words in the logs of all workers."""
         logs = self.data_dir.glob("worker-*.log")
         return sum(words in line for path in logs for line in path.read_text().splitlines())
 
@@ -146,7 +146,7 @@ class LiveStack:
 
 
 def check_leaks(stack: LiveStack) -> None:
-    """S8: no secret in a log, none of our insides in what a customer reads of a job."""
+    """S8: logs contain no secret, and job objects contain no internals."""
     for path in (*stack.data_dir.glob("*.log"), *stack.data_dir.glob("logs/**/*.log")):
         assert secrets_in(path.read_text(errors="replace")) == [], path.name
     for error in Job.objects.exclude(error=None).values_list("error", flat=True):
@@ -165,7 +165,7 @@ def kill_9(worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_frozen(pid: int) -> bool:
-    """Each of its threads: a signal to stop takes a while to reach those that run on another processor."""
+    """Checks all threads: a stop signal takes a while to reach threads on another processor."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
 
@@ -187,13 +187,13 @@ def read_object(key: str) -> bytes:
 
 
 def children_of(data_dir: Path) -> list[int]:
-    """Processes whose command line names a spec in this folder: children of its jobs."""
+    """Returns child processes of jobs: their command lines name a spec in this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (process / "cmdline").read_bytes()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended
         if os.fsencode(data_dir / "work") in arguments:
             found.append(int(process.name))
     return found

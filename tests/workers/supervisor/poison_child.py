@@ -1,4 +1,4 @@
-"""The fake child, but for rows that are worse than a crash: it dies before its first word, or kills its supervisor."""
+"""The fake child with worse faults than a crash: it dies before its first event, or kills its supervisor."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""R17: one batch through the API, workers and everything that can go wrong, in any order.
+"""R17: one batch through the API and workers, with all faults in any order.
 
-Worker and child run in this process: the handler is the real one, and a drawn sequence stands in for its child.
+Worker and child run in this process: the handler is the real one, and a random sequence replaces its child.
 """
 
 import json
@@ -114,7 +114,7 @@ class BatchMachine(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """As much as a dead worker's lease, or the pause before another try, takes."""
+        """Advances time past the lease of a dead worker and the delay before another attempt."""
         expire_lease(self.job())
         end_pause(self.job())
 
@@ -133,11 +133,11 @@ class BatchMachine(RuleBasedStateMachine):
             self.attempt(claim, fault, at)
 
     def attempt(self, claim: Claim, fault: str = "none", at: int = 0) -> None:
-        """What goes wrong, and in which of the child's shards."""
+        """Runs an attempt with a fault in one of the shards of the child."""
 
         def run_child(held: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **_: object) -> object:
             if Job.objects.get(pk=claim.job_id).cancel_requested_at is not None:
-                raise Cancelled  # as the lease's thread says
+                raise Cancelled  # raised when the thread of the lease sees the cancellation
             for number, shard in enumerate(spec.shards):
                 if number == at:
                     self.happen_meanwhile(fault)
@@ -162,12 +162,12 @@ class BatchMachine(RuleBasedStateMachine):
         with (
             patch.object(batch, "run_child", run_child),
             patch.object(assemble, "_publish", publish),
-            suppress(LeaseLost, KeyboardInterrupt),  # somebody else has the job, or will
+            suppress(LeaseLost, KeyboardInterrupt),  # another worker has the job, or will have it
         ):
             attempt._work(held, BatchHandler())
 
     def happen_meanwhile(self, fault: str) -> None:
-        """While the child answers; the lease's thread has not learned of it yet."""
+        """Runs an event while the child answers, before the thread of the lease notices it."""
         match fault:
             case "overtaken":
                 expire_lease(self.job())
@@ -202,7 +202,7 @@ class BatchMachine(RuleBasedStateMachine):
         check_histories()
 
     def teardown(self) -> None:
-        """Left alone, and with money, the batch comes to an end, and each row is in one of its files."""
+        """Without further faults and spend caps the batch must end, with each row in one of its files."""
         self.set_the_cap(nanousd=RICH)
         for _ in range(20):
             self.time_passes()
@@ -213,7 +213,7 @@ class BatchMachine(RuleBasedStateMachine):
         check_histories([self.job().pk], all_ended=True)
         assert self.shown()["status"] in TERMINAL
         spend_cap_delete(cap=self.cap)
-        Batch.objects.filter(pk=self.batch_id).delete()  # the next run's checks are not of this one too
+        Batch.objects.filter(pk=self.batch_id).delete()  # the checks of the next run must not include it
         Job.objects.filter(organization=self.organization).delete()
 
 
@@ -257,7 +257,7 @@ def test_a_batch_whose_shard_is_lost_in_storage_ends_with_all_others(machine: ty
     life.create()
     life.work(fault="drain", at=2)
     get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
-    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first answers what was left
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first attempt answers the open rows
         life.time_passes()
         life.work(fault="none", at=0)
 
@@ -274,8 +274,8 @@ def test_no_order_of_requests_work_and_faults_breaks_a_batch(machine: type[Batch
         max_examples=num_runs,
         stateful_step_count=20 if num_runs < 100 else 50,
         suppress_health_check=list(HealthCheck),
-        derandomize=num_runs < 100,  # a long run looks where none has looked before
-        phases=[Phase.generate],  # as it was found: to make it small takes longer than a test may
+        derandomize=num_runs < 100,  # a long run explores new sequences
+        phases=[Phase.generate],  # without shrinking, which takes too long
     )
 
     case().runTest()

@@ -1,4 +1,4 @@
-"""What a batch promises its customer, with real workers: one row cannot spoil the others, and time limits are kept."""
+"""Guarantees of batches with real workers: one row cannot spoil the others, and time limits are kept."""
 
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ from tests.workers.supervisor.test_worker_process import errors_of, expected_out
 
 
 def counts_of(batch: Batch) -> dict[str, int]:
-    """Checks on the way that they sum up."""
+    """Returns the counts, and checks that they add up."""
     body = batch_body(batch_get(batch.organization, batch.pk))
     counts: dict[str, int] = body["request_counts"]
     assert counts["total"] == sum(number for name, number in counts.items() if name != "total")

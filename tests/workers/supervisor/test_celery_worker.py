@@ -1,4 +1,4 @@
-"""A real Celery worker over a real Valkey, killed in mid-batch; and a queue that forgets, repeats and is not there."""
+"""A real Celery worker with a real Valkey, killed during a batch; and a queue that loses and repeats messages."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ CELERY = (sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker", 
 
 
 def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the test's own process sends wake-ups."""
+    """Sets the queue to which the test process sends wake-ups."""
     config = settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
     monkeypatch.setattr(wake, "_quiet_until", 0.0)
@@ -32,7 +32,7 @@ def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Starts a Valkey of this test's own, which the test's process too sends wake-ups to."""
+    """Starts a Valkey for this test, to which the test process also sends wake-ups."""
     with ValkeyServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         monkeypatch.setattr(
@@ -48,7 +48,7 @@ def test_a_celery_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack
     worker = stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
     stack.wait_for_committed_shards(batch.job_id, 2)
     kill_9(worker)
-    redis.Redis.from_url(redis_url).flushall()  # the wake-up is gone too
+    redis.Redis.from_url(redis_url).flushall()  # the wake-up is lost as well
 
     stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
 
@@ -76,7 +76,7 @@ def test_wake_ups_that_come_never_once_or_five_times_in_any_order_run_each_job_o
 
 
 def shuffle(queue: redis.Redis, num_jobs: int) -> None:
-    """Puts every message into the queue so many times, in a random order."""
+    """Puts every message into the queue the given number of times, in random order."""
     draw = random.Random(num_jobs)
     messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
     assert len(messages) == num_jobs
@@ -89,7 +89,7 @@ def shuffle(queue: redis.Redis, num_jobs: int) -> None:
 def test_a_queue_that_forgets_five_times_and_dies_twice_delays_nothing_for_good(
     stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody restarts the worker or sends anything again by hand."""
+    """The worker is not restarted, and no message is sent again by hand."""
     server = ValkeyServer()
     server.start()
     port = server.port
@@ -131,7 +131,7 @@ def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url:
 
 
 def test_messages_are_understood_across_an_upgrade(stack: LiveStack, redis_url: str) -> None:
-    """The release before reads ours, and ours one of the next, which says more."""
+    """The previous release reads our messages, and ours reads messages of the next one with further arguments."""
     batch = stack.make_batch(["prompt"])
     queue = redis.Redis.from_url(redis_url)
     (sent,) = [json.loads(message) for message in cast(list[bytes], queue.lrange("slipstream.jobs", 0, -1))]
@@ -141,7 +141,7 @@ def test_messages_are_understood_across_an_upgrade(stack: LiveStack, redis_url: 
     body = json.dumps([arguments, {"reason": "of the next release"}, embedded]).encode()
     queue.delete("slipstream.jobs")
     queue.rpush("slipstream.jobs", json.dumps({**sent, "body": base64.b64encode(body).decode()}))
-    stack.environment["SLIPSTREAM_RECONCILE_SECONDS"] = "3600"  # nothing but this message starts the job
+    stack.environment["SLIPSTREAM_RECONCILE_SECONDS"] = "3600"  # only this message starts the job
     stack.start_worker(*CELERY, redis_url=redis_url)
 
     assert stack.wait_for_job(batch.job_id).status == Job.Status.SUCCEEDED

@@ -1,4 +1,4 @@
-"""Workers killed and frozen at random moments of a long batch: no row lost, none doubled, the same bytes in the end."""
+"""Workers killed and frozen at random moments of a long batch: no row is lost or doubled, and the bytes are equal."""
 
 import os
 import random
@@ -25,15 +25,15 @@ NUM_ROWS = 1_000
 
 @pytest.fixture
 def short(stack: LiveStack) -> LiveStack:
-    """Leases as short as can be, so that most of the time is spent on faults."""
+    """Sets the shortest possible leases, so that most of the time is spent on faults."""
     stack.environment["SLIPSTREAM_LEASE_SECONDS"] = str(LEASE_SECONDS)
     stack.environment["SLIPSTREAM_RENEW_SECONDS"] = "0.25"
-    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "60"  # a child that waits for `allow` does not hang
+    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "60"  # a child that waits for `allow` is not stalled
     return stack
 
 
 def allow(stack: LiveStack, num_rows: int) -> Path:
-    """So many rows may be answered by now: the batch cannot end before the last fault, however slow the machine."""
+    """Lets children answer so many rows, so that the batch cannot end before the last fault."""
     path = stack.data_dir / "allowed"
     path.touch()
     os.truncate(path, num_rows)
@@ -47,13 +47,13 @@ def long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yields at random moments of attempts: the worker that has the job, and its fence.
+    """Yields the worker that has the job, and its fence, at random moments of attempts.
 
-    Never in a third attempt before it has committed anything: that would rightly end the job.
+    It never yields in a third attempt without progress, because a death there must end the job.
     """
     draw = random.Random(count)
     for number in range(1, count + 1):
-        # Somebody must be there to take over: how long a worker needs to start is not what is measured.
+        # Another worker must be ready to take over: the start of a worker is not measured.
         stack.wait_until(lambda: sum(map(stack.is_started, stack.workers)) >= 2, 60)
         allow(stack, NUM_ROWS * number // (count + 1))
         stack.holder_of(job_id)
@@ -90,14 +90,14 @@ def test_workers_killed_at_random_moments_lose_no_row_and_double_none(short: Liv
 
     assert job.attempt > num_kills
     assert statistics.median(reclaims) <= LEASE_SECONDS + 1
-    if num_kills > 10:  # one claim is late now and then where other tests, or programs, keep the machine busy
+    if num_kills > 10:  # a single claim may be late on a busy machine
         assert max(reclaims) <= LEASE_SECONDS + 2
 
 
 def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
-    """Its child goes on, and fills the pipe with shards.
+    """Freezes the worker. Its child continues and fills the pipe with shards.
 
-    Not in the middle of a write: SQLite has one lock, and who is frozen with it holds up everybody.
+    It avoids writes: SQLite has one lock, and a frozen process that holds it would block all others.
     """
 
     def is_frozen_without_a_lock() -> bool:
@@ -112,7 +112,7 @@ def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_writable(stack: LiveStack) -> bool:
-    """Always so on PostgreSQL, which locks rows."""
+    """Tells whether the database can be written; always true for PostgreSQL, which locks rows."""
     path = stack.data_dir / "slipstream.sqlite3"
     if not path.exists():
         return True

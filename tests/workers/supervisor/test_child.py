@@ -1,4 +1,4 @@
-"""The child process: what it is given, and that all of it ends."""
+"""The child process: its environment, and the end of its whole process group."""
 
 import json
 import queue

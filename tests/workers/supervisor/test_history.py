@@ -1,4 +1,4 @@
-"""The checker of every chaos run: quiet about a life as it should be, loud about each fault that is planted in one."""
+"""The history checker accepts a valid history and reports each planted fault."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What operators do while jobs run: workers restarted one after the other, and a backup restored elsewhere."""
+"""Operations while jobs run: a rolling restart of workers, and the restoration of a backup."""
 
 import shutil
 import subprocess
@@ -56,7 +56,7 @@ def test_workers_restarted_one_after_the_other_for_five_minutes_lose_nothing(sta
 def test_a_backup_restored_in_the_middle_of_a_run_goes_on_to_the_right_end(
     stack: LiveStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bucket is newer than the dump: it holds shards of an attempt that the restored database knows nothing of."""
+    """The bucket is newer than the dump: it holds shards of an attempt that the restored database does not know."""
     server, name, dump = postgres_server(), str(connection.settings_dict["NAME"]), tmp_path / "dump"
     batch = stack.make_batch(CONTENTS)
     first = stack.start_worker(child="--row-seconds 0.05")

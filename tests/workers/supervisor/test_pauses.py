@@ -1,4 +1,4 @@
-"""A customer's pause with real workers: training stops within seconds and ends where it would have ended."""
+"""Pausing with real workers: training stops within seconds, and ends with the same result after it resumes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A whole pipeline through a real worker, and training that goes on where it was killed."""
+"""A whole pipeline with a real worker, and training that resumes after a kill."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     stack.start_worker()
 
     wait_for_status(stack, pipeline, "deploying")
-    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)  # it is made after the move
+    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)  # it is created after the transition
     pipeline = pipeline_fresh(pipeline)
 
     assert pipeline.speculator is not None
@@ -37,7 +37,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     assert evaluation.certificate is not None
     assert evaluation.certificate["statement"]["counts"]["equal"] == 2
     assert evaluation.job.params["training_seconds"] > 0
-    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"  # had it been interrupted
+    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"  # as if it had been interrupted
     assert pipeline.training_job is not None
     assert pipeline.training_job.metrics == {"loss": 0.25}
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)
@@ -45,7 +45,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
 
 
 def test_files_that_changed_since_training_are_not_certified(stack: LiveStack) -> None:
-    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child will find
+    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child computes
     stack.base_model.refresh_from_db()
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
     stack.start_worker()

@@ -1,4 +1,4 @@
-"""Jobs and children that take down whoever touches them, and what the others notice of it."""
+"""Jobs that kill workers and children, and their effect on other jobs."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ STALL_SECONDS = 2
 
 
 def num_runs(stack: LiveStack, job_id: str) -> int:
-    """Attempts that got as far as a child: each has a log."""
+    """Counts attempts that started a child: each has a log."""
     return len(list((stack.data_dir / "logs" / "jobs").glob(f"{job_id}.*.log")))
 
 
@@ -35,7 +35,7 @@ def check_poison(stack: LiveStack, batch: Batch) -> None:
 
 
 def busy_seconds(job_id: str) -> float:
-    """How long workers were kept by the job: from each claim to what came of it."""
+    """Returns the time that workers spent on the job, from each claim to its result."""
     events = list(JobEvent.objects.filter(job_id=job_id, type__in=("claimed", "retried", "failed")).order_by("seq"))
     ends = zip(events[::2], events[1::2], strict=True)
     return sum((ended.created_at - claimed.created_at).total_seconds() for claimed, ended in ends)
@@ -77,7 +77,7 @@ def test_a_job_that_kills_its_supervisor_too_ends_after_three(stack: LiveStack) 
 
 
 def test_a_frozen_child_is_noticed_within_its_limit_and_five_seconds(stack: LiveStack) -> None:
-    """The GPU process hangs; its supervisor lives and renews the lease."""
+    """The GPU process hangs, while its supervisor is alive and renews the lease."""
     stack.environment["SLIPSTREAM_STALL_SECONDS"] = str(STALL_SECONDS)
     contents = [f"prompt {number}" for number in range(24)]
     batch = stack.make_batch(contents)

@@ -1,4 +1,4 @@
-"""Workers and API over a PostgreSQL that goes down and comes back."""
+"""Workers and API with a PostgreSQL that is restarted."""
 
 import signal
 import time
@@ -53,7 +53,7 @@ def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(sta
 
 
 def test_a_worker_that_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_job(stack: LiveStack) -> None:
-    """It has locked the job's row and waits for a table that we hold: there it is frozen, and gets the table then."""
+    """The worker is frozen after it locked the row of the job, while it waits for a table that the test has locked."""
     stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
     url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
     inserts = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
@@ -84,6 +84,6 @@ def test_without_its_database_the_api_says_so_and_recovers_at_once(stack: LiveSt
         assert answer.headers["Retry-After"] == "1"
         assert "psycopg" not in answer.content.decode()
     postgres_server().start()
-    connection.close()  # as at the end of each live request
+    connection.close()  # as at the end of each request
     assert client.get("/v1/jobs").status_code == 200
     assert client.get("/health").json() == {"status": "ok"}

@@ -1,4 +1,4 @@
-"""A cap pauses a batch with real workers; raised, it lets the batch go on: nothing lost, nothing paid twice."""
+"""A spend cap pauses a batch with real workers. Once raised, the batch continues; no row is lost or paid twice."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.workers.supervisor.test_batch_promises import counts_of
 from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
 
 CONTENTS = [f"prompt {number}" for number in range(40)]
-ROW_NANOUSD = 3  # the fake child's tokens of a row: two in, one out
+ROW_NANOUSD = 3  # tokens per row of the fake child: two in, one out
 SHARD_NANOUSD = 4 * ROW_NANOUSD
 WHOLE_NANOUSD = len(CONTENTS) * ROW_NANOUSD
 

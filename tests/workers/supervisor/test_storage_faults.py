@@ -1,4 +1,4 @@
-"""Storage on a bad day: S3 that fails, cuts off and dawdles, and a disk that is full."""
+"""Storage faults: S3 with errors, truncated answers and delays, and a full disk."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ CREDENTIALS = {
 
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """moto's server, a process of its own."""
+    """Runs the server of moto in a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -59,7 +59,7 @@ def _listens(port: int) -> bool:
 
 @pytest.fixture
 def bucket(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, and a client that reaches it without detours."""
+    """Returns an empty bucket and a client that reaches it without injected faults."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}")
@@ -128,7 +128,7 @@ def test_a_large_object_goes_in_parts_and_is_read_on_where_it_was_cut_off(
 
 
 def in_a_small_disk(folder: Path, size: str) -> list[str] | None:
-    """Words to put before a command, in whose eyes `folder` is so small; None: this machine does not allow it."""
+    """Returns a command prefix that mounts a small disk at `folder`, or None if this machine does not allow it."""
     mount = f"mount -t tmpfs -o size={size} none {shlex.quote(str(folder))}"
     if shutil.which("unshare") is None:
         return None

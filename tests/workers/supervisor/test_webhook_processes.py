@@ -1,6 +1,6 @@
 """W1 with processes: a receiver that is down and workers that are killed while they send. Nothing is lost.
 
-Pauses of the schedule and the claims of dead senders are minutes long: time passes by moving rows into the past.
+Retry delays and claims of dead senders last minutes, so the test advances time by changing timestamps in rows.
 """
 
 import datetime as dt
@@ -27,11 +27,11 @@ NUM_EVENTS, NUM_OBJECTS = 60, 6
 
 @dataclass
 class Receiver:
-    """Takes its time over each call, so that a killed sender is often in the middle of one."""
+    """Answers slowly, so that a killed sender is often in the middle of a call."""
 
     is_up: bool = True
     num_calls: int = 0
-    received: list[str] = field(default_factory=list)  # webhook ids, as answered with 200
+    received: list[str] = field(default_factory=list)  # webhook ids that were answered with 200
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, identity: str) -> int:
@@ -53,7 +53,7 @@ def receiver(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rece
             self.send_response(receiver.take(self.headers["webhook-id"]))
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the base class
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -69,7 +69,7 @@ def receiver(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rece
 
 
 def happen(stack: LiveStack) -> dict[str, list[str]]:
-    """Returns: the events' ids of each object, in order."""
+    """Returns the event ids of each object, in order."""
     ids = defaultdict(list)
     for number in range(NUM_EVENTS):
         object_id = f"batch_{number % NUM_OBJECTS}"

@@ -34,8 +34,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # its name there
-        """Silence."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the base class
+        """Logs nothing."""
 
 
 @pytest.fixture

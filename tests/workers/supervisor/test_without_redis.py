@@ -1,4 +1,4 @@
-"""The live API while Redis is absent, or there and frozen: every request is answered, and the jobs are worked on."""
+"""The live API with Redis absent or frozen: every request is answered, and jobs run."""
 
 import signal
 import statistics
@@ -14,7 +14,7 @@ from tests.workers.supervisor.live import LiveStack, free_port
 
 
 def post_batches(stack: LiveStack, url: str, count: int) -> tuple[list[str], list[float]]:
-    """Returns: the batches' ids, and how long each request took."""
+    """Returns the ids of the batches, and the duration of each request."""
     _, token = make_key(stack.organization)
     body = {
         "input_file_id": make_file(stack.organization, [chat_row()]).pk,
@@ -50,7 +50,7 @@ def test_a_frozen_redis_makes_no_request_fail_and_none_wait_for_long(stack: Live
     with ValkeyServer() as redis:
         assert redis._process is not None
         with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{redis.port}/0") as url:
-            post_batches(stack, url, 5)  # its connections are open
+            post_batches(stack, url, 5)  # opens its connections
             redis._process.send_signal(signal.SIGSTOP)
             ids, seconds = post_batches(stack, url, 200)
         redis._process.send_signal(signal.SIGCONT)

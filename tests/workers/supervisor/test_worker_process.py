@@ -1,4 +1,4 @@
-"""Real worker processes over a real database file, killed and stopped at the worst moments."""
+"""Real worker processes with a real database file, killed and stopped at critical moments."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ from tests.workers.supervisor.live import LiveStack, children_of, kill_9, read_o
 
 
 def expected_output(job_id: str, contents: list[str]) -> bytes:
-    """The output file of an undisturbed run over the rows that can be answered."""
+    """Returns the output file of an undisturbed run over the valid rows."""
     lines = []
     for number, content in enumerate(contents):
         if content not in ("crash", "hang"):
@@ -213,7 +213,7 @@ def test_a_worker_whose_clock_is_wrong_by_an_hour_makes_no_difference(stack: Liv
     Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))
     stack.start_worker(sys.executable, wrong_clock.__file__, str(seconds), child="--row-seconds 0.1")
     stack.wait_for_committed_shards(batch.job_id, 1)
-    stack.start_worker(child="--row-seconds 0.1")  # must not find the lease of the other one over
+    stack.start_worker(child="--row-seconds 0.1")  # the lease of the other worker must not have expired
 
     job = stack.wait_for_job(batch.job_id)
 

@@ -1,4 +1,4 @@
-"""`python wrong_clock.py SECONDS`: the polling worker on a machine whose clock is wrong by so much."""
+"""`python wrong_clock.py SECONDS`: the polling worker on a machine whose clock is wrong by SECONDS."""
 
 import datetime as dt
 import runpy

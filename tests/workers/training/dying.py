@@ -1,4 +1,4 @@
-"""`python -m tests.workers.training.dying SPEC.json N`: a training job that is killed in its N-th step, unwarned."""
+"""`python -m tests.workers.training.dying SPEC.json N`: a training job that is killed with SIGKILL in its N-th step."""
 
 import os
 import signal

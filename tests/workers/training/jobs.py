@@ -1,4 +1,4 @@
-"""What the tests of training jobs begin with: answers of a tiny model, and a job over them."""
+"""Fixtures of the tests of training jobs: answers of a tiny model, and a job that trains on them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from workers.contracts import TrainingSpec
 
 
 def write_answers(path: Path, model: Path, requests: Sequence[Request]) -> Path:
-    """What the model says, as a batch job would keep it; twice, so that what is learned helps in validation.
+    """Writes answers of the model in the format of a batch job.
 
-    A random model has no habits that would carry over from one prompt to another.
+    Each is written twice, so that learning helps validation: the answers of a random model share no patterns.
     """
     answers = generate(load_engine(model), requests)
     rows = [

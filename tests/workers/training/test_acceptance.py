@@ -1,4 +1,4 @@
-"""The simulator's own arithmetic; that serving agrees with it is in test_job.py."""
+"""The arithmetic of the simulation; test_job.py compares it with serving."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_an_answer_is_replayed_by_jumping_over_what_was_accepted() -> None:
     completion = [50, 51, 52, 53, 54, 55]
     drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
     acceptance = Acceptance()
-    replay_answer(completion, drafts.__getitem__, into=acceptance)  # a KeyError would be a pass at another row
+    replay_answer(completion, drafts.__getitem__, into=acceptance)  # a pass at another row would raise KeyError
     assert (acceptance.num_passes, acceptance.num_accepted) == (3, 2)
     assert acceptance.histogram == [2, 0, 1]
     assert acceptance.length == 1 + 2 / 3

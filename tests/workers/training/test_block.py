@@ -1,4 +1,4 @@
-"""Block drafters under training: blocks and loss."""
+"""Training of block drafters: blocks and loss."""
 
 import math
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_block_is_to_guess_what_follows_its_anchor(tiny_model: Path) -> None:
     whole = target.hidden_states(torch.tensor((5, 6, 4, 7, 8, 9)), (1,))
     assert whole.taps is not None
     assert torch.equal(blocks.taps, whole.taps)
-    assert torch.equal(blocks.hidden[0], whole.final[3:5])  # what chose 8 and 9
+    assert torch.equal(blocks.hidden[0], whole.final[3:5])  # the hidden states that chose 8 and 9
     assert torch.equal(blocks.hidden[1, 0], whole.final[5])
 
 

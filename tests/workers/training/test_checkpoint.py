@@ -1,4 +1,4 @@
-"""Checkpoints are whole or refused."""
+"""Incomplete checkpoints are refused."""
 
 from pathlib import Path
 

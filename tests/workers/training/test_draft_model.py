@@ -62,5 +62,5 @@ def test_a_batch_asks_at_the_answers_tokens_for_the_ones_after(tiny_model: Path)
 
     assert batch.tokens.tolist() == [[5, 6, 4, 7, 8, 9], [20, 21, 0, 0, 0, 0]]
     assert batch.tokens.flatten()[batch.places].tolist() == [7, 8, 9, 21]
-    assert batch.labels.tolist() == [8, IGNORED, 10, 22]  # and nothing after 10: the answer was cut there
+    assert batch.labels.tolist() == [8, IGNORED, 10, 22]  # nothing follows 10, because the answer was cut there
     assert torch.equal(batch.hidden[0], target.hidden_states(torch.tensor((5, 6, 4, 7))).final[-1])

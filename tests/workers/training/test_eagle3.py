@@ -1,4 +1,4 @@
-"""EAGLE-3 under training: its loss and its unroll."""
+"""Training of EAGLE-3: loss and unroll."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_the_loss_is_that_of_whole_logits_across_chunks(monkeypatch: pytest.Monk
     assert sums.count == 9
     assert sums.nats == pytest.approx(hard.item() * 9, rel=1e-5)
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)  # another order of additions
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)  # the order of additions differs
 
 
 # Unroll
@@ -56,7 +56,7 @@ def target(tiny_model: Path) -> Model:
 
 
 def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model) -> None:
-    """Every anchor of two conversations of different lengths, against the definition, position by position."""
+    """Compares every anchor of two conversations of different lengths with the definition, position by position."""
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)
     conversations = [conversation((5, 6, 7, 8), (9, 10, 11, 12, 13)), conversation((20, 21), (22, 23, 24))]

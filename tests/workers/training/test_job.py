@@ -1,4 +1,4 @@
-"""The training job: its artifact, what it predicts against what is served, and death in the middle."""
+"""The training job: its artifact, its simulated against its served acceptance, and resumption after a kill."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ FAST = {"max_steps": 100, "evaluate_every": 10, "batch_rows": 64, "epochs": 100,
 
 
 def requests() -> list[Request]:
-    """Prompts of a few families, so that answers share something to learn."""
+    """Returns prompts of a few families, so that answers share patterns."""
     return [
         Request(str(i), (1, 40 + i % 5, 50, 60 + i % 3, 70 + i), SamplingParams(max_tokens=40, temperature=0.0))
         for i in range(24)
@@ -90,11 +90,11 @@ def test_what_is_served_is_what_was_simulated(trained: Finished, tiny_model: Pat
 
     simulated = simulate(folder, tiny_model, tokens)
     assert 1.0 + accepted / passes == pytest.approx(simulated, rel=0.01)
-    assert accepted > 0.2 * passes  # something was accepted at all
+    assert accepted > 0.2 * passes  # a fair share was accepted
 
 
 def simulate(folder: Path, model: Path, tokens: Path) -> float:
-    """Over all answers, with the weights as stored."""
+    """Returns the simulated acceptance length over all answers, with the stored weights."""
     decoder, stored = load_model(model), MedusaHeads.load(folder)
     corpus = read_corpus([tokens], validation_fraction=0.1)
     rows = compute_hidden_rows(decoder, (*corpus.train, *corpus.validation), file=None)
@@ -108,7 +108,7 @@ def test_hidden_states_in_a_file_give_the_same_weights(
     finished = run_training(make_spec(tmp_path, tiny_model, tokens, cache_memory_bytes=0), Recorder())
     assert finished.result["hidden_states"]["kept_in"] == "file"
     assert weights(finished) == weights(trained)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "output"]  # the file is gone
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "output"]  # the cache file was removed
 
 
 def weights(finished: Finished) -> bytes:
@@ -130,7 +130,7 @@ def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
         assert subprocess.run([sys.executable, *dying], cwd=ROOT).returncode == -signal.SIGKILL
     emit = Recorder()
     resumed = run_training(disturbed, emit)
-    assert min(event.step for event in emit.of("checkpoint")) > 10  # it did not start from the beginning
+    assert min(event.step for event in emit.of("checkpoint")) > 10  # it resumed from a checkpoint
     assert weights(resumed) == weights(finished)
     assert resumed.result["acceptance_length"] == finished.result["acceptance_length"]
 
@@ -144,7 +144,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, tiny_model: Path, tok
     command = [sys.executable, *torchrun, str(tiny_model), "no-prompts", str(tmp_path / "two"), *named]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    events = [decode_event(line) for line in done.stdout.splitlines()]  # the first's alone
+    events = [decode_event(line) for line in done.stdout.splitlines()]  # only rank 0 writes events
     assert [event.step for event in events if isinstance(event, Checkpoint)] == [10, 20]
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -168,7 +168,7 @@ def history(finished: Finished) -> list[dict[str, float]]:
 def test_the_curves_are_in_the_artifact(trained: Finished) -> None:
     (events,) = (Path(trained.artifacts["speculator"]) / "tensorboard").iterdir()
     assert events.name.startswith("events.out.tfevents.")
-    assert events.read_bytes().count(b"acceptance_length") == 11  # once an evaluation
+    assert events.read_bytes().count(b"acceptance_length") == 11  # once per evaluation
 
 
 def test_the_plots_are_in_the_artifact(trained: Finished) -> None:

@@ -1,4 +1,4 @@
-"""Hidden states kept for other runs over the same answers."""
+"""Hidden states that are kept for other runs with the same answers."""
 
 from collections.abc import Sequence
 from pathlib import Path

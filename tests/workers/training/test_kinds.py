@@ -1,4 +1,4 @@
-"""Every kind, by one measure: it learns, it serves as it was simulated, and dying in the middle changes nothing."""
+"""Every kind learns, is served with the simulated acceptance, and resumes after a kill with the same result."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 
 def requests() -> list[Request]:
-    """Prompts of a few families, so that answers share something to learn."""
+    """Returns prompts of a few families, so that answers share patterns."""
     return [
         Request(str(i), (1, 40 + i % 5, 50, 60 + i % 3, 70 + i), SamplingParams(max_tokens=24, temperature=0.0))
         for i in range(16)
@@ -83,7 +83,7 @@ def test_training_lengthens_acceptance(trained: Finished) -> None:
 
 
 def test_what_is_served_is_what_was_simulated(trained: Finished, kind: str, tiny_model: Path, tokens: Path) -> None:
-    """On the validation conversations, whose ids the report names."""
+    """The comparison uses the validation conversations, whose ids are in the report."""
     report, folder = report_of(trained), Path(trained.artifacts["speculator"])
     held_out = [r for r in requests() for name in report["validation_ids"] if name.startswith(f"row-{r.request_id}-")]
     work = [Request(str(n), r.prompt_token_ids, r.sampling) for n, r in enumerate(held_out)]
@@ -109,13 +109,13 @@ def test_a_restart_gives_the_same_weights(
         if isinstance(event, Progress) and event.unit == "steps" and event.done == 27:
             raise Killed
 
-    spec = make_spec(tmp_path, tiny_model, tokens, kind, cache_memory_bytes=0)  # hidden states in a file, if there are
+    spec = make_spec(tmp_path, tiny_model, tokens, kind, cache_memory_bytes=0)  # hidden states go to a file
     with pytest.raises(Killed):
         run_training(spec, kill_late)
-    torch.manual_seed(999)  # whatever a new process drew before
+    torch.manual_seed(999)  # any earlier draws of a new process
     emit = Recorder()
     found, expected = weights_of(run_training(spec, emit)), weights_of(trained)
-    assert [event.step for event in emit.of("checkpoint")] == [40]  # it did not start from the beginning
+    assert [event.step for event in emit.of("checkpoint")] == [40]  # it resumed from a checkpoint
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -123,7 +123,7 @@ def test_a_restart_gives_the_same_weights(
 def test_a_trained_speculator_can_be_trained_on(
     tmp_path: Path, trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
-    """It starts where the first one ended, before any step."""
+    """Before its first step, the second run has the acceptance with which the first one ended."""
     fields = {"max_steps": 1, "evaluate_every": 1}
     spec = make_spec(tmp_path, tiny_model, tokens, kind, **fields)
     again = TrainingSpec(

@@ -1,4 +1,4 @@
-"""The loop's promises on a method of one small layer: same bits after a restart, the best weights at the end."""
+"""The training loop with a method of one small layer: equal bits after a restart, the best weights at the end."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ CONFIG = LoopParameters(
 
 
 class Regression:
-    """Fits a line through noise; its acceptance length is what the test says, else better the smaller the error."""
+    """Fits a line through noise. The test gives its acceptance length, or else it grows as the error falls."""
 
     def __init__(self, lengths: Callable[[int], float] | None = None, *, noise: float = 0.2) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -110,7 +110,7 @@ def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed
     expected = train(undisturbed, config, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
         train(Regression(), config, checkpoint_dir=tmp_path / "b", emit=KillAt(killed_after))
-    torch.manual_seed(999)  # whatever the new process drew before
+    torch.manual_seed(999)  # any earlier draws of the new process
     resumed = Regression()
     found = train(resumed, config, checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tmp_path: P
     newest.write_bytes(data)
     resumed, emit = Regression(), Recorder()
     train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=emit)
-    assert next(event.step for event in emit.of("checkpoint")) == 10  # from 5, for 10 was damaged
+    assert next(event.step for event in emit.of("checkpoint")) == 10  # from 5, because 10 was damaged
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
 
 
@@ -137,7 +137,7 @@ def test_batches_that_make_up_a_step_give_the_gradient_of_them_all(tmp_path: Pat
     train(whole, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     train(parts, replace(CONFIG, batch_rows=2, accumulate=4), checkpoint_dir=tmp_path / "b", emit=Recorder())
     for a, b in zip(weights(whole), weights(parts), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # another order of additions
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # the order of additions differs
 
 
 def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
@@ -179,7 +179,7 @@ def test_the_best_weights_win_not_the_last(tmp_path: Path) -> None:
     method = Regression(lambda n: lengths[min(n, 7)])
     outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     stopped = Regression(lambda n: lengths[min(n, 7)])
-    # the same run, looked at where the best was: 10 steps
+    # the same run, ended at the best step, which is 10
     train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert outcome.progression.best_step == 10
     assert outcome.progression.best_acceptance_length == 2.5

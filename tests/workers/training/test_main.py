@@ -1,4 +1,4 @@
-"""Prompts to a speculator in one command."""
+"""Training from prompts in one command."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Medusa's labels and loss."""
+"""Labels and loss of Medusa heads."""
 
 import math
 
@@ -14,7 +14,7 @@ from workers.training.medusa.loss import medusa_loss
 def test_labels_are_places_in_the_draft_vocabulary_and_end_with_the_answer() -> None:
     rows = HiddenRows(hidden=torch.zeros(7, 2), completions=torch.tensor([4, 9, 6, 4, 9, 9, 5]), starts=(0, 3, 7))
     found = medusa_rows(rows, num_heads=2, draft_vocab=torch.tensor([4, 6, 9]), vocab_size=10)
-    # row 2 and row 6 are last in their answers, row 5's next token (5) is in no draft: nothing to learn there
+    # row 2 and row 6 are last in their answers, row 5's next token (5) is not in the draft vocabulary: no loss there
     assert found.index.tolist() == [0, 1, 3, 4]
     assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
 

@@ -1,4 +1,4 @@
-"""A multi-token-prediction module under training: its unroll, and where it begins."""
+"""Training of multi-token-prediction modules: unroll and initial weights."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def target(tiny_model: Path) -> Model:
 
 @pytest.mark.parametrize("layer", ["llama", "qwen3"])
 def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model, layer: str) -> None:
-    """Every anchor of two conversations of different lengths, against the module's own forward over each text."""
+    """Compares every anchor of two conversations of different lengths with the forward pass over each text."""
     module = make_mtp(model_type=layer)
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
     batch = make_batch(rows, [0, 1], steps=2, place=torch.arange(260))
@@ -55,7 +55,7 @@ def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model, layer
 
 
 def run(module: Mtp, hidden: torch.Tensor, tokens: list[int], target: Model) -> torch.Tensor:
-    """[H]: the last row of the module over hidden states [T, H] and the tokens that follow them."""
+    """Returns [H]: the module's last row over hidden states [T, H] and the tokens that follow them."""
     following = torch.tensor(tokens[1 : len(hidden) + 1])
     visible = torch.ones(len(hidden), len(hidden), dtype=torch.bool).tril()
     with torch.no_grad():
@@ -79,7 +79,7 @@ def preparation(folder: Path, initial: Path | None = None) -> Preparation:
 
 
 def test_a_models_own_module_is_where_training_begins(tmp_path: Path) -> None:
-    """As models that were published with one have it among their weights."""
+    """Published models with such a module have it among their weights."""
     folder = make_tiny_model(tmp_path / "model")
     assert known_module(preparation(folder), MtpHyperparameters()) is None
     own = make_mtp(model_type="llama", intermediate_size=96, head_dim=16)

@@ -1,4 +1,4 @@
-"""Trackers: what they are told, and that none of their troubles reaches the run."""
+"""Trackers receive metrics, and their errors do not reach the run."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ def make_run(folder: Path) -> TrackedRun:
 
 
 class Told:
-    """A tracker that remembers; `trouble` is called with everything it is told."""
+    """A tracker that records values; `trouble` is called with each of them."""
 
     def __init__(self, trouble: Any = None) -> None:
         self.values: list[tuple[int, Mapping[str, float]]] = []

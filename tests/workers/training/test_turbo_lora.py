@@ -1,4 +1,4 @@
-"""An adapter with heads: its batches, and that everything answers with the adapter."""
+"""Training of an adapter with heads: batches, and answers with the adapter."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_batch_holds_whole_answers_and_nothing_after_them(tiny_model: Path) ->
 
 @pytest.fixture(scope="module")
 def speculator(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter that says something else than the model, and heads that know nothing."""
+    """Writes an adapter that changes the answers of the model, and untrained heads."""
     folder = tmp_path_factory.mktemp("speculator")
     first_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
     adapted = AdaptedLayers(preparation(tiny_model), TurboLoraHyperparameters(rank=4))
@@ -73,7 +73,7 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
 
 
 def test_the_layers_under_training_are_those_that_are_served(speculator: Path, tiny_model: Path) -> None:
-    """What the trained ones make of the stream that enters them, against peft over the whole model."""
+    """Compares the trained layers, on their input stream, with peft on the whole model."""
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)
@@ -85,7 +85,7 @@ def test_the_layers_under_training_are_those_that_are_served(speculator: Path, t
         found = adapted(entering.transpose(0, 1))
     assert adapted.first == 1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found[0], target.hidden_states(tokens).final, atol=0.1)  # the adapter does something
+    assert not torch.allclose(found[0], target.hidden_states(tokens).final, atol=0.1)  # the adapter has an effect
 
 
 def requests(adapter: str | None = None) -> list[Request]:

@@ -15,10 +15,10 @@ from control.core.storage.backends import ObjectMissing, get_storage
 from control.data.files.models import File
 from control.models.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_adapter
 from control.models.adapters.models import Adapter
-from control.models.catalog.folder import MAX_JSON_BYTES
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from workers.model_folders import MAX_JSON_BYTES
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -1,6 +1,6 @@
-"""Where a measurement runs. Without a GPU it is a rehearsal: small, in Triton's interpreter, its times meaningless.
+"""The device of a measurement. Without a GPU it is a rehearsal: small, in Triton's interpreter, with meaningless times.
 
-Importing this module asks for the interpreter where there is no GPU, which has to happen before triton is loaded.
+Without a GPU, importing this module enables the interpreter, which must happen before triton is loaded.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 
 
 class NoGpuError(Exception):
-    """CUDA was asked for and there is none."""
+    """CUDA was requested, but there is no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Place:
     def of(cls, name: str) -> "Place":
         """Raises: NoGpuError."""
         if name == "cuda" and not torch.cuda.is_available():
-            raise NoGpuError("no NVIDIA GPU is at hand; --device cpu rehearses the run at tiny sizes")
+            raise NoGpuError("there is no NVIDIA GPU; --device cpu rehearses the run at tiny sizes")
         return cls(torch.device(name))
 
     @property
@@ -35,5 +35,5 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16; the interpreter's product of bfloat16 is wrong, so a rehearsal takes float32."""
+        """bfloat16; rehearsals use float32, because the interpreter multiplies bfloat16 incorrectly."""
         return torch.float32 if self.is_rehearsal else torch.bfloat16

@@ -1,4 +1,4 @@
-"""Without a GPU, Triton's interpreter runs the kernels, see tests/conftest.py; without triton, nothing does."""
+"""Without a GPU, Triton's interpreter runs the kernels (see tests/conftest.py); without triton, tests are skipped."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Where the Triton kernels are tested: on a GPU, or in Triton's interpreter, which conftest.py switches on."""
+"""The device for tests of the Triton kernels: a GPU, or Triton's interpreter, which conftest.py enables."""
 
 import pytest
 import torch
@@ -7,17 +7,17 @@ from torch import Tensor
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
-# The interpreter's `tl.dot` silently gives garbage for bfloat16.
+# The interpreter's `tl.dot` gives wrong results for bfloat16 without an error.
 _ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 BFLOAT16 = pytest.param(torch.bfloat16, marks=_ON_GPU)
 DTYPES = [torch.float32, BFLOAT16]
 
 
 def make(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers."""
+    """Normally distributed numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What must be overwritten, and must not be read."""
+    """An output tensor filled with NaN, which must be overwritten and never read."""
     return torch.full(shape, torch.nan, device=DEVICE).to(dtype)

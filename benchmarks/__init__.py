@@ -1,1 +1,1 @@
-"""Measurements as commands, each printing one line of JSON."""
+"""Benchmarks, each of which is a command."""

@@ -1,9 +1,9 @@
-"""What is measured beside each other: an arm is an engine with a way of drafting, in a process of its own.
+"""The arms of a comparison: an arm is an engine with a drafting method, in its own process.
 
-slipstream   plain · ngram · suffix · each trained speculator, alone and with suffix · plain with int8 weights
-vllm         plain · ngram · suffix          bf16, as ours
+slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
+vllm         plain · ngram · suffix          bf16, like ours
 transformers plain · prompt lookup           bf16, one prompt at a time
-llama.cpp    plain · ngram                   Q4_1: a quarter of the bytes, compared with nothing else
+llama.cpp    plain · ngram                   Q4_1: a quarter of the bytes, so not compared with the others
 """
 
 import json
@@ -35,9 +35,9 @@ class Arm:
     drafter: str = PLAIN
     weights: str = "bf16"
     runner: str  # module below _RUNNERS
-    environment: Environment | None = None  # None: ours
-    extra: str | None = None  # one more distribution it needs there
-    variant: str = ""  # how it differs from another arm of this engine, drafter and weights
+    environment: Environment | None = None  # None: this project's environment
+    extra: str | None = None  # an additional distribution for the environment
+    variant: str = ""  # distinguishes arms with the same engine, drafter and weights
     environ: dict[str, str] = field(default_factory=dict)
     largest_batch: int = 1 << 30
     settings: dict[str, Any] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Arm:
 
     @property
     def plain_name(self) -> str:
-        """Of the same engine on the same weights without speculation."""
+        """The name of the arm with the same engine and weights but without speculation."""
         return replace(self, drafter=PLAIN).name
 
 
 def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
-    """Budgets are adaptive, as served. Raises: WorkloadError: a folder that holds no speculator."""
+    """Our arms, with adaptive budgets as in serving. Raises: WorkloadError: a folder does not contain a speculator."""
     int8 = replace(_ours(model, PLAIN, "none"), weights="int8")
     arms = [_ours(model, PLAIN, "none"), int8, *(_ours(model, drafter, drafter) for drafter in WITHOUT_WEIGHTS)]
     for folder in speculators:
@@ -69,7 +69,7 @@ def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None)
 
 
 def vllm_arms(model: Path) -> list[Arm]:
-    """With a thread on every core, and as vLLM sets itself up: it keeps one core free for its scheduler."""
+    """vLLM with a thread on every core, and with its default, which keeps one core free for its scheduler."""
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
     cores = sorted(os.sched_getaffinity(0))
@@ -79,7 +79,7 @@ def vllm_arms(model: Path) -> list[Arm]:
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Threads are bound and wait as vLLM's own set-up of Intel's OpenMP has it (vllm/utils/ompmultiprocessing.py)."""
+    """Thread binding and waiting are those of vLLM's setup of Intel's OpenMP (vllm/utils/ompmultiprocessing.py)."""
     bound = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",
@@ -137,10 +137,10 @@ def llama_cpp_arms() -> list[Arm]:
 
 
 class Process:
-    """An arm's runner at work. Processes wait without spinning while others have their turn."""
+    """The process of an arm's runner. It waits without spinning while other arms have their turn."""
 
     def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
-        """Starts it and waits until its model is loaded. Raises: PeerMissing: it can't be installed or started."""
+        """Waits until the model is loaded. Raises: PeerMissing: the peer cannot be installed or started."""
         python, environ = sys.executable, dict(os.environ)
         if arm.environment is not None:
             arm.environment.ensure()
@@ -192,4 +192,4 @@ class Process:
 
     @staticmethod
     def _pipe(stream: IO[str] | None) -> IO[str]:
-        return cast(IO[str], stream)  # both were asked for
+        return cast(IO[str], stream)  # both pipes were requested

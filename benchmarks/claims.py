@@ -1,4 +1,4 @@
-"""What we promise of the engine's speed, each with the figure that has to hold."""
+"""Our claims about the engine's speed, each with its threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from benchmarks.arms import OURS, PLAIN
 from benchmarks.samples import Samples, Spread
 from benchmarks.workload import WITHOUT_WEIGHTS
 
-_CLOSE_ENOUGH = 0.01  # an uncertainty of a ratio that more rounds need not bring down
+_CLOSE_ENOUGH = 0.01  # a ratio with at most this uncertainty needs no more rounds
 OUR_PLAIN = f"{OURS} {PLAIN}"
 
 
@@ -17,15 +17,15 @@ class Claim:
     batch_size: int
     at_least: float
     arms: tuple[str, ...]
-    over: tuple[str, ...]  # the fastest of these counts
-    each: bool = False  # every arm has to reach it, not only the fastest of them
-    aim: float | None = None  # what we would like; no condition
+    over: tuple[str, ...]  # the reference is the fastest of these
+    each: bool = False  # every arm must reach the threshold, not only the fastest
+    aim: float | None = None  # a goal that is not required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     claim: Claim
-    arm: str | None  # that decides: the fastest, or the slowest where each has to reach it
+    arm: str | None  # the arm that decides: the fastest, or the slowest if each must reach the threshold
     over: str | None
     ratio: Spread | None  # None: an arm is missing
 
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
-    """Those that can be made at these batch sizes. `our_arms`: names of ours, trained speculators' among them."""
+    """The claims for these batch sizes. `our_arms`: names of our arms, including those of trained speculators."""
     without_weights = tuple(f"{OURS} {drafter}" for drafter in WITHOUT_WEIGHTS)
     speculative = tuple(arm for arm in our_arms if not arm.startswith(OUR_PLAIN))
     trained = tuple(arm for arm in speculative if arm not in without_weights)

@@ -1,12 +1,12 @@
-"""Our engine beside its peers: same prompts, same model, same machine, one run, taking turns.
+"""Compares our engine with its peers: same prompts, same model, same machine, alternating in one run.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
 writes table.md, results.json and plot.png and prints the table. The exit code is 1 if a claim fails, 0 if none does,
-2 if nothing could be measured. What each figure means: docs/benchmarks.md.
+2 if nothing could be measured. docs/benchmarks.md explains the figures.
 
-At every batch size all arms answer the same prompts in turns, a round each, with new prompts in every round, so that no
-engine finds an answer it gave before. Rounds go on until every claim is clear of its threshold or the time is spent.
+At every batch size all arms take turns and answer the same prompts in a round. Every round has new prompts, so that no
+engine can reuse an earlier answer. Rounds are repeated until every claim is decided or the time is over.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
 _WARM_UP_TOKENS = 16
-_LONGEST_PROMPT = 512  # tokens; a longer one is refused
+_LONGEST_PROMPT = 512  # tokens; longer prompts are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, int]:
-        """What every runner is told."""
+        """The settings common to all runners."""
         return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _LONGEST_PROMPT + self.max_tokens + 32}
 
     def num_prompts(self, batch_size: int) -> int:
-        """Of a round: enough that the end, where fewer answers are in flight, is not all there is."""
+        """Prompts in a round: enough that the end of it, with fewer answers in flight, does not dominate."""
         return max(8, 2 * batch_size)
 
     @property
@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Field:
-    """The arms that take part; one that fails leaves, and `missing` says why."""
+    """The participating arms; an arm that fails is removed, and `missing` gives the reason."""
 
     processes: dict[Arm, Process]
     missing: dict[str, str] = field(default_factory=dict)
@@ -99,20 +99,20 @@ def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[
 
 
 def _wanted(own: Sequence[Claim], samples: Samples) -> set[str]:
-    """Names of the arms that unsettled claims are about."""
+    """Names of the arms in undecided claims."""
     unsettled = [claim for claim in own if not judge(claim, samples).is_settled]
     return {name for claim in unsettled for name in (*claim.arms, *claim.over)}
 
 
 def _warm_up(batch_size: int, arms: Field, prompts: Iterator[list[int]]) -> None:
-    """First passes allocate and compile, and draft budgets learn."""
+    """Runs each arm once: first passes allocate and compile, and draft budgets adapt."""
     job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
     for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
         arms.answer(arm, job)
 
 
 def _round(number: int, job: Job, arms: Field, wanted: set[str] | None, samples: Samples) -> None:
-    """Every other round goes backwards, so that a steady drift meets all alike."""
+    """Every second round runs in reverse order, so that a steady drift affects all arms equally."""
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
     ]
@@ -152,7 +152,7 @@ def _sample(
 
 
 def chosen_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
-    """Ours and those of the peers asked for. Raises: WorkloadError: a folder that holds no speculator."""
+    """Our arms and those of the requested peers. Raises: WorkloadError: a folder does not contain a speculator."""
     arms = our_arms(model, args.speculator)
     if "vllm" in args.peers:
         arms += vllm_arms(model)
@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         ours = [arm.name for arm in arms.processes if arm.engine == OURS]
         versions = {process.about["engine"]: process.about["version"] for process in arms.processes.values()}
         checks = claims(ours, plan.batch_sizes)
-        plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)  # installing and starting do not count
+        plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)  # excludes installation and start
         samples = measure(plan, arms, checks, cycle([list(prompt.token_ids) for prompt in found]))
     verdicts = [judge(claim, samples) for claim in checks]
     report = Report(
@@ -219,14 +219,14 @@ def run(args: argparse.Namespace) -> list[Verdict]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Measures our engine beside its peers, in turns.")
+    parser = arguments("Compares our engine with its peers, in alternating rounds.")
     parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
     parser.add_argument("--peers", type=_peers, default=ENGINES[1:], metavar="A,B", help="default: all; or 'none'")
     parser.add_argument("--batch-sizes", type=_sizes, default=(1, 4, 8, 16, 32), metavar="1,4,8")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
-    parser.add_argument("--min-rounds", type=int, default=3, metavar="N", help="of every arm (default 3)")
-    parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help="of arms in unclear claims (default 9)")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="no new round after this (default 60)")
+    parser.add_argument("--min-rounds", type=int, default=3, metavar="N", help="rounds of every arm (default 3)")
+    parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help="limit of rounds (default 9)")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="start no round after M (default 60)")
     parser.add_argument("--out", type=Path, default=Path("build/bench-cpu"), metavar="DIR")
     try:
         verdicts = run(parser.parse_args(argv))

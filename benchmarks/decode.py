@@ -1,20 +1,20 @@
-"""How fast does the engine answer, how many drafted tokens does it keep, and where does the time go?
+"""Measures how fast the engine answers, how many drafted tokens are accepted, and where the time is spent.
 
     python -m benchmarks.decode --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
 
 prints one line of JSON:
 
-    tokens_per_second           generated tokens over wall time, reading the prompts included; the median of --repeats
+    tokens_per_second           generated tokens / wall time, prefill included; the median of --repeats
     decode_tokens_per_second    the same without the time of passes that read prompts
-    acceptance_length           tokens a pass yields for one answer: 1 + accepted / passes; 1.0 without a drafter
-    acceptance_rate_per_position  [i]: share of passes that kept more than i drafted tokens
+    acceptance_length           tokens per pass and answer: 1 + accepted / passes; 1.0 without a drafter
+    acceptance_rate_per_position  [i]: share of passes that accepted more than i drafted tokens
     phase_seconds               wall time of the median run by phase of the engine's step
 
-The model is loaded and warmed up first. Compare two drafters on one quiet machine, by turns: A B A B.
+The model is loaded and warmed up first. To compare two drafters, alternate between them on a quiet machine: A B A B.
 
-Without a drafter it measures everything that is to know on a GPU, see benchmarks/gpu/suite.py:
+Without a drafter it runs all decoding measurements on a GPU, see benchmarks/gpu/suite.py:
 
-    python -m benchmarks.decode --device cuda             shapes of published models, weights made on the device
+    python -m benchmarks.decode --device cuda             shapes of published models, weights created on the device
     python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl        speculation on a real model
 """
 
@@ -59,7 +59,7 @@ class Measurement:
 
 
 def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
-    """(acceptance length, share of passes that kept more than i drafted tokens for i = 0, 1, ...)."""
+    """Acceptance length, and for i = 0, 1, ... the share of passes that accepted more than i drafted tokens."""
     num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
     accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
     deepest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=room, limit=args.limit)
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     work = [Request(f"{number}", prompt.token_ids, sampling) for number, prompt in enumerate(prompts)]
-    measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget learns
+    measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):
-        engine.drafter.forget_past()  # else it would copy from these prompts' own answers
+        engine.drafter.forget_past()  # otherwise it would copy from earlier answers to the same prompts
         runs.append(measure(engine, work))
     runs.sort(key=lambda run: run.seconds)
     median = runs[len(runs) // 2]
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not any(argument.startswith(("--drafter", "-h", "--help")) for argument in argv):
-        from benchmarks.gpu.suite import main as measure_all  # not above: it needs triton
+        from benchmarks.gpu.suite import main as measure_all  # imported here, because it needs triton
 
         return measure_all(argv)
     parser = arguments("Measures tokens per second, acceptance length and the time of each phase.")
@@ -128,9 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--speculator", type=Path, metavar="DIR", help="folder of a trained speculator")
     parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help="longest answer, in tokens")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of every answer; matters above T = 0")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of every answer; only used if T > 0")
     parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers in flight (default 16)")
-    parser.add_argument("--limit", type=int, default=64, metavar="N", help="prompts to take (default 64)")
+    parser.add_argument("--limit", type=int, default=64, metavar="N", help="number of prompts (default 64)")
     add_engine(parser)
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="the median run counts (default 1)")
     try:

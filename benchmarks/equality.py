@@ -1,17 +1,17 @@
-"""Are answers the same with a drafter as without? Compared token for token, for every drafter at hand.
+"""Compares answers with and without a drafter, token for token, for every available drafter.
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-The plain answers are made once for each sampling, in shuffled order and batches of another size than any compared
-with them. Then every drafter answers the same prompts, 16 and 1 at a time, drafting chains within a fixed budget and
-trees within an adaptive one. Prints one line of JSON for each such arm:
+The plain answers are generated once for each sampling method, in shuffled order and with a batch size that no arm uses.
+Then every drafter answers the same prompts, 16 and 1 at a time, drafting chains within a fixed budget and trees within
+an adaptive one. Prints one line of JSON for each such arm:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
-and a last one that sums them up. `first_divergence` lists {"custom_id", "position"} of every answer that differs;
-`position` is the first token, counted from 0, that is not the same. An arm in which nothing was ever accepted proves
-little: `accepted` tells. The exit code is 0 only if all answers of all arms are equal.
+and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs;
+`position` is that of the first different token, counted from 0. An arm that accepted no draft proves little, see
+`accepted`. The exit code is 0 only if all answers of all arms are equal.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-SAMPLINGS = {  # length and seed are each request's own
+SAMPLINGS = {  # each request adds its length and seed
     "greedy": SamplingParams(max_tokens=1, temperature=0.0),
     "T=0.8": SamplingParams(max_tokens=1, temperature=0.8),
     "top-p 0.9": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
 }
 _FIXED_BUDGET = 8
-_PLAIN_BATCH_SIZE = 11  # shares no batch with any arm
+_PLAIN_BATCH_SIZE = 11  # a batch size that no arm uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Arm:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first position at which the two differ; the end of the shorter one counts as a difference."""
+    """The first position at which the sequences differ; the end of the shorter one counts as a difference."""
     for position, (one, other) in enumerate(zip_longest(left, right)):
         if one != other:
             return position
@@ -89,7 +89,7 @@ def compare(prompts: Sequence[Prompt], plain: Sequence[Completion], drafted: Seq
 
 
 class Trial:
-    """One model, its prompts and its plain answers."""
+    """A model with its prompts and its plain answers."""
 
     def __init__(self, args: argparse.Namespace, model_dir: Path, model: Model) -> None:
         self._args, self._model_dir, self._model = args, model_dir, model
@@ -141,14 +141,14 @@ class Trial:
 
 
 def arms(args: argparse.Namespace) -> Iterator[Arm]:
-    """Raises: WorkloadError: a folder that holds no speculator."""
+    """Raises: WorkloadError: a folder does not contain a speculator."""
     drafters: list[tuple[str, Path | None]] = [(name, None) for name in WITHOUT_WEIGHTS]
     for folder in args.speculator:
         kind = speculator_kind(folder)
         drafters += [(kind, folder), (f"{kind}+suffix", folder)]
     chosen = [(name, folder) for name, folder in drafters if not args.drafter or name in args.drafter]
     if unknown := set(args.drafter) - {name for name, _ in chosen}:
-        raise WorkloadError(f"no such drafter at hand: {', '.join(sorted(unknown))}; speculators need --speculator")
+        raise WorkloadError(f"unknown drafter: {', '.join(sorted(unknown))}; speculators need --speculator")
     forms = list(product(SHAPES, (_FIXED_BUDGET, None))) if args.cross else [("chain", _FIXED_BUDGET), ("tree", None)]
     for (name, folder), sampling, size, (shape, budget) in product(chosen, args.sampling, args.prompts_of, forms):
         yield Arm(drafter=name, speculator=folder, sampling=sampling, batch_size=size, shape=shape, budget=budget)
@@ -167,13 +167,13 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Compares answers with drafters to answers without, token for token.")
     parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
-    parser.add_argument("--drafter", action="append", default=[], metavar="NAME", help="these only (default: all)")
-    parser.add_argument("--sampling", action="append", choices=SAMPLINGS, help="these only (default: all)")
+    parser.add_argument("--drafter", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
+    parser.add_argument("--sampling", action="append", choices=SAMPLINGS, help="may be repeated (default: all)")
     parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="longest answer (default 96)")
     parser.add_argument("--max-seq-len", type=int, default=1024, metavar="N", help="prompt and answer (default 1024)")
-    parser.add_argument("--batched-prompts", type=int, default=200, metavar="N", help="16 at a time (default 200)")
-    parser.add_argument("--single-prompts", type=int, default=24, metavar="N", help="one at a time (default 24)")
-    parser.add_argument("--cross", action="store_true", help="chains and trees with both budgets")
+    parser.add_argument("--batched-prompts", type=int, default=200, metavar="N", help="run 16 at a time (default 200)")
+    parser.add_argument("--single-prompts", type=int, default=24, metavar="N", help="run one at a time (default 24)")
+    parser.add_argument("--cross", action="store_true", help="test chains and trees with both budgets")
     add_engine(parser)
     args = parser.parse_args(argv)
     args.sampling = args.sampling or list(SAMPLINGS)

@@ -1,16 +1,16 @@
-"""Does another engine accept as much of a speculator's drafts as ours does?
+"""Compares the acceptance of an exported speculator in vLLM with that in our engine.
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
 exports each speculator in every format that vLLM reads, lets vLLM and our engine answer the same prompts greedily, each
-drafting a chain of the same number of tokens a pass, and prints a line of JSON for each format:
+drafting a chain of the same number of tokens per pass, and prints a line of JSON for each format:
 
-    acceptance_length, peer_acceptance_length   tokens a pass adds to an answer after its first, in both engines
+    acceptance_length, peer_acceptance_length   tokens a pass adds to an answer after the first, in our engine and vLLM
     ratio             the latter over the former
-    equal_answers     of the prompts: in 16 bits two engines part now and then, whatever is drafted
-    error             instead, why vLLM does not run it
+    equal_answers     number of equal answers; in 16 bits two engines diverge now and then, with any draft
+    error             present instead if vLLM does not run the speculator
 
-vLLM lives in an environment of its own, made on the first run (docs/benchmarks.md).
+vLLM has its own environment, which is created on the first run (docs/benchmarks.md).
 """
 
 import argparse
@@ -36,16 +36,16 @@ from engine.request import Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-FORMATS = {  # that vLLM reads, of each kind
+FORMATS = {  # formats of each kind that vLLM reads
     "eagle3": ("speculators", "specforge"),
     "block": ("speculators",),
     "medusa": ("medusa",),
     "draft_model": ("hugging_face",),
 }
-_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names
-_DEPTH = 5  # where the folder does not say how many tokens it drafts
+_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names of the kinds
+_DEPTH = 5  # used if the folder does not say how many tokens it drafts
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
-# Every drafter grows a tree as far as that pays. These settings leave the best guess of each depth, down to the last.
+# A drafter grows its tree as far as that pays. These settings reduce it to a chain of the best token at each depth.
 _CHAINS: dict[str, dict[str, Any]] = {
     "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
@@ -55,7 +55,7 @@ _CHAINS: dict[str, dict[str, Any]] = {
 
 
 def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Raises: PeerMissing: vLLM cannot be installed, or does not run the speculator; EngineError: we don't."""
+    """Raises: PeerMissing: vLLM cannot be installed or run the speculator. EngineError: our engine cannot run it."""
     kind = speculator_kind(speculator)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / form
@@ -78,7 +78,7 @@ def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = 
 
 
 def export(speculator: Path, form: str, model: Path, out: Path) -> None:
-    """Raises: WorkloadError: it cannot leave in this format."""
+    """Raises: WorkloadError: the speculator cannot be exported in this format."""
     command = [sys.executable, "-m", "workers.exports", "export", str(speculator), str(out), "--format", form]
     done = subprocess.run([*command, "--model", str(model)], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -86,7 +86,7 @@ def export(speculator: Path, form: str, model: Path, out: Path) -> None:
 
 
 def drafted_tokens(config: dict[str, Any]) -> int:
-    """Of an exported folder."""
+    """The number of tokens that an exported speculator drafts per pass."""
     if "num_heads" in config:
         return int(config["num_heads"])
     if "block_size" in config:
@@ -157,13 +157,13 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares how much of a speculator's drafts vLLM and our engine accept.")
+    parser = arguments("Compares the acceptance length of a speculator in vLLM and in our engine.")
     parser.add_argument(
         "--speculator", type=Path, action="append", required=True, metavar="DIR", help="may be repeated"
     )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="prompts to take (default 50)")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of both engines")
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="number of prompts (default 50)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="dtype of both engines")
     args = parser.parse_args(argv)
     try:
         for line in run(args):

@@ -4,13 +4,13 @@
 #   benchmarks/gpu.sh [FOLDER]        results go to FOLDER/<GPU>, by default benchmarks/results
 #
 #   PYTHON      interpreter with torch, triton, transformers and pytest (python3)
-#   MODEL       folder of a real model, with PROMPTS, a file of its prompts, and SPECULATORS, folders of what was trained
-#               for it; without a model speculation is left out
-#   SLIPSTREAM_COMMIT   what results name where the tree has no history
-#   LOGS        folder for what the parts print (build/gpu)
+#   MODEL       folder of a real model, with PROMPTS, a file of prompts, and SPECULATORS, folders of speculators trained
+#               for it; without a model the speculation part is skipped
+#   SLIPSTREAM_COMMIT   the commit to record if the tree has no Git history
+#   LOGS        folder for the logs of the parts (build/gpu)
 #
-# Each part has its own time; one that fails or runs out of it leaves the others alone, and its log's end is shown. The
-# short table comes last. The exit code is 1 if a part failed.
+# Each part has its own time limit. A part that fails or exceeds its limit does not stop the others, and the end of its
+# log is shown. The short table comes last. The exit code is 1 if a part failed.
 set -u
 cd "$(dirname "$0")/.."
 
@@ -33,8 +33,8 @@ part() {
     fi
 }
 
-# Kernels take longer to compile than to run. What compiles in these processes beside the tests, the timed ones find
-# in the compiler's cache. They print and count nothing: the timed run checks the same again.
+# Kernels take longer to compile than to run. These processes compile them during the tests and fill the compiler's
+# cache for the timed runs. Their results are ignored, because the timed run repeats all checks.
 warmers=()
 for share in 0 1 2 3; do
     timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &

@@ -1,11 +1,10 @@
-"""How long does it take to claim the next job behind a long queue?
+"""Measures the time to claim the next job while the queue is long.
 
     python -m benchmarks.job_claims [--database-url postgresql://ROLE@HOST/NAME] [--jobs 10000] [--organizations 100]
 
-Fills a database with queued jobs, unevenly spread over organizations, and lets workers claim, end and claim again
-without a pause, each a process with a connection of its own. The database must be empty: it is migrated, and left as it
-is at the end.
-Without a URL it is SQLite in a folder that goes away. Prints one line of JSON for each number of workers:
+Fills a database with queued jobs, unevenly distributed over organizations, and lets worker processes claim and end
+jobs without a pause. The database must be empty; it is migrated and not cleaned up. The default is SQLite in a
+temporary folder. Prints one line of JSON for each number of workers:
 
     {"database": "postgresql", "jobs": 10000, "organizations": 100, "workers": 4, "claims": 500,
      "p50_ms": 4.1, "p95_ms": 7.9, "max_ms": 15.2}
@@ -43,7 +42,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.job_claims", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--database-url", help="An empty PostgreSQL database; none: SQLite.")
+    parser.add_argument("--database-url", help="an empty PostgreSQL database (default: SQLite)")
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--organizations", type=int, default=100)
     return parser
@@ -64,7 +63,7 @@ def _migrate() -> None:
 
 
 def _fill(num_jobs: int, num_organizations: int) -> None:
-    """The n-th organization has 1/n as many jobs as the first, as is usual."""
+    """The n-th organization has 1/n as many jobs as the first, which is a typical distribution."""
     from django.db import connection
 
     from control.queue.jobs.models import Job
@@ -81,7 +80,7 @@ def _fill(num_jobs: int, num_organizations: int) -> None:
         jobs = (Job(organization=owner, kind=Job.Kind.TRAINING) for owner in owners[:num_jobs])
         Job.objects.bulk_create(jobs, batch_size=INSERT_ROWS)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")  # as a running database does by itself
+        cursor.execute("ANALYZE")  # a running database does this automatically
 
 
 def _measure(num_jobs: int, num_organizations: int, num_workers: int) -> dict[str, object]:
@@ -109,7 +108,7 @@ def _begin(all_there: Barrier) -> None:
 
 
 def _work(num_claims: int) -> list[float]:
-    """In a worker's process. Returns: what each claim took, in seconds."""
+    """Runs in a worker process. Returns: seconds of each claim."""
     from control.queue.jobs.services import job_claim_next, job_succeed
     from control.tenants.row_security.scope import as_tenant
 

@@ -1,12 +1,12 @@
-"""Is every kernel right, does a row keep its bits in any company, and how near does each come to the device's ceilings?
+"""Checks that kernels are correct and row-invariant, and measures their speed relative to the device's ceilings.
 
     python -m benchmarks.kernels --device cuda
 
-    right    each kernel against a reference in float64, on fresh random inputs, in poisoned memory between canaries
-    rows     bit for bit: the first 1, 2, ... 128 rows, the last ones, and each row alone, against all 128; a batch of
-             trees; every row of a tree against plain decoding of its path
-    speed    of a captured graph with a cold L2 cache, beside the library's way to do the same, over the bandwidth of a
-             copy and the rate of a matrix product measured before and after, of which the better counts
+    right    compares each kernel with a float64 reference, on random inputs, in poisoned memory between canaries
+    rows     compares bits: the first 1, 2, ... 128 rows, the last ones and each row alone with a pass over all 128; a
+             batch of trees; every row of a tree with plain decoding of its path
+    speed    times a captured graph with a cold L2 cache and the library's implementation, relative to the bandwidth of
+             a copy and the rate of a matrix product (the better of a measurement before and one after)
 
 Writes `kernels.json` to --results, below a folder of the GPU's name, and prints a table. The exit code is 1 if a check
 fails. `--device cpu` rehearses all of it at tiny sizes in Triton's interpreter, and writes only with --results.
@@ -37,7 +37,7 @@ Make = Callable[[], Case]
 
 
 def layer_makes(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterator[Make]:
-    """A model's products, and what stands between them at 16 rows."""
+    """Cases for a model's matrix products, and for the operations between them at 16 rows."""
     sizes = Sizes.of(model)
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:
@@ -78,7 +78,7 @@ def loss_makes(inputs: Inputs, model: str, num_rows: int) -> Iterator[Make]:
 
 
 def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
-    """What matters most comes first: time may run out."""
+    """All cases, the most important first, because the time may run out."""
     if rehearsal:
         return [
             *layer_makes(inputs, "tiny", (1, 17)),
@@ -108,7 +108,7 @@ def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
 
 
 def examine(make: Make, clock: Clock | None, repeats: int) -> dict[str, Any]:
-    """Checks a case and, with a clock, times it beside its rivals."""
+    """Checks a case and, if a clock is given, times it and its rivals."""
     case = make()
     found = check(case)
     result: dict[str, Any] = {"operation": case.operation, "shape": case.shape, "passed": found.passed}
@@ -130,7 +130,7 @@ def examined(
             return
         try:
             yield examine(make, clock, repeats)
-        except Exception as error:  # the next case may well run; this one is reported as failed
+        except Exception as error:  # other cases may still work; this one is reported as failed
             traceback.print_exc()
             yield {"operation": "failed", "shape": f"{type(error).__name__}: {error}"[:300], "passed": False}
 
@@ -198,8 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checks and times every kernel.")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a rehearsal at tiny sizes")
     parser.add_argument("--results", type=Path, metavar="DIR", help="default on a GPU: benchmarks/results")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, metavar="S", help="default: the time")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which cases are left out")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, metavar="S", help="default: the clock")
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="start no case after this time")
     parser.add_argument(
         "--warm", type=part_of, metavar="I/N", help="only compile and check every N-th case, for the compiler's cache"
     )

@@ -1,4 +1,4 @@
-"""One figure: speed over batch size, what speculation gains, and all arms at the smallest batch."""
+"""A figure with speed by batch size, the gain of speculation, and all arms at the smallest batch."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def draw(samples: Samples, title: str, path: Path) -> None:
 
 
 def _style(arm: str, arms: list[str]) -> dict[str, str]:
-    """Colour by engine, line and marker by the arm's place among its engine's."""
+    """The engine selects the color; the arm's index within its engine selects line and marker."""
     engine = arm.partition(" ")[0]
     place = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
     return {

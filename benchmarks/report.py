@@ -1,4 +1,4 @@
-"""What a run of `benchmarks.cpu` leaves behind: a table, the figures behind it, and a plot."""
+"""The results of a run of `benchmarks.cpu`: a table, all samples, and a plot."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from benchmarks.samples import Sample, Samples, Spread
 class Machine:
     processor: str
     num_cores: int
-    load_average: tuple[float, float, float]  # before anything was started
+    load_average: tuple[float, float, float]  # before the run
     openmp_wait_policy: str
     started_at: str
 
@@ -47,7 +47,7 @@ class Report:
     versions: dict[str, str]
     model: str
     prompts: str
-    num_prompts: int  # that there were; rounds come round again to the first after the last
+    num_prompts: int  # available prompts; rounds start over when all were used
     max_tokens: int
     missing: dict[str, str]
     samples: Samples

@@ -1,7 +1,7 @@
-"""Figures of one run, and how sure they are.
+"""Figures of one run, and their uncertainty.
 
-Arms take turns on the same prompts, a round each, so a ratio is taken within a round and what disturbs the machine
-for longer than that meets both sides of it.
+Arms take turns on the same prompts in a round. Ratios are taken within a round, so that disturbances of the machine
+that last longer affect both sides equally.
 """
 
 import math
@@ -15,7 +15,7 @@ class Sample:
     """One arm, one round at one batch size."""
 
     arm: str
-    own_plain: str  # the arm of the same engine and weights without speculation; its own name if it is that one
+    own_plain: str  # the arm without speculation of the same engine and weights, possibly itself
     weights: str
     batch_size: int
     round: int
@@ -26,8 +26,8 @@ class Sample:
     prefill_seconds: float | None
     acceptance_length: float | None
     prompts: int
-    equal: int | None  # answers like the same engine's plain ones; None: those were not made in this round
-    load_average: float  # of the machine, one minute, when the arm began
+    equal: int | None  # answers equal to the plain arm's; None if that arm did not run in this round
+    load_average: float  # one-minute load average when the arm started
 
     @property
     def is_plain(self) -> bool:
@@ -70,7 +70,7 @@ class Samples:
         return Spread.of([sample.tokens_per_second for sample in self.of(arm, batch_size)])
 
     def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
-        """Of the speeds, round by round."""
+        """The ratio of the speeds, taken round by round."""
         below = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
         return Spread.of(
             [
@@ -81,7 +81,7 @@ class Samples:
         )
 
     def fastest_plain(self, weights: str, batch_size: int) -> str | None:
-        """The arm without speculation that is fastest on weights of this format."""
+        """The fastest arm without speculation on weights of this format."""
         plain = {
             sample.arm
             for sample in self.all

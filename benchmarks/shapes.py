@@ -1,7 +1,7 @@
-"""Makes any drafter draft chains, or trees: so that each proves both forms of verification.
+"""Turns the drafts of any drafter into chains or trees, so that each drafter tests both forms of verification.
 
-chain   the likeliest path of what it drafts
-tree    what it drafts, and beside every node of it a sibling that guesses something else
+chain   the likeliest path of the draft
+tree    the draft with an additional sibling, with a different token, for every node
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def as_chain(draft: Draft) -> Draft:
 
 
 def as_tree(draft: Draft) -> Draft:
-    """With a leaf beside every node that guesses the next token id; half as likely, so that some are verified."""
+    """Adds a sibling leaf with the next token id to every node; half as likely, so that some are verified."""
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     taken = set(zip(parents, tokens, strict=True))
     for node in range(len(draft)):
@@ -37,7 +37,7 @@ def as_tree(draft: Draft) -> Draft:
 
 class Shaped(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], share: Callable[[int], int]) -> None:
-        """`share`: of the budget, how much the drafter itself is asked for."""
+        """`share` maps the budget to the number of nodes requested from the drafter."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._share = drafter, shape, share

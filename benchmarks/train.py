@@ -1,17 +1,17 @@
-"""What does a kind of speculator make of so many answers in so many minutes?
+"""Measures the acceptance length of a kind of speculator after a number of answers and minutes of training.
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
-The model answers `--rows` prompts and some more, the speculator is trained on the answers to the former, as
-`python -m workers.training` does, and the latter judge it. Prints one line of JSON:
+The model answers `--rows` prompts and the held-out prompts. The speculator is trained on the answers to the former, as
+`python -m workers.training` does, and evaluated on the latter. Prints one line of JSON:
 
-    rows, tokens, minutes                answers to learn from, tokens in them, and how long the training loop ran, in
-                                         processor time: other work on the machine takes nothing from it
-    simulated_acceptance_length          as training found it on the held-out answers
-    served_acceptance_length             the engine's own, over the same prompts; equal, or something is amiss
+    rows, tokens, minutes                training answers, their tokens, and the time of the training loop, as processor
+                                         time, so that other work on the machine does not shorten the training
+    simulated_acceptance_length          training's simulation on the held-out answers
+    served_acceptance_length             the engine's figure for the same prompts; it should be equal
 
-The held-out questions are the same for any number of rows. An answer is given once, for all kinds and numbers, and kept
-in --folder. Acceptance length: docs/metrics.md. T = 0.
+The held-out questions are the same for any number of rows. Answers are generated once, for all kinds and numbers of
+rows, and kept in --folder. docs/metrics.md defines the acceptance length. T = 0.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
-_GENERATED = 2048  # word problems that the held-out ones are drawn from
+_GENERATED = 2048  # word problems from which the held-out ones are drawn
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     write_answers(model, [*held_out, *learned], answers, kept=args.folder, max_tokens=args.max_tokens)
     hyperparameters = {
         "max_seconds": 60 * args.minutes,
-        "epochs": 10_000,  # the minutes end it
+        "epochs": 10_000,  # --minutes ends the training
         "patience": 0,
         "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),  # rounded up
         "draft_budget": args.draft_budget,
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Held out, and learned from: those that training's split holds out of any part of the file, and the first others.
+    """Returns: held-out and training questions: those that training's split always holds out, and the first others.
 
-    Raises: WorkloadError: too few, or lines of another form.
+    Raises: WorkloadError: there are too few questions, or lines have another form.
     """
     if path is None:
         found = prompt_sets(_GENERATED, 0).distill
@@ -102,7 +102,7 @@ def _row_id(question: str) -> str:
 
 
 def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
-    """Writes training rows to `path`. Effects: answers that folder `kept` lacks are given and put there."""
+    """Writes training rows to `path`. Effects: missing answers are generated and stored in the folder `kept`."""
     known = _Kept(kept / f"{model.name}-{max_tokens}.jsonl")
     missing = [question for question in questions if _row_id(question) not in known.rows]
     if missing:
@@ -116,7 +116,7 @@ def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Pa
 
 
 class _Kept:
-    """Training rows by custom_id, and the file they are in."""
+    """Stored training rows by custom_id, and their file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -136,7 +136,7 @@ class _Kept:
 
 
 def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any]) -> Path:
-    """The speculator's folder, beside the answers. Raises: WorkloadError: training failed; the message is its own."""
+    """Returns: the speculator's folder, next to the answers. Raises: WorkloadError: training's error message."""
     folder = answers.parent
     command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
@@ -149,7 +149,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
 
 
 def _held_out(answers: Path, ids: set[str]) -> list[Request]:
-    """Each is to be answered again, at the length it was."""
+    """Requests that repeat the held-out prompts with the length of the stored answers."""
     rows = (json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines())
     return [
         Request(
@@ -171,16 +171,14 @@ def _serve(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Trains a speculator for some minutes and measures what it accepts, simulated and served.")
-    parser.add_argument("--kind", required=True, help="of speculator: medusa, eagle3, mtp, ...")
-    parser.add_argument("--rows", type=int, required=True, metavar="N", help="answers to learn from")
-    parser.add_argument(
-        "--minutes", type=float, required=True, metavar="M", help="of the training loop, in processor time"
-    )
-    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="answers to judge by (default 32)")
+    parser = arguments("Trains a speculator for some minutes and measures its acceptance length, simulated and served.")
+    parser.add_argument("--kind", required=True, help="kind of speculator: medusa, eagle3, mtp, ...")
+    parser.add_argument("--rows", type=int, required=True, metavar="N", help="training answers")
+    parser.add_argument("--minutes", type=float, required=True, metavar="M", help="processor time of the training loop")
+    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="answers for the evaluation (default 32)")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
-    parser.add_argument("--draft-budget", type=int, default=15, metavar="N", help="drafted a pass (default 15)")
-    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the kind")
+    parser.add_argument("--draft-budget", type=int, default=15, metavar="N", help="drafted per pass (default 15)")
+    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="for the kind")
     parser.add_argument(
         "--folder", type=Path, default=_ROOT / "var" / "train", help="for answers and speculators (default var/train)"
     )

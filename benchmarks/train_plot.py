@@ -1,4 +1,4 @@
-"""One figure: what every kind accepts with the same number of answers, and what more answers bring."""
+"""A figure with the acceptance length of every kind for the same number of answers, and its growth with more."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     kinds, rows = figure.subplots(1, 2)
-    compared = max(sorted({p[1] for p in points}), key=[p[1] for p in points].count)  # what most kinds were trained on
+    compared = max(sorted({p[1] for p in points}), key=[p[1] for p in points].count)  # rows with the most kinds
     _draw_kinds(kinds, sorted((p for p in points if p[1] == compared), key=lambda p: -p[3]), compared)
     _draw_rows(rows, points)
     figure.savefig(path, dpi=110)

@@ -1,10 +1,10 @@
-"""Every kind of speculator by one measure: the lines of `benchmarks.train` as a table and a plot.
+"""Compares all kinds of speculators: the results of `benchmarks.train` as a table and a plot.
 
     python -m benchmarks.train_table --prompts FILE.jsonl
 
-Trains every kind on 300 answers, then the two that accepted most on 100 and on 1,000. A line is kept in RESULTS as soon
-as it is there, with where and when it was made, and table and plot with it; a second run goes on with what is missing.
-A kind whose answers are its own, turbo_lora, is not compared with the others.
+Trains every kind on 300 answers, then the two best on 100 and on 1,000. After each training, its line is written to
+RESULTS with the machine, the date and the commit, and table and plot are updated; a second run adds the missing lines.
+turbo_lora is not compared with the others, because it changes the answers.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from workers.kinds import TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _FEWER_AND_MORE = 300, (100, 1000)
-_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers deserve more time
+_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers need more time
 _NUM_BEST = 2
 _LINES = "results.json"
 _OWN_ANSWERS = ("turbo_lora",)
@@ -35,8 +35,8 @@ _OWN_ANSWERS = ("turbo_lora",)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     kind: str
-    rows: int  # asked for
-    found: dict[str, Any]  # what benchmarks.train printed
+    rows: int  # the requested number
+    found: dict[str, Any]  # the output of benchmarks.train
     commit: str  # at the start
     date: str  # of the end
     machine: str
@@ -52,7 +52,7 @@ class Line:
 
 
 def run(args: argparse.Namespace) -> list[Line]:
-    """Effects: `write` after each line."""
+    """Effects: calls `write` after each line."""
     lines = read(args.results)
     for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
@@ -68,7 +68,7 @@ def read(folder: Path) -> list[Line]:
 
 
 def write(lines: Sequence[Line], folder: Path) -> None:
-    """Figures, table and plot."""
+    """Writes lines, table and plot."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"lines": [asdict(line) for line in lines]}
     (folder / _LINES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -110,7 +110,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
 
 
 def _commit() -> str:
-    """With "-dirty" behind it where files differ from it."""
+    """The commit, with the suffix "-dirty" if files differ from it."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     done = subprocess.run(describe, cwd=_ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
@@ -129,7 +129,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _circumstances(lines: Sequence[Line]) -> list[str]:
-    """What the lines have in common."""
+    """The conditions that all lines share."""
     budgets = sorted({line.found["draft_budget"] for line in lines})
     held_out = sorted({line.found["held_out"] for line in lines})
     machines = sorted({line.machine for line in lines})
@@ -145,10 +145,10 @@ def _joined(values: Sequence[object]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Trains every kind of speculator for some minutes and draws what each accepts.")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="with 300 answers (default 5)")
-    parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help="drafted a pass (default 31)")
-    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", help="as benchmarks.train's")
+    parser = arguments("Trains every kind of speculator for some minutes and plots its acceptance length.")
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="time with 300 answers (default 5)")
+    parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help="drafted per pass (default 31)")
+    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", help="the --folder of benchmarks.train")
     parser.add_argument(
         "--results",
         type=Path,

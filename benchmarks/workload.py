@@ -17,7 +17,7 @@ from engine.kinds import KINDS
 from engine.tokenizer import ChatTemplateError, Tokenizer
 from examples.prompts import messages, prompt_sets
 
-PROBLEMS_SEED = 20260119  # another than the demo's, which draws what speculators learn from
+PROBLEMS_SEED = 20260119  # differs from the demo's seed, which generates the training prompts
 WITHOUT_WEIGHTS = ("ngram", "suffix")  # drafters that need no speculator
 
 
@@ -32,7 +32,7 @@ class Prompt:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """What every benchmark asks for: the model and the prompts."""
+    """The arguments common to all benchmarks: the model and the prompts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="folder with safetensors and tokenizer (default: the demo's)"
@@ -53,9 +53,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, limit: int) -> list[Prompt]:
-    """The first `limit` prompts of a file, or as many generated word problems; how they want to be sampled is ignored.
+    """The first `limit` prompts of a file, or as many generated word problems; their sampling parameters are ignored.
 
-    Raises: WorkloadError: no rows, a line that is neither form, or a request this model refuses.
+    Raises: WorkloadError: the file has no rows, a line of another form, or a request that this model refuses.
     """
     if path is None:
         questions = prompt_sets(0, limit, seed=PROBLEMS_SEED).held_out
@@ -76,7 +76,8 @@ def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, l
 def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
     if "question" in row:
         return _question(row["question"], name, tokenizer, max_seq_len)
-    from engine.openai.requests import InvalidRequest, parse_chat, parse_completion  # not above: it needs xgrammar
+    # imported here, because it needs xgrammar
+    from engine.openai.requests import InvalidRequest, parse_chat, parse_completion
 
     parse = parse_completion if row.get("url") == "/v1/completions" else parse_chat
     try:
@@ -87,7 +88,7 @@ def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: i
 
 
 def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
-    """As the demo asks it."""
+    """A prompt with the question in the demo's form."""
     try:
         token_ids = tokenizer.encode_chat(messages(question))
     except ChatTemplateError as error:
@@ -98,7 +99,7 @@ def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) 
 
 
 def speculator_kind(folder: Path) -> str:
-    """Which drafter serves a speculator's folder, by its config.json. Raises: WorkloadError."""
+    """The kind of the speculator in a folder, from its config.json. Raises: WorkloadError."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

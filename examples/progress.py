@@ -1,4 +1,4 @@
-"""Shows a pipeline while it runs: bars on a terminal, a line now and then anywhere else."""
+"""Shows the progress of a pipeline: bars on a terminal, otherwise occasional lines."""
 
 import time
 from types import TracebackType
@@ -11,10 +11,10 @@ from slipstream import Pipeline, Stage
 
 _WHAT = {
     "distil": "the model answers the prompts",
-    "train": "heads learn from the answers",
-    "evaluate": "held-out prompts, with and without",
-    "gate": "is it good enough?",
-    "deploy": "an endpoint comes up",
+    "train": "the speculator learns from the answers",
+    "evaluate": "held-out prompts with and without the speculator",
+    "gate": "the report is checked against the gate",
+    "deploy": "an endpoint starts",
 }
 _ENDS = ("succeeded", "failed", "skipped", "cancelled")
 
@@ -44,7 +44,7 @@ class View(Protocol):
 
 
 class Bars:
-    """One bar a stage, for a terminal."""
+    """One bar per stage, for a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -88,7 +88,7 @@ class Bars:
 
 
 class Lines:
-    """A line when a stage begins or ends, and every 15 seconds in between."""
+    """A line when a stage starts or ends, and every 15 seconds in between."""
 
     def __init__(self, console: Console, *, every_seconds: float = 15.0) -> None:
         self._console = console

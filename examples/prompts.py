@@ -1,7 +1,7 @@
-"""Grade-school word problems as rows of an OpenAI batch file: some to learn from, others held out.
+"""Grade-school word problems as rows of OpenAI batch files: a training set and a held-out set.
 
-They come from `reasoning_gym`'s gsm_symbolic, drawn with a fixed seed, so that every run has the same ones. No question
-is in both sets, though both come from the same hundred templates: what a customer's traffic is like, too.
+They come from `reasoning_gym`'s gsm_symbolic with a fixed seed, so that every run has the same ones. No question is in
+both sets, but both come from the same hundred templates, which resembles a customer's traffic.
 
     python -m examples.prompts FOLDER      writes FOLDER/distill.jsonl and FOLDER/held_out.jsonl
 """
@@ -28,14 +28,14 @@ class PromptSets:
 
 
 def prompt_sets(num_distill: int, num_held_out: int, *, seed: int = SEED) -> PromptSets:
-    """The held-out questions come first from the generator, so that they stay the same with more to learn from."""
+    """The generator yields the held-out questions first, so that they do not depend on the size of the training set."""
     questions = _distinct_questions(seed)
     held_out = [next(questions) for _ in range(num_held_out)]
     return PromptSets(distill=[next(questions) for _ in range(num_distill)], held_out=held_out)
 
 
 def _distinct_questions(seed: int) -> Iterator[str]:
-    import reasoning_gym  # not above: most who import this module ask for no problems
+    import reasoning_gym  # imported here, because most importers of this module do not need it
 
     dataset = reasoning_gym.create_dataset("gsm_symbolic", size=100_000, seed=seed)
     seen = set()
@@ -66,8 +66,8 @@ def write_rows(path: Path, questions: Sequence[str], *, prefix: str, model: str,
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes word problems as OpenAI batch rows.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--distill", type=int, default=192, metavar="N", help="questions to learn from (default 192)")
-    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="questions held out (default 32)")
+    parser.add_argument("--distill", type=int, default=192, metavar="N", help="training questions (default 192)")
+    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="held-out questions (default 32)")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--max-tokens", type=int, default=160)
     args = parser.parse_args()

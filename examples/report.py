@@ -1,15 +1,15 @@
-"""An evaluation's report for people: one table."""
+"""An evaluation's report as a table for the terminal."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
-_LEAST_RATE = 0.1  # what is accepted more rarely is not shown: copies of past text may be long
+_LEAST_RATE = 0.1  # deeper positions with lower rates are hidden, because copies of past text may be long
 
 
 def report_table(report: Mapping[str, Any]) -> Table:
-    """Rows of the figures that decide, then one for each concurrency measured."""
+    """The table: the main figures, then a row for each measured concurrency."""
     table = Table(
         title=f"{report.get('drafter')} on {report.get('model')}, {report.get('device')}", title_justify="left"
     )

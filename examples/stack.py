@@ -1,4 +1,4 @@
-"""The embedded stack as a child process: `python manage.py up`, from its first line of log to its last process."""
+"""The embedded stack, `python manage.py up`, as a child process."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from typing import Self
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0
-STOP_SECONDS = 90.0  # its processes end one after the other, each in its own time
+STOP_SECONDS = 90.0  # its processes are stopped one after the other
 
 
 class StackError(Exception):
-    """The stack did not come up; the message ends with the tail of its log."""
+    """The stack did not start; the message ends with the tail of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Address:
 
 
 class Stack:
-    """A `with` block around it is up; after the block no process of it is left.
+    """The stack runs within the `with` block; after the block none of its processes is left.
 
-    The stack runs in a session of its own, so that Ctrl-C reaches the caller alone, who then takes it down in order.
+    It runs in a separate session, so that Ctrl-C only reaches the caller, which then stops the stack in order.
     """
 
     def __init__(self, data_dir: Path, *, models: dict[str, Path]) -> None:
@@ -40,7 +40,7 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        (self.data_dir / "ready.json").unlink(missing_ok=True)  # a killed stack leaves its own behind
+        (self.data_dir / "ready.json").unlink(missing_ok=True)  # a killed stack does not remove this file
         command = [sys.executable, "manage.py", "up", "--port", "0"]
         for name, path in self._models.items():
             command += ["--model", f"{name}={path}"]
@@ -62,7 +62,7 @@ class Stack:
         self.stop()
 
     def wait_until_ready(self) -> Address:
-        """Raises: StackError: it ended, or took longer than two minutes."""
+        """Raises: StackError: the stack ended, or was not ready after two minutes."""
         assert self._process is not None, "enter the stack first"
         path = self.data_dir / "ready.json"
         deadline = time.monotonic() + START_SECONDS
@@ -76,7 +76,7 @@ class Stack:
         return Address(base_url=f"{ready['url']}/v1", api_key=ready["api_key"])
 
     def stop(self) -> None:
-        """Ctrl-C, then patience, then force. Safe to call twice."""
+        """Interrupts the stack, waits, and kills it if necessary. A second call has no effect."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGINT)
@@ -87,7 +87,7 @@ class Stack:
             self._process.wait()
 
     def log_tail(self, *processes: str, num_lines: int = 30) -> str:
-        """The ends of these processes' logs, the latest job's and endpoint's too; of `up`'s own where none is named."""
+        """The ends of the logs of these processes, of the latest job and endpoint, or of `up` if none is named."""
         logs = self.data_dir / "logs"
         paths = [logs / f"{name}.log" for name in processes] or [self.log_path]
         if processes:

@@ -1,1 +1,1 @@
-"""One file an operation: the reference in torch, the launcher that checks its arguments, the kernels."""
+"""One file per operation: the reference in torch, the launcher that checks its arguments, the kernels."""

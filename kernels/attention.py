@@ -1,8 +1,8 @@
-"""Paged tree attention with rows that depend on nothing but their own keys.
+"""Paged tree attention whose rows depend only on their own keys.
 
-A row at position p has p + 1 keys: the first `prefix_lens[m]` lie where its sequence's slot table says, the rest on
-its own path through the draft tree (its ancestors, then itself). Keys are taken in position order, so plain decoding,
-a chain and a tree add in the same order. Softmax runs online over blocks of positions counted from position 0.
+A row at position p has p + 1 keys: the sequence's slot table locates the first `prefix_lens[m]`, and the row's path
+through the draft tree (its ancestors, then itself) the rest. Keys are processed in position order, so plain decoding,
+chains and trees add in the same order. The online softmax uses blocks of positions counted from position 0.
 
 Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
 """
@@ -22,7 +22,7 @@ _MAX_CUDA_HEAD_DIM = 256  # cuda/attention.py keeps blocks of 64 keys and values
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Which keys each of M rows attends to. Rows of one sequence stand beside each other.
+    """The keys that each of M rows attends to. Rows of one sequence are adjacent.
 
     slot_tables: [S, L] int32. Slot of each committed position of each sequence.
     seqs: [M] int64. Row of `slot_tables`.
@@ -47,7 +47,7 @@ class AttentionRows:
         check_tensor(self.path_lens, "path_lens", (M,), torch.int64)
 
     def only(self, some: slice) -> "AttentionRows":
-        """Some of the rows."""
+        """Selects rows."""
         return AttentionRows(
             self.slot_tables, self.seqs[some], self.prefix_lens[some], self.paths[some], self.path_lens[some]
         )
@@ -59,12 +59,12 @@ class AttentionRows:
 
 
 def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether cpu/attention.c serves this shape."""
+    """Whether cpu/attention.c supports this shape."""
     return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D]. Every block has one shape."""
+    """query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D]. All blocks have the same shape."""
     num_kv_heads, D = keys.shape[1:]
     query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D]
     top = query.new_full(query.shape[:2], float("-inf"))
@@ -86,7 +86,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """As `attention`, row by row."""
+    """Reference of `attention`, row by row."""
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for row in range(q.shape[0]):
         slots = rows.slots(row)
@@ -95,10 +95,10 @@ def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Atten
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """Softmax(q k / sqrt(D)) v for every row.
+    """Computes softmax(q k / sqrt(D)) v for every row.
 
     Args:
-        q: [M, Hq, D] float32; heads lie beside each other, rows may be strided.
+        q: [M, Hq, D] float32; heads are contiguous, rows may be strided.
         k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16; Hkv divides Hq.
 
     Returns: [M, Hq, D] in the caches' dtype.
@@ -111,13 +111,13 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
     check_tensor(v_cache, "v_cache", (num_slots, Hkv, D), k_cache.dtype)
     if Hq % Hkv or q.dtype != torch.float32 or q.stride()[1:] != (D, 1) or rows.seqs.shape[0] != M:
         raise ValueError(
-            f"q must be float32 [{rows.seqs.shape[0]}, n * {Hkv}, {D}] with heads beside each other, "
+            f"q must be float32 [{rows.seqs.shape[0]}, n * {Hkv}, {D}] with contiguous heads, "
             f"got {q.dtype} {list(q.shape)} strides {q.stride()}"
         )
     kernels = library() if q.device.type == "cpu" else None
     if kernels is None or not has_compiled_attention(Hq, Hkv, D):
         if q.is_cuda and D <= _MAX_CUDA_HEAD_DIM:
-            from kernels.cuda.attention import attention as launch  # not above: triton is only where CUDA is
+            from kernels.cuda.attention import attention as launch  # imported here, because triton requires CUDA
 
             return launch(q, k_cache, v_cache, rows)
         return attention_reference(q, k_cache, v_cache, rows)

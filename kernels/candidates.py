@@ -1,10 +1,10 @@
-"""Best tokens of a drafter's rows into candidates: ranked with the noise the target will use, and how likely each is.
+"""Ranks the best tokens of a drafter's rows with the target's noise, and computes their survival probabilities.
 
     T = 0   survival_i = exp(value_i - total)
-    T > 0   score_i = value_i + T gumbel(seed, position, token_i), -inf for what the request's filters exclude;
+    T > 0   score_i = value_i + T gumbel(seed, position, token_i), -inf for tokens that the request's filters exclude;
             survival_i = P(one of these tokens) * softmax_i(score)
 
-Candidates come out best first, of equals the one that came first.
+Candidates are sorted best first; equal ones keep their order.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -21,7 +21,7 @@ from kernels.philox import gumbel_rows_reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSampling:
-    """How each of M rows chooses its token.
+    """The sampling parameters of M rows.
 
     temperatures, top_ps, min_ps: [M] float64. seeds (64 bits), positions, top_ks (0: no limit): [M] int64.
     """
@@ -43,14 +43,14 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of M rows, best first. tokens: [M, k] int64. survival: [M, k] float32, descending, in 0..1."""
+    """Candidates of M rows, best first. tokens: [M, k] int64. survival: [M, k] float32, descending, in 0..1."""
 
     tokens: Tensor
     survival: Tensor
 
 
 def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
-    """As `candidates`."""
+    """Reference of `candidates`."""
     values, device = best.values, best.values.device
     survival = torch.exp(values - best.totals.unsqueeze(-1))
     cold = (rows.temperatures == 0.0).unsqueeze(-1)
@@ -69,19 +69,19 @@ def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
 
 
 def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
-    """Best tokens [M, k <= 32], best first -> candidates.
+    """Ranks the best tokens [M, k <= 32], given best first.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
     M, k = best.values.shape
     if k > MAX_COUNT:
-        raise ValueError(f"there may be {MAX_COUNT} tokens a row, got {k}")
+        raise ValueError(f"rows may have at most {MAX_COUNT} tokens, got {k}")
     check_tensor(best.values, "values", (M, k), torch.float32)
     check_tensor(best.tokens, "tokens", (M, k), torch.int64)
     check_tensor(best.totals, "totals", (M,), torch.float32)
     rows.check(M)
     if best.values.is_cuda:
-        from kernels.cuda.candidates import candidates as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.candidates import candidates as launch  # imported here, because triton requires CUDA
 
         return launch(best, rows)
     return candidates_reference(best, rows)

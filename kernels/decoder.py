@@ -4,11 +4,11 @@
                  residual += down(swiglu(gate_up(norm(residual))))
     hidden = norm(residual)
 
-A tap is the residual stream where it enters a layer: what drafters that read inner layers are fed with.
+A tap is the residual stream at the input of a layer; some drafters read it.
 
-The residual stream is float32; what goes into a matrix product is in the weights' dtype. The reference is the sequence
-of single operations; the compiled pass calls the same C functions in the same order and so gives the same bits, without
-coming back to the host between them.
+The residual stream is float32; inputs of matrix products have the weights' dtype. The reference is the sequence of
+single operations; the compiled pass calls the same C functions in the same order, and so gives the same bits without
+returning to Python between them.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ from kernels.swiglu import swiglu
 
 _BLOCK = 32  # outputs per packed block, as in cpu/ops.h
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-_Product = Literal["qkv", "output", "gate_up", "down"]  # of a layer, as in LoraLayer
+_Product = Literal["qkv", "output", "gate_up", "down"]  # names of a layer's products, as in LoraLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class _Caches:
-    """Addresses of the layers' caches; those of the last pass are kept, as a cache rarely changes."""
+    """Addresses of the layers' caches. Those of the last pass are stored, because caches rarely change."""
 
     def __init__(self, shape: DecoderShape, num_layers: int) -> None:
         self._shape = shape
@@ -140,7 +140,7 @@ class _Caches:
 
 
 class DecoderLayers:
-    """A decoder's layers, their final norm [H] and rotary tables [P, D / 2], all float32 but the products' weights."""
+    """A decoder's layers, final norm [H] and rotary tables [P, D / 2]; all but the products' weights are float32."""
 
     def __init__(
         self,
@@ -161,13 +161,13 @@ class DecoderLayers:
         packed = all(w.packed for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
         compiled = has_compiled_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim)
         compiled = compiled and shape.intermediate_size % _BLOCK == 0
-        # What the compiled pass takes; None where there is none for this shape or machine.
+        # The arguments of the compiled pass; None if it does not support this shape or machine.
         self.structure = self._build() if packed and compiled and library() is not None else None
         self.caches = _Caches(shape, len(layers))
 
     def _build(self) -> _Decoder:
         shape = self.shape
-        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))  # kept: the structure points to it
+        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))  # the structure points to it
         return _Decoder(
             ctypes.addressof(self._c_layers),
             self.final_norm.data_ptr(),
@@ -206,7 +206,7 @@ def decoder_reference(
     beside: Tensor | None = None,
     stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `decoder`, one operation after the other."""
+    """Reference of `decoder`, one operation after the other."""
     shape = layers.shape
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
     taps: dict[int, Tensor] = {}
@@ -255,13 +255,14 @@ def decoder(
     Args:
         residual: [M, H] float32, the tokens' embeddings; overwritten.
         keys, values: per layer [slots, Hkv, D] in the layers' dtype.
-        tap_layers: i taps what enters layer i; the number of layers, what leaves the last, before the final norm.
-        lora_runs: rows with low-rank updates of their own; a pass with any runs operation by operation.
-        beside: [M, Kb] in the layers' dtype. What qkv, of Kb + H columns, reads before the normed residual.
-        stacked: low-rank updates on CUDA; as with runs, the pass then goes operation by operation.
+        tap_layers: i taps the input of layer i; the number of layers taps the last output before the final norm.
+        lora_runs: rows with low-rank updates; a pass with any runs operation by operation.
+        beside: [M, Kb] in the layers' dtype. Additional input of qkv, which has Kb + H columns, before the normed
+            residual.
+        stacked: low-rank updates on CUDA; such a pass also runs operation by operation.
 
-    Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers` or None where
-        there are none; both in the layers' dtype, cast once.
+    Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers`, or None without
+        taps; both in the layers' dtype, cast once.
     Raises: ValueError: shapes or dtypes do not fit, or no such layer; MemoryError.
     """
     shape, structure = layers.shape, layers.structure
@@ -269,7 +270,7 @@ def decoder(
         raise ValueError(f"tap_layers must be in 0..{len(layers.layers)}, got {list(tap_layers)}")
     if structure is None or residual.device.type != "cpu" or lora_runs or stacked is not None:
         if residual.is_cuda and not lora_runs and stacked is None:
-            from kernels.cuda.decoder import decoder as launch  # not above: triton is only where CUDA is
+            from kernels.cuda.decoder import decoder as launch  # imported here, because triton requires CUDA
 
             return launch(layers, residual, rows, keys, values, tap_layers, beside)
         return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside, stacked)
@@ -301,7 +302,7 @@ def decoder(
         beside_width,
     )
     kernels = library()
-    assert kernels is not None  # there is a structure only where there are kernels
+    assert kernels is not None  # the structure exists only if the kernels are loaded
     if kernels.slipstream_decoder(ctypes.addressof(structure), ctypes.addressof(c_pass)) != 0:
         raise MemoryError(f"no memory for a pass of {M} rows")
     return hidden, taps

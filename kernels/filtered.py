@@ -1,9 +1,9 @@
-"""Position-keyed sampling of rows with filters, from their logits, without the host.
+"""Position-keyed sampling with filters from rows of logits, without the host.
 
     token = argmax_{v kept} logits[v] / T + gumbel(seed, position, v)
 
-Kept are, as in kernels/sampling.py, the `top_k` best, of these the smallest set that holds `top_p` of their mass, and
-of these the ones at least `min_p` times as probable as the best. All of them stand first when tokens are sorted.
+As in kernels/sampling.py, the filters keep the `top_k` best tokens, of these the smallest set with `top_p` of their
+mass, and of these the ones at least `min_p` times as probable as the best. Kept tokens are a prefix of the sorted ones.
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.sampling import sample_token_reference
 
 
 def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
-    """As `sample_filtered_rows`, row by row."""
+    """Reference of `sample_filtered_rows`, row by row."""
     names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
     tokens = [
         sample_token_reference(
@@ -35,14 +35,14 @@ def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
 
 
 def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
-    """logits [M, V] float32 -> tokens [M] int64; of rows at temperature 0 any token of the vocabulary.
+    """logits [M, V] float32 -> tokens [M] int64; for rows at temperature 0, an arbitrary token of the vocabulary.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
     check_tensor(logits, "logits", (None, None), torch.float32)
     rows.check(logits.shape[0])
     if logits.is_cuda:
-        from kernels.cuda.filtered import sample_filtered_rows as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.filtered import sample_filtered_rows as launch  # imported here, because triton requires CUDA
 
         return launch(logits, rows)
     return sample_filtered_rows_reference(logits, rows)

@@ -1,11 +1,11 @@
-"""Draft trees that grow level by level on the device, for drafters that must run to know what follows a node.
+"""Draft trees that grow level by level on the device, for drafters that must run once per level.
 
-A pool of B trees holds every candidate that was ever offered. A level offers K candidates under each of W nodes; the
-likeliest of them are the nodes that are run next; the likeliest of the whole pool make the trees. A candidate is never
-likelier than what it stands under, so the best of a pool are always a tree.
+A pool holds all candidates of B trees. Each level adds K candidates under each of W nodes; the likeliest of them are
+the nodes that the drafter runs next, and the likeliest of the whole pool become the trees. A candidate is never
+likelier than its parent, so the best candidates of a pool always form a tree.
 
-These are some dozen small operations of PyTorch a level, none of which asks the host anything: beside a level's
-products, which read a layer and a head, they hardly show.
+A level takes about a dozen small operations of PyTorch without synchronization with the host. Their time is negligible
+compared with the level's matrix products, which read a layer and a head.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -18,14 +18,14 @@ from torch.nn.functional import pad
 
 from kernels.tree import Trees
 
-_LEAST_SURVIVAL = 0.01  # what is less likely is never verified
+_LEAST_SURVIVAL = 0.01  # less likely nodes are never verified
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """tokens, parents: [B, C] int64; a parent is a place in the pool, -1 for the last token. survival: [B, C] float32.
+    """tokens, parents: [B, C] int64; a parent is an index in the pool, -1 for the last token. survival: [B, C] float32.
 
-    A survival of 0 says that there is nobody.
+    A survival of 0 marks an empty place.
     """
 
     tokens: Tensor
@@ -38,11 +38,11 @@ class Pool:
         return cls(zeros, torch.full_like(zeros, -1), torch.zeros_like(zeros, dtype=torch.float32))
 
     def offer(self, first: int, nodes: Tensor | None, tokens: Tensor, chances: Tensor) -> None:
-        """Puts a level's candidates at places `first` and on.
+        """Adds a level's candidates to the pool, from index `first` on.
 
         Args:
-            nodes: [B, W] int64, places in the pool; None for the first level, whose one node is the last token.
-            tokens: [B, W, K] int64. chances: [B, W, K] float32, of each given its node.
+            nodes: [B, W] int64, indices in the pool; None for the first level, whose only node is the last token.
+            tokens: [B, W, K] int64. chances: [B, W, K] float32, probability of each candidate given its node.
         """
         B, W, K = tokens.shape
         own = slice(first, first + W * K)
@@ -54,14 +54,14 @@ class Pool:
             self.parents[:, own] = nodes.repeat_interleave(K, dim=1)
 
     def frontier(self, first: int, count: int, width: int) -> Tensor:
-        """[B, width] int64: places of the likeliest among `count` candidates from `first` on, `width` at most."""
+        """[B, width] int64: indices of the likeliest `width` among `count` candidates from `first` on."""
         return first + self.survival[:, first : first + count].topk(width, dim=1).indices
 
     def trees(self, budget: int) -> Trees:
-        """The `budget` likeliest, parents before children; of equals the one offered first."""
+        """The `budget` likeliest candidates, parents before children; of equal ones, those added first."""
         B, C = self.tokens.shape
         ranked = self.survival.argsort(dim=1, descending=True, stable=True)[:, :budget]
-        places = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N], C: nobody
+        places = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N], C: empty
         counts = (places < C).sum(1)
         nodes = torch.arange(places.shape[1], device=places.device).expand(places.shape)
         node_of = places.new_full((B, C + 1), -1).scatter_(1, places, nodes)
@@ -71,7 +71,7 @@ class Pool:
         real = places < C
         tokens = torch.where(real, self.tokens.gather(1, kept), 0)
         survival = torch.where(real, self.survival.gather(1, kept), 0.0)
-        missing = (0, budget - places.shape[1])  # a small pool has fewer
+        missing = (0, budget - places.shape[1])  # a small pool has fewer candidates
         return Trees(
             pad(tokens, missing), pad(torch.where(real, parents, -2), missing, value=-2), pad(survival, missing), counts
         )

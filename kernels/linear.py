@@ -1,13 +1,12 @@
-"""Linear layer whose rows do not depend on how many rows there are.
+"""Linear layer whose rows do not depend on the number of rows.
 
     out[m, n] = (sum_k x[m, k] weight[n, k]) scale[n] + bias[n], accumulated in float32 and returned as float32
 
-Decode, chain verify, tree verify and prefill all run through it, so a row has the same bits in each. A reduced
-precision of `out` is the next operation's business.
+Decoding, verification of chains and trees, and prefill all use it, so a row has the same bits in each. The next
+operation reduces the precision of `out`.
 
-Weights have the dtype of x, or are int8 or float8_e4m3fn with one scale per output (symmetric, weights alone: x stays
-as it is). Either is a bfloat16 number exactly, so products and sums are those of a bfloat16 weight, and only the scale
-is new.
+Weights have the dtype of x, or are int8 or float8_e4m3fn with one scale per output (symmetric; x is not quantized).
+Both are exactly representable in bfloat16, so products and sums are those of a bfloat16 weight, followed by the scale.
 """
 
 from dataclasses import dataclass
@@ -21,31 +20,31 @@ from kernels.cpu.library import library
 from kernels.memory import empty
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
-_ROW_TILE = 16  # torch's own GEMM changes its order of additions with the number of rows; never with their content
+_ROW_TILE = 16  # torch's GEMM changes its order of additions with the number of rows, but not with their content
 _INT8_CODE = 2  # cpu/common.h
 _INT8_MAX = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A weight [N, K] as `linear` wants it; make one with `pack`, `pack_int8` or `pack_fp8`."""
+    """A weight [N, K] in the layout of `linear`; created by `pack`, `pack_int8` or `pack_fp8`."""
 
     data: Tensor
-    scales: Tensor | None  # [N] float32, with int8 and float8 only
+    scales: Tensor | None  # [N] float32, only with int8 and float8
     bias: Tensor | None  # [N] float32
     out_features: int
     in_features: int
-    dtype: torch.dtype  # of x
+    dtype: torch.dtype  # dtype of x
     packed: bool
 
     @property
     def format(self) -> int:
-        """The C kernels' number for what `data` holds."""
+        """The C kernels' number for the format of `data`."""
         return _INT8_CODE if self.scales is not None else DTYPE_CODES[self.dtype]
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Lays [N, K] float32 or bfloat16 out for the kernel at hand; the copy replaces the original in memory.
+    """Packs [N, K] float32 or bfloat16 for the available kernel; the caller then drops the original.
 
     Raises: ValueError: other dtype, or an odd K in bfloat16.
     """
@@ -91,7 +90,7 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def _scales(weight: Tensor, largest: float) -> Tensor:
-    """[N]: what brings the largest number of each output to `largest`."""
+    """[N]: scales that map the largest weight of each output to `largest`."""
     return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
@@ -137,11 +136,11 @@ def _sign_and_magnitude(weight: Tensor) -> Tensor:
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """x [M, K], weight [N, K] in the dtype of x, int8 or float8_e4m3fn, bias and scales [N] float32 -> [M, N] float32.
 
-    Always works on 16 rows at a time, so that rows stay invariant.
+    It always processes 16 rows at a time, so that rows are invariant.
     """
     M = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -M % _ROW_TILE))
-    weight = weight.to(x.dtype)  # exact from one byte
+    weight = weight.to(x.dtype)  # exact for one-byte weights
     tiles = [functional.linear(tile, weight) for tile in padded.split(_ROW_TILE)]
     out = torch.cat(tiles)[:M].float() if tiles else x.new_zeros(0, weight.shape[0], dtype=torch.float32)
     out = out if scales is None else out * scales
@@ -159,13 +158,13 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
         check_tensor(add_to, "add_to", (M, N), torch.float32)
     if not weight.packed:
         if x.is_cuda:
-            from kernels.cuda.linear import linear as launch  # not above: triton is only where CUDA is
+            from kernels.cuda.linear import linear as launch  # imported here, because triton requires CUDA
 
             return launch(x, weight.data, weight.scales, weight.bias, add_to)
         out = linear_reference(x, weight.data, weight.bias, weight.scales)
         return out if add_to is None else add_to.add_(out)
     kernels = library()
-    assert kernels is not None  # packed only where there are kernels
+    assert kernels is not None  # weights are only packed if the kernels are loaded
     out = torch.empty(M, N) if add_to is None else add_to
     kernels.slipstream_linear(
         x.data_ptr(),

@@ -1,10 +1,10 @@
-"""The next token of each row straight from its hidden state: logits are compared where they come about, and not stored.
+"""Chooses the next token of each row from its hidden state, without storing the logits.
 
     sampled:   argmax_v logits[m, v] / T_m + gumbel(seed_m, position_m, v)          (T = 0: argmax logits)
     best:      the `count` largest logits, their tokens, and log sum_v exp(logits[m, v])
 
-logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. A Markov head's step is this too, with `x` the last token's row of
-W1, `weight` W2, and `base` what the drafter's row guesses by itself.
+logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. This is also the step of a Markov head, with `x` the last token's
+row of W1, `weight` W2, and `base` the logits of the drafter's row.
 
 Source: Gumbel coupling as in kernels/sampling.py; Markov head: DSpark, arXiv:2607.05147.
 """
@@ -25,10 +25,10 @@ _SIGN = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A head's rows of the vocabulary.
+    """The rows of an LM head, one per token of its vocabulary.
 
     data: [V, K] in the dtype of x, int8 or float8_e4m3fn. scales: [V] float32.
-    vocab: [V] int64, the token of each row; None where they are counted from 0.
+    vocab: [V] int64, the token of each row; None if row v is token v.
     """
 
     data: Tensor
@@ -38,7 +38,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """How each of M rows chooses: temperatures [M] float64, seeds [M] int64 (64 bits), positions [M] int64."""
+    """Sampling parameters of M rows: temperatures [M] float64, seeds [M] int64 (64 bits), positions [M] int64."""
 
     temperatures: Tensor
     seeds: Tensor
@@ -63,7 +63,7 @@ def _tokens(head: Head) -> Tensor:
 
 
 def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
-    """As `sample_rows`."""
+    """Reference of `sample_rows`."""
     tokens = _tokens(head)
     cold = rows.temperatures == 0.0
     scores = _logits(x, head, base).double() / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
@@ -73,7 +73,7 @@ def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
-    """The token of each row, the lowest among equals.
+    """Returns the token of each row; among equal ones the lowest.
 
     Args:
         x: [M, K] contiguous, float32 or bfloat16.
@@ -87,7 +87,7 @@ def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = 
     check_tensor(rows.seeds, "seeds", (x.shape[0],), torch.int64)
     check_tensor(rows.positions, "positions", (x.shape[0],), torch.int64)
     if x.is_cuda:
-        from kernels.cuda.lm_head import sample_rows as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.lm_head import sample_rows as launch  # imported here, because triton requires CUDA
 
         return launch(x, head, rows, base)
     return sample_rows_reference(x, head, rows, base)
@@ -95,7 +95,7 @@ def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = 
 
 @dataclass(frozen=True, slots=True)
 class BestTokens:
-    """Of M rows, best first; of equal ones the one whose row of the head comes first.
+    """The best tokens of M rows, best first; equal ones in the order of the head's rows.
 
     values: [M, k] float32 logits. tokens: [M, k] int64. totals: [M] float32, log of the sum of all exp(logits).
     """
@@ -106,14 +106,14 @@ class BestTokens:
 
 
 def best_tokens_reference(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
-    """As `best_tokens`."""
+    """Reference of `best_tokens`."""
     logits = _logits(x, head, base)
     values, columns = torch.sort(logits, dim=-1, descending=True, stable=True)
     return BestTokens(values[:, :count], _tokens(head)[columns[:, :count]], logits.logsumexp(-1))
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
-    """The `count` best of each row; arguments as of `sample_rows`.
+    """Returns the `count` best tokens of each row; the other arguments are those of `sample_rows`.
 
     Raises: ValueError: shapes or dtypes do not fit, or count is not in 1..32 or above the vocabulary.
     """
@@ -121,7 +121,7 @@ def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None = None) -
     if not 1 <= count <= min(MAX_COUNT, head.data.shape[0]):
         raise ValueError(f"count must be in 1..{min(MAX_COUNT, head.data.shape[0])}, got {count}")
     if x.is_cuda:
-        from kernels.cuda.lm_head import best_tokens as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.lm_head import best_tokens as launch  # imported here, because triton requires CUDA
 
         return launch(x, head, count, base)
     return best_tokens_reference(x, head, count, base)

@@ -1,9 +1,9 @@
-"""Low-rank updates of linear layers, other ones for other rows.
+"""Low-rank updates of linear layers, with a different adapter for each row.
 
-    out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without one are left as they are
+    out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without an adapter are not changed
 
-Both products are `linear`, so an updated row has the same bits in any company. `stacked_lora`, which serves on CUDA,
-does all adapters of a batch in two launches, from weights that lie on top of each other.
+Both products are `linear`, so an updated row has the same bits in any batch. `stacked_lora`, for CUDA, handles all
+adapters of a batch in two launches, with the adapters' weights stacked in one tensor.
 
 Source: Hu et al. 2021, arXiv:2106.09685; many adapters in a batch: Punica, arXiv:2310.18547.
 """
@@ -29,7 +29,7 @@ class LoraWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraLayer:
-    """One adapter's updates of a decoder layer's products; None where it has none."""
+    """An adapter's updates of a decoder layer's products; None for products without an update."""
 
     qkv: LoraWeight | None = None
     output: LoraWeight | None = None
@@ -39,7 +39,7 @@ class LoraLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraRun:
-    """Rows first..first + count - 1 of a pass, which share an adapter; `layers` as the decoder's."""
+    """Rows first..first + count - 1 of a pass, which share an adapter; `layers` are in the decoder's order."""
 
     first: int
     count: int
@@ -63,7 +63,7 @@ def lora(x: Tensor, out: Tensor, updates: Sequence[tuple[LoraRun, LoraWeight | N
 class LoraStack:
     """A product's updates of A adapters, in the dtype of x. down: [A, R, K]; up: [A, N, R], alpha / r included.
 
-    Adapters of a lower rank are filled up with zeros, which changes no bit.
+    Adapters of a lower rank are padded with zeros, which does not change any bits.
     """
 
     down: Tensor
@@ -71,7 +71,7 @@ class LoraStack:
 
     @classmethod
     def of(cls, weights: Sequence[LoraWeight | None]) -> "LoraStack | None":
-        """Of unpacked weights; None stands for an adapter that does not update the product, or for none that does."""
+        """Stacks unpacked weights, with None for adapters that do not update the product. Returns None if none does."""
         real = [weight for weight in weights if weight is not None]
         if not real:
             return None
@@ -90,10 +90,10 @@ def _zeros(weight: LinearWeight) -> LinearWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedRows:
-    """Rows of a pass with the adapters that any of them has, on top of each other.
+    """Rows of a pass with the stacked adapters of these rows.
 
-    adapters: [M] int64, -1 for none. num_runs: of neighbours with one adapter or none there may be so many.
-    layers: as the decoder's, by the product's name in `LoraLayer`.
+    adapters: [M] int64, -1 for none. num_runs: maximum number of runs of adjacent rows with the same adapter or none.
+    layers: in the decoder's order, by the product's name in `LoraLayer`.
     """
 
     adapters: Tensor
@@ -102,7 +102,7 @@ class StackedRows:
 
 
 def stacked_lora_reference(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
-    """As `stacked_lora`, row by row."""
+    """Reference of `stacked_lora`, row by row."""
     for row, adapter in enumerate(adapters.tolist()):
         if adapter >= 0:
             inner = (x[row].float() @ stack.down[adapter].float().T).to(x.dtype)
@@ -115,7 +115,7 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
         adapters: [M] int64, -1 for none.
-        num_runs: runs of neighbours with one adapter or none there may be; None: rows of one stand beside each other.
+        num_runs: maximum number of runs of adjacent rows with the same adapter or none; None: one run per adapter.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -125,7 +125,7 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     check_tensor(out, "out", (M, None), torch.float32)
     check_tensor(adapters, "adapters", (M,), torch.int64)
     if x.is_cuda:
-        from kernels.cuda.lora import stacked_lora as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.lora import stacked_lora as launch  # imported here, because triton requires CUDA
 
         launch(x, out, adapters, stack, num_runs)
         return

@@ -1,4 +1,4 @@
-"""Losses of a head over a large vocabulary that never hold more than some rows of logits, forward and backward.
+"""Losses of a head over a large vocabulary that hold the logits of only some rows at a time, forward and backward.
 
 With s = hidden weight^T, p = softmax(s), and for distillation t = teacher hidden teacher weight^T, q = softmax(t):
 
@@ -8,7 +8,7 @@ With s = hidden weight^T, p = softmax(s), and for distillation t = teacher hidde
 
     blend             sum_v w_v -log p_v           ds = p - w,  w = (1 - b) [v = label] + b t,  t given
 
-The gradient is at hand where the loss is, so the forward pass computes both and the backward pass only scales.
+The forward pass computes the loss and its gradient together; the backward pass only scales the gradient.
 
 Source: Liger-Kernel, arXiv:2410.10989; total variation as one minus the chance of acceptance: Leviathan et al. 2023,
 arXiv:2211.17192.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernels.checks import check_tensor
 
-_NUMBERS = 2**24  # of logits at a time
+_NUMBERS = 2**24  # logits at a time
 
 
 class Loss(Enum):
@@ -34,18 +34,18 @@ class Loss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Logits to distil: hidden [M, Ht] and weight [V, Ht], which get no gradient."""
+    """The teacher's logits, as hidden [M, Ht] and weight [V, Ht], which get no gradient."""
 
     hidden: Tensor
     weight: Tensor
 
 
 def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
-    """The loss of each row, [C] in the dtype of logits; logits become scale times its gradient.
+    """Returns the loss of each row, [C] in the dtype of logits; logits are overwritten by scale times the gradient.
 
     Args:
-        logits: [C, V] float32 or float64. scale: [C], alike.
-        against: labels [C] int64 for cross entropy, else the teacher's logits [C, V], alike.
+        logits: [C, V] float32 or float64. scale: [C] in the same dtype.
+        against: labels [C] int64 for cross entropy, else the teacher's logits [C, V] in the same dtype.
     """
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
@@ -66,9 +66,9 @@ def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tens
 
 
 def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
-    """As `loss_rows_reference`."""
+    """See `loss_rows_reference`."""
     if logits.is_cuda:
-        from kernels.cuda.losses import loss_rows as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.losses import loss_rows as launch  # imported here, because triton requires CUDA
 
         return launch(kind, logits, against, scale)
     return loss_rows_reference(kind, logits, against, scale)
@@ -76,9 +76,9 @@ def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """What C rows are to learn: labels [C] int64, and of weight `soft_weight` the rows `chosen` [C] of probabilities.
+    """Targets of C rows: labels [C] int64, and, with weight `soft_weight`, the rows `chosen` [C] of probabilities.
 
-    probabilities: [R, V] float32, None where `soft_weight` is 0.
+    probabilities: [R, V] float32, None if `soft_weight` is 0.
     """
 
     labels: Tensor
@@ -93,7 +93,7 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class BlendSums:
-    """Over rows: loss and -log p[label], in nats, float32; rows whose likeliest column is the label, int64."""
+    """Sums over rows: loss and -log p[label], in nats, float32; number of rows whose argmax is the label, int64."""
 
     loss: Tensor
     nats: Tensor
@@ -101,7 +101,7 @@ class BlendSums:
 
 
 def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """As `blend_rows`."""
+    """Reference of `blend_rows`."""
     log_p = logits.log_softmax(-1)  # [C, V]
     own = log_p.gather(-1, blend.labels.unsqueeze(-1))
     if blend.probabilities is None:
@@ -117,7 +117,7 @@ def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> Ble
 
 
 def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """logits [C, V] float32, overwritten by their gradient where it is asked for.
+    """Computes the sums for logits [C, V] float32, which are overwritten by their gradient if it is requested.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -128,7 +128,7 @@ def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
     if blend.probabilities is not None:
         check_tensor(blend.probabilities, "probabilities", (None, V), torch.float32)
     if logits.is_cuda:
-        from kernels.cuda.losses import blend_rows as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.losses import blend_rows as launch  # imported here, because triton requires CUDA
 
         return launch(logits, blend, gradient=gradient)
     return blend_rows_reference(logits, blend, gradient=gradient)
@@ -185,13 +185,13 @@ def linear_loss(
     *,
     num_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A head's loss over M rows.
+    """Computes a head's loss over M rows.
 
     Args:
-        hidden: [M, H]. weight: [V, H], alike. Both may want gradients.
+        hidden: [M, H]. weight: [V, H] in the same dtype. Both may require gradients.
         against: labels [M] int64 for cross entropy, else a teacher.
-        scale: [M]; 0 leaves a row out. No gradient.
-        num_rows: at a time; None for as many as 64 MiB of float32 hold.
+        scale: [M]; 0 excludes a row. It gets no gradient.
+        num_rows: rows at a time; None for as many as fit into 64 MiB of float32.
 
     Returns: sum_m scale[m] loss[m], and the losses [M] in nats (total variation: a probability), without gradient.
     Raises: ValueError: shapes or dtypes do not fit, or the target is of the wrong kind.
@@ -199,7 +199,7 @@ def linear_loss(
     M, V = hidden.shape[0], weight.shape[0]
     check_tensor(hidden, "hidden", (M, weight.shape[1]), weight.dtype)
     if isinstance(against, Teacher) == (kind is Loss.CROSS_ENTROPY):
-        raise ValueError(f"{kind.name} does not go with {type(against).__name__}")
+        raise ValueError(f"{kind.name} does not accept {type(against).__name__}")
     if isinstance(against, Teacher):
         check_tensor(against.hidden, "teacher hidden", (M, against.weight.shape[1]), against.weight.dtype)
         check_tensor(against.weight, "teacher weight", (V, None), against.weight.dtype)

@@ -1,8 +1,8 @@
-"""Medusa heads: all of them in one product with their weights on top of each other.
+"""Medusa heads, all in one product with their stacked weights.
 
     out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)
 
-A head that reads more than the hidden state (the last token's embedding) finds it in x behind the first H numbers.
+Heads may also read the last token's embedding, which follows the first H numbers of x.
 
 Source: Cai et al. 2024, arXiv:2401.10774; one product for all heads: LoRAX.
 """
@@ -30,7 +30,7 @@ def medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
     if rest or weight.in_features < H:
         raise ValueError(f"weight must be [{num_heads} H, K >= H], got {[weight.out_features, weight.in_features]}")
     if x.is_cuda:
-        from kernels.cuda.linear import linear_parts  # not above: triton is only where CUDA is
+        from kernels.cuda.linear import linear_parts  # imported here, because triton requires CUDA
         from kernels.cuda.medusa import medusa_heads as launch
 
         return launch(x, linear_parts(x, weight.data, weight.scales, weight.bias), num_heads)

@@ -1,9 +1,9 @@
-"""Memory for what every pass reads from end to end, weights, keys and values; and the way to a device without waiting.
+"""Huge pages for weights, keys and values, which every pass reads; and copies to a device that do not block.
 
-In pages of 4 KiB a pass over 270 MB misses the processor's table of pages 66,000 times, and no prefetcher looks across
-a page's end. In huge pages of 2 MiB SmolLM2-135M's pass of one row took 7.9 ms where it had taken 9.6, one of eight
-rows 10.5 where it had taken 14.1 (two cores of an AMD EPYC). Linux gives them for the asking, but only for whole 2 MiB:
-so tensors share large mappings. Elsewhere this is ordinary memory.
+With pages of 4 KiB, a pass over 270 MB misses the TLB 66,000 times, and prefetchers do not cross page boundaries. With
+huge pages of 2 MiB, SmolLM2-135M's pass of one row took 7.9 ms instead of 9.6, and one of eight rows 10.5 instead of
+14.1 (two cores of an AMD EPYC). Linux provides them on request, but only in units of 2 MiB, so tensors share large
+mappings. On other systems this is ordinary memory.
 """
 
 import math
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 class _Chunk:
-    """One mapping, given out from front to back; it lives as long as any tensor in it."""
+    """A memory mapping, allocated sequentially; it lives as long as any tensor in it."""
 
     def __init__(self, num_bytes: int) -> None:
         mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -41,7 +41,7 @@ _current: _Chunk | None = None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """As torch.empty, in huge pages where the system has them. Costs nothing until it is written to."""
+    """Like torch.empty, but in huge pages if the system has them. Memory is only used once it is written."""
     global _current
     device = device or torch.device("cpu")
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -60,5 +60,5 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """`values`, on the host, as they will be once the device has done all work so far; the caller goes on at once."""
+    """Copies `values` from the host to the device in stream order; the caller does not wait."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -1,10 +1,10 @@
-"""Multi-head latent attention in its absorbed form: one latent a position is the key and the value of every head.
+"""Multi-head latent attention in its absorbed form: one latent per position is the key and the value of every head.
 
-    written:  [c | k],  c = RMSNorm(latent),  k = rope(key)                                    R + P numbers a position
+    written:  [c | k],  c = RMSNorm(latent),  k = rope(key)                                  R + P numbers per position
     score_h = (q_h W_h^UK | rope(q'_h)) . [c | k] * scale;   out_h = (sum_j softmax(score_h)_j c_j) W_h^UV
 
-W^UK and W^UV, which would make each head's keys and values from c, are applied to the query and to the result instead,
-head by head and each through `linear`, so nothing but the latent is ever kept or read.
+W^UK and W^UV, which map c to each head's keys and values, are applied to the query and to the result instead, head by
+head through `linear`, so that only the latent is stored and read.
 
 Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; rotary pairs as in DeepSeek's published weights.
 """
@@ -22,7 +22,7 @@ from kernels.norm import rms_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """R, N, P and V of the formulas below; `scale` multiplies the scores; eps is that of the latent's norm."""
+    """R, N, P and V of the formulas below; `scale` multiplies the scores; eps is for the latent's norm."""
 
     rank: int
     nope_dim: int
@@ -44,8 +44,8 @@ class Rotation:
 def rotate_reference(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
     """x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P], rotated pairs in halves.
 
-    interleaved: a pair lies beside each other in x, else half of x apart. The result has one layout for both: scores
-    are sums over the pairs, in whatever order.
+    interleaved: the numbers of a pair are adjacent in x, else half of x apart. The result has the same layout for
+    both, because scores are sums over the pairs in any order.
     """
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, P / 2]
@@ -89,7 +89,7 @@ def latent_attention(
     cache: Tensor,
     rows: AttentionRows,
 ) -> Tensor:
-    """Attention of every head to the latents of each row's own path.
+    """Computes the attention of every head to the latents of each row's keys.
 
     Args:
         q: [M, Hq, N + P] float32, not rotated yet.
@@ -109,7 +109,7 @@ def latent_attention(
     query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
     query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the width
     out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
-    # The key stands for the value: what it has beyond the latent is computed and dropped.
+    # The keys also serve as values: the columns beyond the latent are computed and dropped.
     attended = attention(query, cache, cache, rows)[..., :R]  # [M, Hq, R]
     for head, weight in enumerate(value_up):
         out[:, head] = linear(attended[:, head].contiguous(), weight).to(dtype)

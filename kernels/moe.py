@@ -1,10 +1,10 @@
-"""Mixture of experts whose rows depend on nothing but themselves.
+"""Mixture of experts whose rows do not depend on other rows.
 
     s = sigmoid(x W_r);  of the best groups of experts, the K best by s + bias, weighted by s (normalised, scaled)
     out = sum_k weight_k expert_k(x),  expert(x) = down(swiglu(gate_up(x)))
 
-Rows are gathered by expert, but `linear` gives a row its bits whoever is with it, and a row's experts are added in
-ascending order: so a row comes out the same alone and in any company.
+Rows are gathered by expert, but the result of `linear` for a row does not depend on other rows, and a row's experts
+are added in ascending order, so a row has the same bits alone and in any batch.
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (auxiliary-loss-free balancing).
 """
@@ -21,7 +21,7 @@ from kernels.swiglu import swiglu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """weight: [E, H] float32. bias: [E] float32, added for the choice alone."""
+    """weight: [E, H] float32. bias: [E] float32, added only to choose experts."""
 
     weight: LinearWeight
     bias: Tensor
@@ -39,7 +39,7 @@ class Expert:
 
 
 def _sum_in_order(columns: Tensor) -> Tensor:
-    """[M, K] -> [M, 1], added from left to right: torch's own sum picks its order by the shape."""
+    """[M, K] -> [M, 1], added from left to right, because the order of torch's sum depends on the shape."""
     total = columns[:, :1]
     for column in range(1, columns.shape[1]):
         total = total + columns[:, column : column + 1]
@@ -53,7 +53,7 @@ def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """
     M, groups = x.shape[0], routing.num_groups
     logits = linear(x, routing.weight)  # [M, E]
-    # Row by row: torch rounds the last numbers of a buffer otherwise than those it takes in whole vectors.
+    # Row by row, because torch rounds the remainder of a buffer differently from the part it processes in vectors.
     scores = torch.stack([row.sigmoid() for row in logits]) if M else logits
     ranked = scores + routing.bias
     if routing.num_chosen_groups < groups:
@@ -70,7 +70,7 @@ def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def mix_experts(x: Tensor, chosen: Tensor, weights: Tensor, experts: tuple[Expert, ...]) -> Tensor:
-    """The weighted sum of each row's experts.
+    """Computes the weighted sum of each row's experts.
 
     Args:
         x: [M, H] in the experts' dtype.

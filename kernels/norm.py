@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         if x.is_cuda:
-            from kernels.cuda.norm import rms_norm as launch  # not above: triton is only where CUDA is
+            from kernels.cuda.norm import rms_norm as launch  # imported here, because triton requires CUDA
 
             return launch(x, weight, eps, dtype)
         return rms_norm_reference(x, weight, eps, dtype)

@@ -1,6 +1,6 @@
-"""QK-norm, rotary position embedding and the write into the KV cache, in one pass over a row.
+"""QK-norm, rotary position embedding and the write to the KV cache, in one pass over a row.
 
-    q, k <- RMSNorm per head (Qwen3; others have none), then rotated by position: halves (a, b) of a head become
+    q, k <- RMSNorm per head (only Qwen3), then rotated by position: halves (a, b) of a head become
     (a cos - b sin, b cos + a sin); k and v go to the row's slot of the cache, cast once.
 
 Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Llama's published weights.
@@ -42,7 +42,7 @@ def rope_write_reference(
     v_cache: Tensor,
     norms: HeadNorms | None,
 ) -> None:
-    """As `rope_write`."""
+    """Reference of `rope_write`."""
     M = qkv.shape[0]
     num_kv_heads, D = k_cache.shape[1:]
     heads = qkv.view(M, -1, D)  # [M, Hq + 2 Hkv, D]
@@ -89,7 +89,7 @@ def rope_write(
     kernels = library() if qkv.device.type == "cpu" else None
     if kernels is None:
         if qkv.is_cuda:
-            from kernels.cuda.parts import Parts  # not above: triton is only where CUDA is
+            from kernels.cuda.parts import Parts  # imported here, because triton requires CUDA
             from kernels.cuda.rope import rope_write as launch
 
             launch(Parts(sums=qkv.unsqueeze(0)), cosines, sines, positions, slots, k_cache, v_cache, norms, qkv)

@@ -29,7 +29,7 @@ def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         if x.is_cuda:
-            from kernels.cuda.parts import Parts  # not above: triton is only where CUDA is
+            from kernels.cuda.parts import Parts  # imported here, because triton requires CUDA
             from kernels.cuda.swiglu import swiglu as launch
 
             return launch(Parts(sums=x.unsqueeze(0)), dtype)

@@ -1,12 +1,12 @@
-"""Draft trees where they are drafted and verified: grown, accepted and committed without the host.
+"""Draft trees on the device: growing, acceptance and commit without the host.
 
-A tree of a sequence is N nodes, parents before children; parent -1 is the last committed token. Everything is a whole
-number, or one product of two float32, so a device and its reference agree exactly.
+The tree of a sequence has N nodes, parents before children; parent -1 is the last committed token. All values are
+integers or products of two float32 numbers, so kernel and reference agree exactly.
 
-    grow    the `budget` likeliest nodes when depth d offers the same candidates under every node: best first, and of
-            equals the one that is higher, then better ranked, then of the earlier parent
-    accept  from the root down to the child that equals the token chosen at its parent, as long as there is one
-    commit  the slots of accepted nodes go into the sequence's table; keys and values stay where they are
+    grow    selects the `budget` likeliest nodes if all nodes of a depth have the same candidates as children; best
+            first, equal ones by lower depth, then better rank, then earlier parent
+    accept  walks from the root to the child that equals the token chosen at its parent, as long as there is one
+    commit  writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved
 
 Source: JetSpec, arXiv:2606.18394.
 """
@@ -26,9 +26,9 @@ _Offer = tuple[np.float32, int, int, int, np.float32]  # (-survival, depth, rank
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Of B sequences. tokens, parents: [B, N] int64; survival: [B, N] float32; counts: [B] int64 nodes there are.
+    """Trees of B sequences. tokens, parents: [B, N] int64; survival: [B, N] float32; counts: [B] int64, valid nodes.
 
-    What lies beyond a count has parent -2 and means nothing.
+    Entries beyond a count have the parent -2 and no meaning.
     """
 
     tokens: Tensor
@@ -39,9 +39,9 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """nodes: [B, N] int64, top down. tokens: [B, N + 1] int64, theirs and the one the target adds. counts: [B] nodes.
+    """nodes: [B, N] int64, top down. tokens: [B, N + 1] int64, the nodes' and the target's. counts: [B], of nodes.
 
-    What lies beyond a count (of tokens: one more) is -1.
+    Entries beyond the count (beyond count + 1 for tokens) are -1.
     """
 
     nodes: Tensor
@@ -51,9 +51,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Where accepted nodes go.
+    """The destination of accepted nodes.
 
-    slot_tables: [S, L] int32, written. table_rows: [B] int64. positions: [B] int64, of the first node under the root.
+    slot_tables: [S, L] int32, written. table_rows: [B] int64. positions: [B] int64, of the root's children.
     node_slots: [B, N] int32.
     """
 
@@ -64,7 +64,7 @@ class Commit:
 
 
 def grow_trees_reference(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
-    """As `grow_trees`."""
+    """Reference of `grow_trees`."""
     B = tokens.shape[0]
     out = Trees(
         tokens.new_zeros(B, budget),
@@ -96,11 +96,11 @@ def _offer(
 
 
 def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
-    """Best first.
+    """Grows trees with their nodes best first.
 
     Args:
         tokens: [B, depths, k] int64, candidates of each depth, best first.
-        chances: [B, depths, k] float32, theirs, descending, in 0..1; a node's survival is the product down its path.
+        chances: [B, depths, k] float32, descending, in 0..1; a node's survival is the product along its path.
 
     Raises: ValueError: shapes or dtypes do not fit, or a budget below 1.
     """
@@ -109,14 +109,14 @@ def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     if tokens.is_cuda:
-        from kernels.cuda.tree import grow_trees as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.tree import grow_trees as launch  # imported here, because triton requires CUDA
 
         return launch(tokens, chances, budget)
     return grow_trees_reference(tokens, chances, budget)
 
 
 def accept_trees_reference(chosen: Tensor, trees: Trees, commit: Commit) -> Accepted:
-    """As `accept_trees`."""
+    """Reference of `accept_trees`."""
     B, N = trees.tokens.shape
     out = Accepted(trees.tokens.new_full((B, N), -1), chosen.new_full((B, N + 1), -1), trees.counts.clone())
     for b in range(B):
@@ -155,7 +155,7 @@ def accept_trees(chosen: Tensor, trees: Trees, commit: Commit) -> Accepted:
     check_tensor(commit.positions, "positions", (B,), torch.int64)
     check_tensor(commit.node_slots, "node_slots", (B, N), torch.int32)
     if chosen.is_cuda:
-        from kernels.cuda.tree import accept_trees as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.tree import accept_trees as launch  # imported here, because triton requires CUDA
 
         return launch(chosen, trees, commit)
     return accept_trees_reference(chosen, trees, commit)

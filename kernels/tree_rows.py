@@ -1,10 +1,10 @@
-"""The rows of a verify pass, laid out where draft trees and the sequences' lengths are: on the device.
+"""The layout of the rows of a verify pass, computed on the device, where draft trees and sequence lengths are.
 
-Of each of B sequences its last token and the N nodes under it, in this order, so a pass has B (1 + N) rows. A node's
-row stands as far below the last token as it has ancestors, and attends to the committed positions, to its ancestors
-from the top and to itself.
+A pass has B (1 + N) rows: for each of B sequences, its last token followed by the N nodes of its tree. The position of
+a node is that of the last token plus its depth. A node attends to the committed positions, to its ancestors from the
+top down, and to itself.
 
-Everything is a whole number, so a device and its reference agree exactly.
+All values are integers, so kernel and reference agree exactly.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from kernels.tree import Trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Of B sequences.
+    """The last tokens of B sequences.
 
-    slot_tables: [S, L] int32; where the last token's slot gets written.
-    table_rows, lengths, tokens: [B] int64. Row of the tables, number of tokens, the last of them.
-    slots: [B, 1 + N] int32. Of the last token, then of each node; what is nobody's may share one.
+    slot_tables: [S, L] int32; the last token's slot is written to it.
+    table_rows, lengths, tokens: [B] int64. Row of the slot table, number of tokens, last token.
+    slots: [B, 1 + N] int32. Slots of the last token and of each node; unused entries may share a slot.
     """
 
     slot_tables: Tensor
@@ -43,14 +43,14 @@ class TreeRows:
 
 
 def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> TreeRows:
-    """As `tree_rows`."""
+    """Reference of `tree_rows`."""
     B, N = trees.tokens.shape
     lengths, device = roots.lengths, trees.tokens.device
     roots.slot_tables[roots.table_rows, lengths - 1] = roots.slots[:, 0]
     nodes = torch.arange(N, device=device).expand(B, N)
     real = nodes < trees.counts.unsqueeze(1)
     parents = torch.where(real, trees.parents, -1)
-    upwards = [nodes]  # each node, its parent, and so on; -1 above the top
+    upwards = [nodes]  # each node, its parent, and so on; -1 above the root's children
     for _ in range(depth - 1 if N else 0):
         parent = parents.gather(1, upwards[-1].clamp(min=0))
         upwards.append(torch.where(upwards[-1] >= 0, parent, -1))
@@ -76,13 +76,13 @@ def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position
 
 
 def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> TreeRows:
-    """Names the last tokens' slots in the tables and lays out the pass.
+    """Writes the last tokens' slots to the slot tables and lays out the pass.
 
     Args:
-        trees: [B, N], N may be 0; no node deeper than `depth`. What lies beyond a count gets a row that sees the
-            committed positions and itself, for nobody to read.
-        depth: how long a path may be, at least 1.
-        last_position: positions beyond it are taken for it: an answer's surplus may go past the model's end.
+        trees: [B, N], N may be 0; no node is deeper than `depth`. Entries beyond a count get an unused row that sees
+            the committed positions and itself.
+        depth: maximum length of a path, at least 1.
+        last_position: positions are clamped to it, because a draft may exceed the model's maximum length.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -98,7 +98,7 @@ def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> 
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")
     if trees.tokens.is_cuda:
-        from kernels.cuda.tree_rows import tree_rows as launch  # not above: triton is only where CUDA is
+        from kernels.cuda.tree_rows import tree_rows as launch  # imported here, because triton requires CUDA
 
         return launch(trees, roots, depth=depth, last_position=last_position)
     return tree_rows_reference(trees, roots, depth=depth, last_position=last_position)

@@ -1,4 +1,4 @@
-"""Points Django at a data folder that goes away, and leaves out what this machine has no packages for.
+"""Points Django at a temporary data folder, and skips test files that need packages which this machine lacks.
 
 SLIPSTREAM_TEST_DATABASE=postgres runs everything on PostgreSQL instead of SQLite.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is loaded: threads that spin while they wait make a pass up to 25 times slower on a shared machine.
+# Must be set before torch is loaded: spinning threads make a pass up to 25 times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if importlib.util.find_spec("triton"):
     from kernels.cuda.interpreter import interpret_without_gpu
@@ -27,7 +27,7 @@ collect_ignore: list[str] = []
 if not importlib.util.find_spec("pytest_timeout"):
 
     def pytest_addoption(parser: pytest.Parser) -> None:
-        """pyproject.toml names what the plugin reads; without it nothing does."""
+        """Registers the options in pyproject.toml that a missing plugin would read."""
         parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
 
 
@@ -35,7 +35,7 @@ _left_out: dict[str, frozenset[str]] = {}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """A file whose imports need a package that this machine lacks; the summary names them."""
+    """Skips files whose imports need a package that this machine lacks; the summary names the packages."""
     if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
         from tests.missing import missing
 
@@ -46,7 +46,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_finish() -> None:
-    """All that was imported stays to the end; to search it for garbage again and again takes a second each time."""
+    """Freezes imported objects, because each garbage collection over them takes a second."""
     gc.freeze()
 
 
@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 _test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
-    del os.environ[_name]  # a developer's own installation is none of the tests' business
+    del os.environ[_name]  # tests must not use a developer's installation
 
 _temporary = tempfile.mkdtemp(prefix="slipstream-tests-")
 atexit.register(shutil.rmtree, _temporary, ignore_errors=True)
@@ -76,7 +76,7 @@ if importlib.util.find_spec("django"):
     import django
 
     django.setup()
-    os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes that a test starts get a database of their own
+    os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes started by a test get their own database
 
     from django.core.signals import request_finished, request_started
     from django.db import close_old_connections, connection
@@ -90,17 +90,17 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture(autouse=True)
     def _all_tenants() -> Iterator[None]:
-        """A test's own code is an operator's. What it calls over HTTP starts as nobody, as live."""
+        """Test code runs with an operator's access; requests over HTTP start without a tenant, as in production."""
         with across_tenants(Across.COMMAND):
             yield
 
     @pytest.fixture(autouse=True)
     def _audit_can_be_emptied(request: pytest.FixtureRequest) -> Iterator[None]:
-        """After a test with transactions every table is emptied; on SQLite by DELETE, which the audit's refuses."""
+        """Allows emptying the audit table after a test with transactions; on SQLite its trigger refuses DELETE."""
         marker = request.node.get_closest_marker("django_db")
         is_transactional = "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction"))
         if is_transactional:
-            request.getfixturevalue("transactional_db")  # so that this ends first
+            request.getfixturevalue("transactional_db")  # so that this fixture is torn down first
         yield
         if is_transactional and connection.vendor == "sqlite":
             with connection.cursor() as cursor:
@@ -122,7 +122,7 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def database_kind() -> str:
-        """What the whole run is on; a test that is about one of the two names it by `parametrize`."""
+        """The database of the whole run; a test for one of the two selects it by `parametrize`."""
         return str(connection.vendor)
 
 else:
@@ -132,6 +132,6 @@ if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, configuration, settings
 
     configuration.set_hypothesis_home_dir(f"{_temporary}/hypothesis")
-    # No deadline: a test that is slow because the machine is busy has not failed.
+    # There is no deadline, because a test may be slow on a busy machine.
     settings.register_profile("slipstream", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("slipstream")

@@ -1,4 +1,4 @@
-"""Databases of a test's own, other than the one that pytest-django makes."""
+"""Databases for single tests, in addition to the one that pytest-django creates."""
 
 import itertools
 import os
@@ -21,13 +21,13 @@ _number = itertools.count(1)
 
 
 def needs_postgres(*values: str) -> Any:
-    """A parameter of tests that is left out where PostgreSQL cannot be had."""
+    """A test parameter that is skipped if PostgreSQL is not available."""
     return pytest.param(*values, marks=pytest.mark.skipif(not is_available(), reason=UNAVAILABLE))
 
 
 @cache
 def postgres_server() -> PostgresServer:
-    """One a run, started when the first test needs it."""
+    """The server of the test run, started when the first test needs it."""
     return PostgresServer()
 
 
@@ -51,7 +51,7 @@ def _make_template() -> None:
 
 
 def migrate(url: str) -> None:
-    """As an operator does: `manage.py migrate` with the owner's URL."""
+    """Runs `manage.py migrate` with the owner's URL, as an operator does."""
     environment = {**os.environ, "SLIPSTREAM_DATABASE_URL": url}
     command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
@@ -59,12 +59,12 @@ def migrate(url: str) -> None:
 
 @contextmanager
 def connected_to(url: str | None, *, sqlite_path: Path | None = None) -> Iterator[None]:
-    """Lets this process's `default` connection, and those of threads started meanwhile, lead to another database."""
+    """Connects this process's `default` connection, and those of new threads, to another database."""
     from django.db import connections
 
     from control.core.settings.config import Config, database_settings
 
-    assert (url is None) != (sqlite_path is None), "one of the two"
+    assert (url is None) != (sqlite_path is None), "give either url or sqlite_path"
     values = database_settings(Config.model_validate({"database_url": url}))
     if sqlite_path is not None:
         values["NAME"] = str(sqlite_path)

@@ -1,4 +1,4 @@
-"""A proxy before an HTTP server that answers in its stead, cuts answers off, or dawdles: storage on a bad day."""
+"""A proxy that injects faults in front of an HTTP server: errors, truncated responses and delays."""
 
 import random
 import socket
@@ -13,17 +13,17 @@ _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Shares of the requests."""
+    """The shares of requests with each fault."""
 
-    errors: float = 0.0  # a 503 after the request was read, before the server sees it
-    cuts: float = 0.0  # the connection ends in the middle of the answer
+    errors: float = 0.0  # answered with 503 without reaching the server
+    cuts: float = 0.0  # the connection is closed in the middle of the response
     delays: float = 0.0
     delay_seconds: float = 0.0
 
 
 @dataclass
 class FaultProxy:
-    """Listens from `start` to `stop`. One connection, one request: `Connection: close` is put into each."""
+    """Listens from `start` to `stop`. It adds `Connection: close`, so that each connection carries one request."""
 
     upstream_port: int
     faults: Faults
@@ -76,11 +76,11 @@ class FaultProxy:
                 server.sendall(_without(head.partition(b"\r\n\r\n")[0]) + body)
                 _answer(server, client, cut=fault == "cut")
         except OSError:
-            pass  # one of the two has gone
+            pass  # one side has closed its connection
 
 
 def _head(client: socket.socket) -> bytes:
-    """Up to and with the empty line, and whatever of the body came along."""
+    """Reads the header including the empty line, and possibly the beginning of the body."""
     received = b""
     while b"\r\n\r\n" not in received:
         chunk = client.recv(CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""S8: what no answer, no log and no event may hold, whatever was asked and whatever went wrong."""
+"""S8: detects content that responses, logs and events must never contain."""
 
 import re
 import site
@@ -11,7 +11,7 @@ from django.test.client import AsyncClientHandler, ClientHandler
 
 from tests.source_tree import ROOT
 
-# A key or a webhook's secret in full; answers that show one once are let through by the members' names.
+# A complete key or webhook secret; responses that show one once are allowed by the names of their fields.
 SECRETS = re.compile(r'(?<!"key":")(?<!"secret":")\b(sk_live_[0-9A-Za-z]{44}|whsec_[0-9A-Za-z+/=]{32,})')
 INSIDES = re.compile(
     r"Traceback \(most recent call last\)|\b(psycopg|sqlite3)\.|django\.db|"
@@ -20,13 +20,13 @@ INSIDES = re.compile(
 
 
 def secrets_in(text: str) -> list[str]:
-    """For logs, which may hold our insides."""
+    """Finds secrets in logs, which may contain internals."""
     found = [match[0] for match in SECRETS.finditer(text.replace('": "', '":"'))]
     return found + [settings.SECRET_KEY] * (settings.SECRET_KEY in text)
 
 
 def leaks_in(text: str) -> list[str]:
-    """For what customers see."""
+    """Finds secrets and internals in responses to customers."""
     places = (str(ROOT), str(settings.SLIPSTREAM.data_dir), *site.getsitepackages())
     insides = [match[0] for match in INSIDES.finditer(text)]
     return secrets_in(text) + insides + [place for place in places if place in text]
@@ -34,7 +34,7 @@ def leaks_in(text: str) -> list[str]:
 
 def check_answer(path: str, answer: Any) -> None:
     if path.startswith("/admin") or answer.streaming:
-        return  # operators may see what is inside; a stream is a file or made of what is checked elsewhere
+        return  # operators may see internals; streams are files, or consist of content that is checked elsewhere
     headers = "\n".join(f"{name}: {value}" for name, value in answer.items())
     leaks = leaks_in(f"{headers}\n{answer.content.decode(errors='replace')}")
     assert leaks == [], f"the answer of {path} holds {leaks}"
@@ -42,7 +42,7 @@ def check_answer(path: str, answer: Any) -> None:
 
 @contextmanager
 def answers_checked() -> Iterator[None]:
-    """Meanwhile every answer that a test's client gets is looked through."""
+    """Checks every response to a test's client within the context."""
     whole, whole_async = ClientHandler.__call__, AsyncClientHandler.__call__
 
     def checked(self: Any, environ: Any) -> Any:

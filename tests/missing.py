@@ -1,7 +1,7 @@
-"""Which of our files can't be imported because a package is not installed, read off the syntax trees.
+"""Finds the project's files that cannot be imported because a package is not installed, from the syntax trees.
 
-What a file needs is what it imports at its top, and what our files that it imports need. An import inside a function
-asks for nothing until it runs.
+A file needs the packages that it imports at the top, and those of the project's files that it imports. Imports inside
+functions do not count.
 """
 
 import ast
@@ -16,7 +16,7 @@ _ROOTS = (ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS))
 
 
 def missing(path: Path) -> frozenset[str]:
-    """Packages without which a file of ours can't be imported, and which are not there."""
+    """Packages that a file of the project needs and that are not installed."""
     found: set[str] = set()
     seen: set[Path] = set()
     open_files = [path]
@@ -47,7 +47,7 @@ def _imported(file: Path) -> tuple[str, ...]:
 
 @cache
 def _our_files(name: str) -> tuple[Path, ...]:
-    """Of a module of ours, or of one that a name is imported from; nothing for others."""
+    """The files of a module of the project, or of the module that contains the name; empty for other modules."""
     parts = name.split(".")
     for root in _ROOTS:
         for count in (len(parts), len(parts) - 1):

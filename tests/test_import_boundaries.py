@@ -1,4 +1,4 @@
-"""The one rule of imports, read off the syntax trees, so that it holds without torch and without Django too.
+"""The rule of imports, checked on the syntax trees, so that the test needs neither torch nor Django.
 
     kernels  <-  engine  <-  workers.inference, workers.training   (the child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
@@ -10,7 +10,7 @@
 Within `control`, the rooms are in an order: a room imports those before it in ROOMS, never those after it. Within a
 room, no cycle of imports joins more than two apps.
 
-An import inside a function, under TYPE_CHECKING or through `import_module("...")` is an import all the same.
+Imports inside functions, under TYPE_CHECKING and through `import_module("...")` count, too.
 """
 
 import ast
@@ -36,11 +36,11 @@ EXPORTS = "workers.exports"  # what the API converts, as bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What the modules at and below `module` may import besides the standard library and themselves."""
+    """Modules that `module` and its submodules may import besides the standard library and themselves."""
 
     module: str
-    ours: tuple[str, ...] = ()  # with everything below each
-    others: frozenset[str] | None = None  # None: whatever `banned` does not name
+    ours: tuple[str, ...] = ()  # including their submodules
+    others: frozenset[str] | None = None  # None: any package except those in `banned`
     banned: frozenset[str] = frozenset()
 
 
@@ -291,7 +291,7 @@ def test_a_planted_fault_is_found(tmp_path: Path, path: str, statement: str) -> 
         ("sdk/slipstream/client.py", "import platform\nimport httpx2"),
     ],
 )
-def test_what_the_rule_allows_passes(tmp_path: Path, path: str, statement: str) -> None:
+def test_allowed_imports_pass(tmp_path: Path, path: str, statement: str) -> None:
     target = tmp_path / path
     target.parent.mkdir(parents=True)
     target.write_text(statement + "\n")

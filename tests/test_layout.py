@@ -1,4 +1,4 @@
-"""The layout holds: `platform` stays Python's own, `kernels` stays ours, and importing a package does nothing."""
+"""Rules of the layout: `platform` is Python's module, `kernels` is ours, and importing a package has no effect."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ PACKAGES = ("kernels", "engine", "workers", "control", "slipstream")
 
 
 def importable_names() -> list[str]:
-    """What `import NAME` finds first in our folders when they lead the path."""
+    """Names that `import NAME` finds in our folders if these come first in the path."""
     roots = [ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS)]
     modules = [path.stem for root in roots for path in root.glob("*.py")]
     packages = [path.parent.name for root in roots for path in root.glob("*/__init__.py")]
@@ -22,14 +22,14 @@ def importable_names() -> list[str]:
 
 
 def test_platform_is_still_pythons_own() -> None:
-    """In a fresh interpreter, in the project's root, where our folder of that name leads the path."""
+    """Checked in a new interpreter in the project's root, where our folder of that name comes first in the path."""
     program = "import platform; print(platform.__file__); assert platform.system()"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert not Path(result.stdout.strip()).is_relative_to(ROOT / "platform")
 
 
-def test_platform_is_a_folder_and_no_package() -> None:
+def test_platform_is_a_folder_but_not_a_package() -> None:
     assert (ROOT / "platform").is_dir()
     assert not (ROOT / "platform" / "__init__.py").exists()
 
@@ -47,12 +47,12 @@ def test_the_packages_are_found_where_they_should_be(name: str) -> None:
 
 
 def test_kernels_has_no_version() -> None:
-    """transformers takes a package `kernels` with a version for the one on PyPI, and would call into it."""
+    """transformers would mistake a package `kernels` with a version for the one on PyPI, and call it."""
     assert not hasattr(importlib.import_module("kernels"), "__version__")
 
 
 def test_init_files_hold_a_docstring_at_most() -> None:
-    """An import has no effect. The SDK's façade may name what it exports, and nothing else."""
+    """An import has no effect. Only the SDK's `__init__.py` may list its exports."""
     busy = []
     for file in source_files():
         if file.path.name != "__init__.py":
@@ -72,7 +72,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def test_every_folder_with_python_is_a_package() -> None:
-    """Tests too: two files of one name in different folders would otherwise collide."""
+    """This includes tests, because test files with the same name in different folders would otherwise collide."""
     folders = {
         parent
         for folder in TOP_LEVEL

@@ -1,4 +1,4 @@
-"""What a file can't be imported without is read off it and off ours that it imports."""
+"""The packages that a file needs are found in the file and in the project's files that it imports."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from tests.missing import missing
         ("from engine.load import load_model\nfrom tests import tiny_model", set()),
     ],
 )
-def test_only_what_is_imported_at_the_top_is_needed(tmp_path: Path, source: str, lacking: set[str]) -> None:
+def test_only_imports_at_the_top_are_needed(tmp_path: Path, source: str, lacking: set[str]) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(source)
     assert missing(path) == lacking
 
 
-def test_what_our_files_need_is_needed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_of_imported_files_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "test_x.py"
     path.write_text("from engine.grammars.compiler import GrammarCompiler")
     monkeypatch.setattr(module, "_is_there", lambda package: package not in ("xgrammar", "torch"))

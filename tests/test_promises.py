@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests; a test that is renamed or gone must not go on being promised."""
+"""docs/reliability.md only names tests that exist."""
 
 import ast
 import re

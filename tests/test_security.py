@@ -1,4 +1,4 @@
-"""S10: what bandit says of the code, and what production answers carry."""
+"""S10: bandit's findings, and the headers of production responses."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.source_tree import ROOT
 
 FOLDERS = ("engine", "kernels", "platform", "sdk", "workers", "manage.py")
-# Refused for want of a key, before any database is asked.
+# Refused because of the missing key, before a database query.
 ASK = """
 import json
 from django.test import Client
@@ -25,7 +25,7 @@ def test_bandit_finds_nothing_severe() -> None:
 
     assert report["errors"] == []
     assert report["results"] == []
-    assert report["metrics"]["_totals"]["loc"] > 10_000, "it has looked at everything"
+    assert report["metrics"]["_totals"]["loc"] > 10_000, "bandit must check all files"
 
 
 def test_production_answers_carry_the_headers_that_browsers_need(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def test_production_answers_carry_the_headers_that_browsers_need(tmp_path: Path)
     assert headers["X-Frame-Options"] == "DENY"
     assert headers["Referrer-Policy"] == "same-origin"
     assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
-    assert (plain_status, location) == (301, "https://api.example/v1/models"), "never without TLS"
+    assert (plain_status, location) == (301, "https://api.example/v1/models"), "requests without TLS are redirected"

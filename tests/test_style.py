@@ -1,4 +1,4 @@
-"""House rules that a program can check. What needs an exception says why beside it: `# long: the reason`."""
+"""House rules that a program can check. Exceptions are marked with a reason: `# long: the reason`."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ def called_name(call: ast.Call) -> str:
 
 
 def num_code_lines(function: Function) -> int:
-    """Lines of the body; a docstring explains and is no part of what has to be followed."""
+    """Lines of the body without the docstring."""
     body = function.body
     if ast.get_docstring(function, clean=False) is not None:
         body = body[1:]
@@ -61,19 +61,19 @@ def test_functions_are_short_or_say_why() -> None:
     assert long == [], f"at most {MAX_FUNCTION_LINES} lines, or `# long: reason` beside the def"
 
 
-def test_every_public_module_says_what_it_is() -> None:
+def test_every_public_module_has_a_docstring() -> None:
     silent = [
         str(file.path)
         for file in CODE
         if not any(part.startswith("_") and part != "__main__" for part in file.module.split("."))
-        and file.path.name not in ("apps.py", "urls.py", "__init__.py")  # nothing a name does not say
+        and file.path.name not in ("apps.py", "urls.py", "__init__.py")  # the file name says enough
         and not ast.get_docstring(file.tree)
     ]
     assert silent == []
 
 
-def test_nothing_knows_the_machine_it_was_written_on() -> None:
-    """A user's home or a build folder in a string works on one machine only."""
+def test_no_file_contains_paths_of_a_machine() -> None:
+    """A path in a user's home or a build folder works only on one machine."""
     machine_path = re.compile(r"""["'`( ](/home/|/Users/|/root/|/work/|/mnt/|[A-Z]:\\\\)""")
     found = [
         f"{file.path}:{number}"
@@ -85,8 +85,8 @@ def test_nothing_knows_the_machine_it_was_written_on() -> None:
     assert found == []
 
 
-def test_nothing_runs_what_it_was_sent() -> None:
-    """No pickle, no eval, no shell, no unsafe YAML, no unchecked certificate."""
+def test_received_data_is_never_executed() -> None:
+    """Pickle, eval, shells, unsafe YAML and unchecked certificates are forbidden."""
     banned_calls = {"eval", "exec", "yaml.load", "os.system", "os.popen"}
     banned_modules = {"pickle", "dill", "shelve", "marshal"}
     banned_arguments = {("shell", True), ("verify", False), ("trust_remote_code", True), ("weights_only", False)}
@@ -114,7 +114,7 @@ def test_only_commands_print() -> None:
     assert found == [], "a library logs or returns"
 
 
-def test_a_broad_except_logs_raises_or_says_what_it_is_for() -> None:
+def test_a_broad_except_logs_raises_or_gives_a_reason() -> None:
     found = []
     for file in CODE:
         lines = file.text.splitlines()
@@ -140,7 +140,7 @@ def test_a_todo_names_what_would_trigger_it(word: str) -> None:
 
 
 def test_no_code_is_commented_out() -> None:
-    """Two comment lines in a row that parse as statements are code that somebody did not dare to delete."""
+    """Two adjacent comment lines that parse as statements are code."""
     statement = re.compile(
         r"^\s*#\s*(return\b|import \w|from \w+ import|[\w.]+\(.*\)$|[\w.]+ = .+$|if .+:$|for .+ in .+:$)"
     )

@@ -1,1 +1,1 @@
-"""What the measurements on a GPU share: the clock, ceilings, poisoned memory, shapes of models, records and tables."""
+"""Modules of the GPU benchmarks: clock, ceilings, poisoned memory, model shapes, records and tables."""

@@ -1,4 +1,4 @@
-"""One kernel at one shape: what runs, what is right, and the least it has to move and to multiply."""
+"""A test case for one kernel at one shape: the call, its error, and the least bytes and operations it needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ Outputs = Sequence[Tensor]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     operation: str
-    shape: str  # for people
+    shape: str  # description of the shape
     run: Callable[[], Outputs]
     error: Callable[[Outputs], float]  # against the reference; NaN never passes
     tolerance: float
     work: Work
-    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # a library's way to do the same
+    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # a library's implementation
 
     @property
     def name(self) -> str:
@@ -31,11 +31,11 @@ class Case:
 class Check:
     error: float
     tolerance: float
-    damage: list[str]  # canaries that changed
+    damage: list[str]  # allocations whose canaries changed
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.tolerance and not self.damage  # NaN is at most nothing
+        return self.error <= self.tolerance and not self.damage  # a comparison with NaN is false
 
 
 def check(case: Case) -> Check:
@@ -54,13 +54,13 @@ def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
             (out.double() - right).norm() / right.norm().clamp(min=1e-300)
             for out, right in zip(outputs, exact(), strict=True)
         ]
-        return float(torch.stack(errors).max())  # of torch: NaN wins
+        return float(torch.stack(errors).max())  # unlike Python's, torch's max returns NaN if there is one
 
     return error
 
 
 def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
-    """Of whole numbers that are not the reference's."""
+    """The number of integers that differ from the reference."""
 
     def error(outputs: Outputs) -> float:
         return float(sum(int((out != right).sum()) for out, right in zip(outputs, exact(), strict=True)))
@@ -70,9 +70,9 @@ def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Claim: a row's bits do not depend on the rows beside it.
+    """The claim that a row's bits do not depend on the other rows.
 
-    of: runs the operation on these rows alone, and gives each output's rows.
+    of: runs the operation on only these rows and returns the rows of each output.
     """
 
     operation: str
@@ -81,7 +81,7 @@ class Rows:
 
 
 def different_windows(rows: Rows, windows: Sequence[slice]) -> list[str]:
-    """Windows in which any bit differs from the same rows of the pass over all."""
+    """Windows whose bits differ from those of the same rows in the pass over all rows."""
     everything = [output.clone() for output in rows.of(slice(0, rows.num_rows))]
     found = []
     for window in windows:

@@ -1,9 +1,9 @@
-"""What the device can do at best, measured in the run that is compared with it, and how near a time comes to it.
+"""The device's measured ceilings, and the time of an operation relative to them.
 
-    copy     device to device, counting every byte read and every byte written
-    product  a large square matrix product through the library at hand, on random numbers
+    copy     bandwidth of a copy on the device, counting every byte read and every byte written
+    product  throughput of the library's product of large square matrices of random numbers
 
-The floor of a piece of work is the larger of bytes / copy and operations / product.
+The lower bound for the time of an operation is the larger of bytes / copy and operations / product.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The least a function has to do: each input read once, each output written once; a product's multiply and add."""
+    """The least work of an operation: each input read once, each output written once, products multiplied and added."""
 
     num_bytes: int
     flops: int = 0
@@ -40,7 +40,7 @@ class Work:
         return "bandwidth" if by_bytes else "arithmetic"
 
     def share(self, seconds: float, ceilings: Ceilings) -> float:
-        """Of the ceiling that bounds it; 1.0 is as fast as can be."""
+        """The share of the ceiling that bounds the operation; 1.0 is optimal."""
         return self.floor_seconds(ceilings) / seconds
 
 
@@ -49,7 +49,7 @@ def product_flops(m: int, n: int, k: int) -> int:
 
 
 def copy_bandwidth(num_bytes: int, seconds: float) -> float:
-    """Of a copy of so many bytes: they are read, and they are written."""
+    """The bandwidth of a copy, whose bytes are both read and written."""
     return 2 * num_bytes / seconds
 
 

@@ -1,8 +1,8 @@
-"""How long work takes on the device, alone and beside other work.
+"""Timing of work on the device.
 
 On CUDA the work is captured into a graph once. Each repetition overwrites the L2 cache, which also keeps the device
-busy while the host submits, and then replays the graph between two events. Arms take turns, there and back, so that a
-spell of lower clocks meets them alike.
+busy while the host submits, and then replays the graph between two events. Arms alternate in both directions, so that
+a period of lower clocks affects them equally.
 """
 
 import time
@@ -18,17 +18,17 @@ Once = Callable[[], float]  # runs the work once, returns its seconds
 
 _WARM_UPS = 3
 _FLUSH_BYTES = 512 << 20  # an H100 has 50 MB of L2, an H200 60
-_ROUND_SECONDS = 1.5  # of all arms together, after which few repetitions do
+_ROUND_SECONDS = 1.5  # if a round of all arms takes longer, few repetitions are enough
 _FEWEST = 5
 
 
 class Clock(Protocol):
     def prepared(self, work: Work) -> Once:
-        """Compiles, warms up and captures; what comes back takes no time but the work's own."""
+        """Compiles, warms up and captures the work, so that the returned function times only the work."""
 
 
 class HostClock:
-    """For rehearsals on a CPU."""
+    """The clock for rehearsals on a CPU."""
 
     def prepared(self, work: Work) -> Once:
         work()
@@ -73,7 +73,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def interleaved(arms: Mapping[str, Once], repeats: int) -> dict[str, Spread]:
-    """Each arm `repeats` times, by turns; fewer where that takes long."""
+    """Runs each arm `repeats` times, alternating; fewer times if that takes long."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     started = time.perf_counter()
     for number in range(repeats):

@@ -1,6 +1,6 @@
-"""Where a measurement runs. Without a GPU it is a rehearsal: small, in Triton's interpreter, its times meaningless.
+"""The device of a measurement. Without a GPU it is a rehearsal: small, in Triton's interpreter, with meaningless times.
 
-Importing this module selects the interpreter where there is no GPU, because that must precede the import of triton.
+Importing this module without a GPU selects the interpreter, which must happen before triton is imported.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ interpret_without_gpu()
 
 
 class NoGpuError(Exception):
-    """CUDA was asked for and there is none."""
+    """CUDA was requested, but there is no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Place:
     def of(cls, name: str) -> "Place":
         """Raises: NoGpuError."""
         if name == "cuda" and not torch.cuda.is_available():
-            raise NoGpuError("no NVIDIA GPU is at hand; --device cpu rehearses the run at tiny sizes")
+            raise NoGpuError("there is no NVIDIA GPU; --device cpu rehearses the run at tiny sizes")
         return cls(torch.device(name))
 
     @property
@@ -33,5 +33,5 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16; the interpreter has no product of bfloat16, so a rehearsal takes float32."""
+        """bfloat16; rehearsals use float32, because the interpreter cannot multiply bfloat16."""
         return torch.float32 if self.is_rehearsal else torch.bfloat16

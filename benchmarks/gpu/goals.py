@@ -1,4 +1,4 @@
-"""What is to be reached on a GPU, and whether results files say that it was."""
+"""Performance targets on a GPU, checked against results files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _MIDDLE = 2048
 @dataclass(frozen=True, slots=True)
 class Goal:
     text: str
-    at_least: bool  # else at most
+    at_least: bool  # whether the target is a lower bound, else an upper bound
     bound: float
     value: Callable[[Results], float]  # KeyError, StopIteration: not measured
 
@@ -44,7 +44,7 @@ def _worst_numerics(results: Results) -> float:
 
 
 def _long_attention(results: Results) -> float:
-    """The bytes of 16 rows at 32K over the bandwidth of a copy, whatever bounds them."""
+    """The bandwidth of 16 rows at 32K relative to that of a copy, even if operations are the bound."""
     case = next(
         case for case in results["kernels"]["cases"] if case["shape"] == "llama-3.1-8b heads, 32768 keys, 16 rows"
     )

@@ -1,6 +1,6 @@
-"""Cases of the operations of a graph step besides the layers: layout of rows, filtered sampling, ranking of candidates.
+"""Cases of graph decoding outside the layers: laying out rows, filtered sampling, ranking candidates.
 
-And the loss of a blend of labels and probabilities, which trains what drafts.
+Another case is the loss of a blend of labels and probabilities, which trains drafters.
 """
 
 import torch
@@ -56,7 +56,7 @@ def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
 
 
 def _sampling(M: int, device: torch.device) -> RowSampling:
-    """Greedy and warm rows, with each filter and with all of them."""
+    """Greedy and sampled rows, with each filter and with all filters."""
     filters = ((0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.1), (40, 0.9, 0.02))
     top_ks, top_ps, min_ps = zip(*(filters[row % len(filters)] for row in range(M)), strict=True)
     return RowSampling(
@@ -70,7 +70,7 @@ def _sampling(M: int, device: torch.device) -> RowSampling:
 
 
 def filtering(inputs: Inputs, M: int, V: int) -> Case:
-    """Tokens of rows that are not greedy; in float64 both ways, so that they are the same."""
+    """Tokens of sampled rows; kernel and reference compute in float64, so their tokens are equal."""
     logits, rows = (inputs.normal(M, V).float() * 3), _sampling(M, inputs.device)
     warm = rows.temperatures > 0.0
     return Case(
@@ -104,7 +104,7 @@ def ranking(inputs: Inputs, M: int, k: int) -> Case:
 
 
 def blend(inputs: Inputs, M: int, V: int) -> Case:
-    """Of rows of float32 logits, in place."""
+    """The blended loss of rows of float32 logits, in place."""
     logits = inputs.normal(M, V).float() * 3
     before, chosen = logits.clone(), inputs.integers(M, M)
     wanted = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), chosen, 0.7)

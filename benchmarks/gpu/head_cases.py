@@ -1,4 +1,4 @@
-"""Cases around a layer: the head and its sampling, trees, adapters, Medusa heads, losses of training."""
+"""Cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,25 +22,25 @@ from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
 from kernels.philox import gumbel_rows_reference
 from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
 
-_NATS = 1e-3  # that a chosen token's score may lie below the best: float32 sums of logits of size 10
+_NATS = 1e-3  # allowed gap between the chosen and the best score: float32 sums of logits of size 10
 _LOGITS = 1e-4
 
 
 def _choosing(M: int, device: torch.device) -> SampledRows:
-    """Greedy rows beside warm ones."""
+    """Greedy rows mixed with rows at a temperature above 0."""
     temperatures = [(0.0, 0.7, 1.0)[row % 3] for row in range(M)]
     return SampledRows.of(temperatures, [2**63 + row for row in range(M)], [977 * row for row in range(M)], device)
 
 
 def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
-    """Nats by which the worst choice misses the best score; infinite where a token is none."""
+    """The largest gap in nats between a chosen and the best score; infinite for an invalid token."""
     M, V = logits.shape
     if tokens.shape != (M,) or not bool(((tokens >= 0) & (tokens < V)).all()):
         return float("inf")
     cold = rows.temperatures == 0.0
     scores = logits / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
-    for row in range(M):  # noise of one row at a time: that of all would be gigabytes
+    for row in range(M):  # one row at a time, as the noise of all rows would take gigabytes
         if not bool(cold[row]):
             ids = torch.arange(V, device=logits.device).unsqueeze(0)
             scores[row] += gumbel_rows_reference([seeds[row]], [int(rows.positions[row])], ids)[0]
@@ -158,7 +158,7 @@ def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
 
 
 def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
-    """Four adapters, and rows without one."""
+    """Rows with four different adapters, and rows without an adapter."""
     K, N = sizes.hidden_size, sizes.hidden_size
     stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
     x = inputs.normal(M, K)
@@ -205,7 +205,7 @@ def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case
 
 
 def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
-    """Of rows of float32 logits, in place."""
+    """The loss of rows of float32 logits, in place."""
     logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
     against = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
     before = logits.clone()
@@ -226,7 +226,7 @@ def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
 
 
 def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
-    """A head with its loss, forward and backward, beside autograd on whole logits."""
+    """A head with its loss, forward and backward, compared with autograd on whole logits."""
     V, H = sizes.vocab_size, sizes.hidden_size
     hidden, weight = inputs.normal(M, H).requires_grad_(), (inputs.normal(V, H) / H**0.5).requires_grad_()
     scale = torch.ones(M, device=inputs.device)
@@ -258,14 +258,14 @@ def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
         shape=f"{M} rows of {V}x{H}, forward and backward",
         run=run,
         error=relative_error(exact),
-        tolerance=_LOGITS if inputs.dtype == torch.float32 else 2e-2,  # logits rounded to bfloat16, and gradients
+        tolerance=_LOGITS if inputs.dtype == torch.float32 else 2e-2,  # logits and gradients are rounded to bfloat16
         work=Work(num_bytes=2 * weight.nbytes, flops=products * product_flops(M, V, H)),
         rivals={"library, whole logits": lambda: whole(hidden, weight, teacher)},
     )
 
 
 def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[Rows]:
-    """The head's choices and the best tokens' values, with greedy and warm rows beside each other."""
+    """The head's sampled tokens and the values of its best tokens, for greedy and sampled rows in one pass."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, head = inputs.normal(num_rows, K), Head(data=inputs.normal(V, K) * (3 / K**0.5))
     rows = _choosing(num_rows, inputs.device)

@@ -1,4 +1,4 @@
-"""Fresh random inputs, and the sizes of a model that kernels see."""
+"""Random inputs, and the sizes of a model that are relevant to kernels."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Sizes:
 
 
 class Inputs:
-    """Another seed, other inputs; the seed of a run is kept with its results."""
+    """Random inputs from a seed, which is recorded with the results."""
 
     def __init__(self, place: Place, seed: int) -> None:
         self.dtype, self.device = place.dtype, place.device

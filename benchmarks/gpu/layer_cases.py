@@ -20,9 +20,9 @@ from kernels.cuda.swiglu import swiglu
 from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
-_SUMS = 1e-4  # ||error|| / ||exact|| of float32 sums; a matrix unit may cut off some last bits of theirs
-_ROUNDED = 6e-3  # of results rounded to bfloat16, half of 2**-8 at most
-_WEIGHTS_ROUNDED = 1e-2  # attention's, before they meet the values, as well
+_SUMS = 1e-4  # ||error|| / ||exact|| of float32 sums; a matrix unit may truncate some of their last bits
+_ROUNDED = 6e-3  # error of results rounded to bfloat16: at most half of 2**-8
+_WEIGHTS_ROUNDED = 1e-2  # also rounds the attention weights before the product with the values
 _EPS = 1e-5
 ONE_BYTE = (torch.int8, torch.float8_e4m3fn)
 
@@ -32,7 +32,7 @@ def tolerance(dtype: torch.dtype, rounded: float = _ROUNDED) -> float:
 
 
 def weights_of(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """[N, K] of a layer's products."""
+    """[N, K] of the weights in a layer."""
     heads = sizes.num_heads * sizes.head_dim
     return {
         "qkv": (heads + 2 * sizes.num_kv_heads * sizes.head_dim, sizes.hidden_size),
@@ -190,7 +190,7 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[Rows]:
-    """A product of each format, and attention over sequences of different lengths with a tree each."""
+    """A product of each weight format, and attention over sequences of different lengths, each with a tree."""
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)
     for kind in (None, *ONE_BYTE):
@@ -239,7 +239,7 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
 
 
 def tree_against_plain(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> list[str]:
-    """Rows of a tree that differ in any bit from plain decoding of their path, whose keys then are in the table."""
+    """Rows of a tree whose bits differ from plain decoding of their path, with its keys in the slot table."""
     Hq, Hkv, D = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     k, v = inputs.normal(context + num_rows, Hkv, D), inputs.normal(context + num_rows, Hkv, D)
     table = inputs.permutation(context + num_rows).int().unsqueeze(0).contiguous()

@@ -1,8 +1,8 @@
-"""The same engine without what makes a row's bits its own: what exact numerics cost is measured against this.
+"""The same engine without row-invariant operations, for measuring the cost of exact numerics.
 
-Programs captured within `numerics_off` multiply through the library, which picks an algorithm by the number of rows,
-and attend through its fused attention over keys that lie one after the other. Times are those of such an engine; what
-it computes is not looked at: pages are not followed, and a tree's nodes see each other.
+Programs captured within `numerics_off` use the library's matrix products, which choose an algorithm by the number of
+rows, and its fused attention over contiguous keys. Only their times are meaningful. Their results are wrong, because
+they ignore the slot tables, and the nodes of a tree see each other.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ from kernels.lm_head import Head, SampledRows
 
 
 def library_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """As kernels.cuda.linear.linear_parts, in one split; on CUDA written as float32 at once."""
+    """Replaces kernels.cuda.linear.linear_parts, with a single split; on CUDA the product is written as float32."""
     sums = torch.mm(x, data.T, out_dtype=torch.float32) if x.is_cuda else functional.linear(x, data).float()
     return Parts(sums=sums.unsqueeze(0), scales=scales, bias=bias)
 
 
 def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) -> Tensor:
-    """As kernels.attention.attention for rows of one sequence, over the cache's first `length` slots."""
+    """Replaces kernels.attention.attention for rows of one sequence, over the cache's first `length` slots."""
     keys, values = (cache[:length].transpose(0, 1).unsqueeze(0) for cache in (k_cache, v_cache))
     queries = q.to(k_cache.dtype).transpose(0, 1).unsqueeze(0)
     shared = q.shape[1] != k_cache.shape[1]
@@ -36,7 +36,7 @@ def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) 
 
 @contextmanager
 def numerics_off(length: int) -> Iterator[Counter[str]]:
-    """`length`: keys of the one sequence. Counts what was called instead of ours."""
+    """Args: length: keys of the only sequence. Yields: the number of calls of each replaced operation."""
     called: Counter[str] = Counter()
 
     def parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:

@@ -1,8 +1,8 @@
-"""Plain decoding beside its peers, over the same weights: tokens a second at a batch, by turns.
+"""Compares the speed of plain decoding with that of peers, with the same weights, in alternating runs.
 
     tokens per second = batch (long - short) / (seconds of long answers - seconds of short ones)
 
-so that what comes before the first token, which the peers do in other ways, is left out.
+The difference excludes the time before the first token, because the peers handle prompts differently.
 """
 
 import time
@@ -22,7 +22,7 @@ from engine.models.dense import Decoder
 from engine.models.rotary import tables_of
 from engine.request import Request, SamplingParams
 
-Answer = Callable[[int], Any]  # so many tokens for each prompt
+Answer = Callable[[int], Any]  # generates this number of tokens for each prompt
 _ROUNDS = 3
 
 
@@ -58,13 +58,13 @@ def compiled_loop(
 
 def hugging_face(model: Decoder, published: PretrainedConfig, prompts: Tensor, *, compiled: bool) -> Answer:
     if compiled:
-        torch._dynamo.reset()  # else another batch is compiled for shapes that change
+        torch._dynamo.reset()  # otherwise another batch size is compiled with dynamic shapes
     peer = StaticTransformers(model_over(model.weights, model.config, published), compiled=compiled)
     return lambda num_tokens: [tuple(row) for row in peer.answers(prompts, num_tokens).tolist()]
 
 
 def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict[str, Spread]:
-    """Tokens a second of each; every arm has answered once before."""
+    """Tokens per second of each arm; every arm must have answered once before."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(_ROUNDS):
         for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
@@ -75,18 +75,18 @@ def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict
 
 
 def rate(batch: int, short: int, long: int, short_seconds: float, long_seconds: float) -> float:
-    """0 where the longer answers took no longer: the machine was disturbed."""
+    """Tokens per second; 0 if longer answers did not take longer because the machine was disturbed."""
     return batch * (long - short) / (long_seconds - short_seconds) if long_seconds > short_seconds else 0.0
 
 
 def _seconds(answer: Answer, num_tokens: int) -> float:
     started = time.perf_counter()
-    answer(num_tokens)  # comes back with token ids on the host, so the device is done
+    answer(num_tokens)  # returns token ids on the host, so the device has finished
     return time.perf_counter() - started
 
 
 def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Share of the tokens before the first difference; other numerics may part from ours at any near-tie."""
+    """Share of the tokens before the first difference; other numerics may diverge from ours at any near-tie."""
     kept = 0
     for one, other in zip(left, right, strict=True):
         pairs = zip(one, other, strict=True)

@@ -1,8 +1,7 @@
-"""Memory that shows what a kernel did not write, or wrote where it must not.
+"""Memory that reveals missing and out-of-bounds writes of a kernel.
 
-Inside `Poisoned()` every new tensor is filled with NaN (whole numbers: with one that nothing means) and lies between
-two canaries. What is left of the poison shows in the comparison with a reference; `damage()` names allocations whose
-canaries changed.
+Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value) and lies between two canaries.
+Remaining poison shows in the comparison with a reference; `damage()` names allocations whose canaries changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_GUARD = 4096  # bytes, a multiple of any alignment a kernel counts on
+_GUARD = 4096  # bytes, a multiple of any alignment that a kernel requires
 _CANARY = 0xA5
 _NOTHING = -7777
 _ALLOCATIONS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
@@ -21,7 +20,7 @@ _ALLOCATIONS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 class Poisoned(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self._guarded: list[tuple[Tensor, int]] = []  # memory with its guards, bytes between them
+        self._guarded: list[tuple[Tensor, int]] = []  # memory including its guards, and the bytes between them
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -30,7 +29,7 @@ class Poisoned(TorchFunctionMode):
         return self._poisoned(made) if func in _ALLOCATIONS else made
 
     def damage(self) -> list[str]:
-        """Of each allocation whose surroundings were written to: where, in bytes from its start."""
+        """For each allocation with out-of-bounds writes: their positions in bytes from its start."""
         found = []
         for memory, size in self._guarded:
             before, behind = memory[:_GUARD] != _CANARY, memory[_GUARD + size :] != _CANARY

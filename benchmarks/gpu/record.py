@@ -1,4 +1,4 @@
-"""Under what a figure was measured, and where figures are kept: `<folder>/<GPU>/<name>.json`."""
+"""The conditions of a measurement, and its results file `<folder>/<GPU>/<name>.json`."""
 
 import json
 import os
@@ -22,12 +22,12 @@ _CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    device: str  # as it names itself
+    device: str  # the name that it reports
     commit: str
     started_at: str
     command: str
     versions: dict[str, str]
-    gpu: dict[str, str]  # as found before the run, from nvidia-smi; nothing is set
+    gpu: dict[str, str]  # settings before the run, from nvidia-smi; the benchmark does not change them
 
     @classmethod
     def now(cls, device: torch.device) -> "Machine":
@@ -43,7 +43,7 @@ class Machine:
 
 
 def commit() -> str:
-    """$SLIPSTREAM_COMMIT, for copies of the tree without its history; else the checkout's; else "unknown"."""
+    """$SLIPSTREAM_COMMIT, for copies of the tree without history; else the checkout's commit; else "unknown"."""
     if named := os.environ.get("SLIPSTREAM_COMMIT"):
         return named
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -70,7 +70,7 @@ def folder_name(device_name: str) -> str:
 
 
 def write(folder: Path, machine: Machine, name: str, values: dict[str, Any]) -> Path:
-    """Returns: the file, whole or not at all."""
+    """Writes the file atomically and returns its path."""
     path = folder / folder_name(machine.device) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

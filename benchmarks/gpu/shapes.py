@@ -1,7 +1,7 @@
-"""Shapes of published models, with weights made on the device: what a pass costs does not depend on what they are.
+"""Shapes of published models, with weights created on the device: the cost of a pass does not depend on their values.
 
-Numbers are normal and small enough that no layer overflows. What such a model says means nothing, so how much of a
-draft it accepts means nothing either.
+The weights are normally distributed and small enough that no layer overflows. The answers of such a model are
+meaningless, and so is its acceptance of drafts.
 """
 
 from typing import Any
@@ -85,12 +85,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def published(name: str) -> PretrainedConfig:
-    """As transformers knows it; it ends no answer by itself."""
+    """The configuration for transformers, without end-of-sequence tokens."""
     return AutoConfig.for_model(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 class _Random:
-    """A source of tensors of whatever shape the configuration asks for, made where they are wanted."""
+    """A source of tensors with the shapes that the configuration requires, created on the device."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -126,9 +126,9 @@ class _Random:
 
 
 def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_positions: int) -> Decoder:
-    """A model of this shape. `max_positions`: of its rotary tables."""
+    """A model of this shape. `max_positions`: length of its rotary tables."""
     config = ModelConfig.from_values(SHAPES[name])
-    with mock.patch("kernels.linear.library", return_value=None):  # on a CPU too they lie as on a GPU
+    with mock.patch("kernels.linear.library", return_value=None):  # weights have the GPU's layout on a CPU as well
         weights = build_weights(_Random(config, dtype, device), config, dtype, device)
     return Decoder(config, weights, tables_of(published(name), config.head_dim, max_positions), dtype)
 

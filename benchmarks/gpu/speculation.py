@@ -1,4 +1,4 @@
-"""Speculation on a real model: what was accepted, what it gained, whether answers stayed equal, and what was foreseen.
+"""Speculation on a real model: acceptance, speedup, equality of answers, and the predicted speedup.
 
 foreseen = acceptance length * T_plain / (T_verify(nodes) + T_draft)
 """
@@ -21,7 +21,7 @@ from engine.request import Completion, Request, SamplingParams
 
 _ROUNDS = 3
 _BUDGET = 16
-_CONTEXT = 256  # at which a graph step is timed; prompts and answers have about this length
+_CONTEXT = 256  # context at which a graph step is timed, about the length of prompts and answers
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
@@ -40,7 +40,7 @@ def measured(
     max_tokens: int,
     graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
-    """A row for each drafter; arms take turns. Raises: WorkloadError, SpeculatorNotLoadable."""
+    """A row for each drafter; the arms alternate. Raises: WorkloadError, SpeculatorNotLoadable."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
     config = EngineConfig(
@@ -62,7 +62,7 @@ def measured(
             answers[name] = generate(engines[name], work)
             seconds = time.perf_counter() - started
             drafting[name] = engines[name].phase_seconds["draft"] - before
-            if turn:  # the first compiles and captures
+            if turn:  # the first turn compiles and captures
                 taken[name].append(sum(len(answer.token_ids) for answer in answers[name]) / seconds)
     return [
         _row(name, engine, answers[name], answers["none"], Spread.of(taken[name]), taken["none"], drafting[name])

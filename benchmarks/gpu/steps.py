@@ -1,7 +1,8 @@
-"""What a decoding step takes, by the nodes it verifies and by the context: T_plain, T_verify(n), T_draft, T_host.
+"""Times of a decoding step by verified nodes and by context: T_plain, T_verify(n), T_draft, T_host.
 
-Times are those of the very graphs that serve (`Engine.time_graph_step`), over sequences whose keys and values lie where
-they would. A plain step's floor is the weights and the context's keys and values over the bandwidth of a copy.
+The times are those of the graphs that serve requests (`Engine.time_graph_step`), with the same placement of keys and
+values. The lower bound of a plain step is the size of the weights and of the context's keys and values, divided by the
+bandwidth of a copy.
 """
 
 import statistics
@@ -23,7 +24,7 @@ from engine.graph_decoding.timing import GraphStepTimes
 from engine.loop import Engine
 from engine.models.dense import Decoder
 
-_TURNS = 3  # by turns; the median counts
+_TURNS = 3  # alternating; the median counts
 _REPEATS = 20  # graph steps per turn
 _LONGEST_PATH = 64
 _DRAFT_VOCAB = 32_000
@@ -37,7 +38,7 @@ class Step:
     context: int
     nodes: int
     verify_seconds: float
-    host_seconds: float  # to launch it; hidden while the device takes longer
+    host_seconds: float  # host time to launch a step, hidden if the device takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a sequence: every graph step may accept a whole path."""
+        """The maximum length of a sequence, if every step accepts a whole path."""
         return max(self.contexts) + (_REPEATS + 2) * (1 + min(max(self.nodes), _LONGEST_PATH))
 
 
 def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
-    """An engine with room for that many sequences of that length, with graph decoding also on a CPU."""
+    """An engine for this number and length of sequences, with graph decoding even on a CPU."""
     config = EngineConfig(
         max_batch_size=batch_size,
         max_seq_len=max_seq_len,
@@ -64,10 +65,10 @@ def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafte
 
 
 def step_table(engine: Engine, plan: Plan) -> list[Step]:
-    """All sizes by turns."""
+    """Times of all sizes, in alternating turns."""
     sizes = [(context, nodes) for context in plan.contexts for nodes in plan.nodes]
     taken: dict[tuple[int, int], list[GraphStepTimes]] = {size: [] for size in sizes}
-    for _ in range(1 + _TURNS):  # the first compiles and captures
+    for _ in range(1 + _TURNS):  # the first turn compiles and captures
         for size in sizes:
             taken[size].append(_time_step(engine, *size))
     return [
@@ -86,7 +87,7 @@ def _time_step(engine: Engine, context: int, nodes: int) -> GraphStepTimes:
 
 
 def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """Beside each step how much longer it is than the plain one, and of plain ones the share of the bandwidth."""
+    """Adds to each step its time relative to the plain step, and to plain steps their share of the bandwidth."""
     plain = {step.context: step.verify_seconds for step in steps if step.nodes == 0}
     table = []
     for step in steps:
@@ -110,9 +111,9 @@ def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
 
 
 def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
-    """T with exact numerics over T with them off, by turns.
+    """The ratio of T with and without exact numerics, in alternating turns.
 
-    Raises: RuntimeError: the arm without them still goes through our kernels.
+    Raises: RuntimeError: the arm without exact numerics still uses our kernels.
     """
     length = Plan((context,), tuple(nodes)).longest
     engines = {"exact": make_engine(model, length), "off": make_engine(model, length)}

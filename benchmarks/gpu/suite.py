@@ -1,7 +1,7 @@
-"""All that is to know of decoding on a GPU, one section after the other, the most important first.
+"""All measurements of decoding on a GPU, in sections, the most important first.
 
-A section that fails or that time leaves out is named in the results, and the others stand. Results are written after
-each, so that whoever stops the run keeps what there is.
+The results name sections that failed or were skipped for lack of time; the other sections stay valid. Results are
+written after each section, so that an interrupted run keeps them.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _BATCHES, _PROMPT, _SHORT, _LONG = (1, 8, 32), 512, 16, 80
 
 
 class Shape:
-    """One shape's sections. `rehearsal`: tiny, and nothing is compiled."""
+    """The sections of a shape. `rehearsal`: tiny sizes, and nothing is compiled."""
 
     def __init__(self, name: str, place: Place) -> None:
         self._rehearsal = place.is_rehearsal
@@ -69,7 +69,7 @@ class Shape:
         return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
 
     def _sizes(self, batch: int) -> tuple[Tensor, int, int]:
-        """Prompts, short and long answers."""
+        """Prompts, and the lengths of short and long answers."""
         length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT, _SHORT, _LONG)
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
@@ -105,7 +105,7 @@ def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> 
 
 
 def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[dict[str, Any]], object]) -> bool:
-    """Whether none failed. `save` gets all there is, after each."""
+    """Returns whether all sections succeeded. After each, `save` gets the results so far."""
     values: dict[str, Any] = {"failed": {}, "left_out": []}
     for name, section in sections:
         if time.monotonic() > deadline:
@@ -114,7 +114,7 @@ def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[d
             started = time.monotonic()
             try:
                 values[name] = section()
-            except Exception as error:  # the sections after it may well run; this one is reported
+            except Exception as error:  # later sections may still work; this one is reported
                 traceback.print_exc()
                 values["failed"][name] = f"{type(error).__name__}: {error}"[:500]
             print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
@@ -126,7 +126,7 @@ def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[d
 
 
 def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal: bool) -> list[Section]:
-    """Raises: WorkloadError, OSError: prompts cannot be used."""
+    """Raises: WorkloadError, OSError: the prompts cannot be used."""
     longest = min(model.max_positions, 1024) - args.max_tokens
     prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=longest, limit=args.limit)
     return [
@@ -151,10 +151,10 @@ def parser() -> argparse.ArgumentParser:
     made = arguments("Times decoding by shape, or speculation on a real model (--model).")
     made.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all published ones)")
     made.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
-    made.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer, with --model")
-    made.add_argument("--limit", type=int, default=16, metavar="N", help="prompts to take, with --model")
+    made.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer, with --model")
+    made.add_argument("--limit", type=int, default=16, metavar="N", help="number of prompts, with --model")
     made.add_argument("--results", type=Path, metavar="DIR", help="default on a GPU: benchmarks/results")
-    made.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which sections are left out")
+    made.add_argument("--minutes", type=float, default=5.0, metavar="M", help="skip sections after this time")
     add_engine(made)
     made.set_defaults(device="cuda")
     return made
@@ -177,7 +177,7 @@ def _run(args: argparse.Namespace, place: Place, name: str) -> bool:
     if args.model:
         model = load_model(args.model, dtype=args.dtype, device=str(place.device), weights=args.weights)
         if not isinstance(model, Decoder):
-            raise WorkloadError(f"{args.model} is no dense model of Llama's family")
+            raise WorkloadError(f"{args.model} is not a dense model of Llama's family")
         kind, sections = "speculation", speculation_sections(args, model, rehearsal=place.is_rehearsal)
     else:
         kind, sections = "decode", Shape(name, place).sections()

@@ -1,9 +1,8 @@
-"""Tables of results files.
+"""Tables from results files.
 
     python -m benchmarks.gpu.table --short benchmarks/results/nvidia-h100-80gb-hbm3
 
-prints Markdown for the README from all files of a GPU's folder, and what was to be reached. Figures come from the files
-alone.
+prints Markdown for the README from all files of a GPU's folder, with the targets. All figures come from the files.
 """
 
 import argparse
@@ -25,7 +24,7 @@ def rows_of_cells(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 
 def kernels(values: Values) -> str:
-    """Every case, the claims about rows and the ceilings."""
+    """The table of all cases, the claims about rows, and the ceilings."""
     best = values["ceilings"]
     ceilings = (
         f"copy {best['copy_bytes_per_second'] / 1e12:.3g} TB/s, product {best['flops_per_second'] / 1e12:.3g} TFLOP/s"
@@ -55,7 +54,7 @@ def _case(case: Values) -> list[str]:
 
 
 def decode(values: Values) -> str:
-    """One shape: steps, what exact numerics cost, plain decoding beside its peers."""
+    """The tables of a shape: steps, the cost of exact numerics, and plain decoding compared with peers."""
     parts = [f"**{values['name']}**"]
     if "ceilings" in values:
         parts.append(f"copy {values['ceilings']['copy_bytes_per_second'] / 1e12:.3g} TB/s")
@@ -100,7 +99,7 @@ def _speed(spread: Values | None) -> str:
 
 
 def speculation(values: Values) -> str:
-    """One model: every drafter at every batch."""
+    """The table of a model: every drafter at every batch size."""
     headings = ("batch", "drafter", "tokens/s", "× plain", "foreseen", "acceptance length", "equal")
     rows = [
         [
@@ -141,7 +140,7 @@ def goals(results: dict[str, Values]) -> str:
 
 
 def folder_table(folder: Path, *, short: bool = False) -> str:
-    """Of all files in a GPU's folder, with what they were measured on. `short`: without every single kernel."""
+    """Tables of all files in a GPU's folder, with the machine. `short`: omit the table of all kernels."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     parts = []
     for name, values in results.items():
@@ -156,13 +155,13 @@ def folder_table(folder: Path, *, short: bool = False) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Prints Markdown of a GPU's results files.")
-    parser.add_argument("folders", type=Path, nargs="*", help="default: all below benchmarks/results")
-    parser.add_argument("--short", action="store_true", help="without every single kernel")
+    parser.add_argument("folders", type=Path, nargs="*", help="default: all folders in benchmarks/results")
+    parser.add_argument("--short", action="store_true", help="omit the table of all kernels")
     args = parser.parse_args(argv)
     measured = {path.parent for path in DEFAULT_FOLDER.glob("*/*.json") if path.stem.split("-")[0] in PRINTERS}
     folders = args.folders or sorted(measured)
     if not folders:
-        print("no results of a GPU are at hand", file=sys.stderr)
+        print("there are no results of a GPU", file=sys.stderr)
         return 1
     print("\n\n".join(folder_table(folder, short=args.short) for folder in folders))
     return 0

@@ -1,1 +1,1 @@
-"""One runner per engine, each started in a virtual environment of its own."""
+"""One runner per engine, each started in its own virtual environment."""

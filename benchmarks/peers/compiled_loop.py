@@ -1,7 +1,7 @@
-"""A plain decoding loop as gpt-fast has it: static keys and values, compiled layers, one graph a step, greedy.
+"""A greedy decoding loop like gpt-fast's: static KV cache, compiled layers, one graph per step.
 
-It takes the engine's own weights, so that both read the same bytes. One layer is compiled and used for all; the whole
-step, head and argmax included, is captured into a graph.
+It uses the engine's weights, so that both read the same bytes. One layer is compiled and used for all; the whole step,
+including head and argmax, is captured into a graph.
 
 Source: gpt-fast, pytorch-labs.
 """
@@ -37,7 +37,7 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def _unpacked(weight: LinearWeight) -> tuple[Tensor, Tensor | None]:
     if weight.packed or weight.scales is not None:
-        raise ValueError("needs weights as published, not packed for the CPU and not rounded")
+        raise ValueError("the weights must be neither packed for the CPU nor quantized")
     return weight.data, weight.bias
 
 
@@ -45,11 +45,11 @@ Layer = Callable[..., Tensor]
 
 
 def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
-    """A layer's function of tensors alone, for one compilation to serve all layers."""
+    """A layer as a function of tensors only, so that one compilation serves all layers."""
     group = num_heads // num_kv_heads
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        """q [B, T, Hq, D] -> [B, T, Hq D]. Heads that share keys read them once, as rows of one product."""
+        """q [B, T, Hq, D] -> [B, T, Hq D]. Heads that share keys are rows of one product, which reads the keys once."""
         B, T = q.shape[:2]
         rows = q.view(B, T, num_kv_heads, group, D).permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, group * T, D)
         scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5
@@ -96,7 +96,7 @@ class CompiledLoop:
         max_seq_len: int,
         compiled: bool = True,
     ) -> None:
-        """`compiled`: and captured, which wants CUDA."""
+        """`compiled`: compile the layer and capture the step, which requires CUDA."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self._config, self._weights, self._on_graph = config, weights, compiled and device.type == "cuda"
         self._cosines, self._sines = (table[:max_seq_len].to(device) for table in tables)
@@ -115,14 +115,14 @@ class CompiledLoop:
 
     @torch.no_grad()
     def start(self, prompts: Tensor) -> None:
-        """prompts [B, T] int64: reads them, and leaves each one's first token in `tokens`."""
+        """Reads prompts [B, T] int64 and stores the first token of each answer in `tokens`."""
         positions = torch.arange(prompts.shape[1], device=prompts.device)
         self._next(prompts, positions, self._eager)
         self._position.fill_(prompts.shape[1])
 
     @torch.no_grad()
     def step(self) -> None:
-        """The next token of each."""
+        """Computes the next token of each answer."""
         if not self._on_graph:
             self._advance()
             return
@@ -132,7 +132,7 @@ class CompiledLoop:
         self._graph.replay()
 
     def _capture(self) -> None:
-        """Effects: none on the answers; what warm-up changes is put back."""
+        """Captures the step. State that the warm-up changes is restored."""
         before = self.tokens.clone(), self._position.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
-"""Virtual environments of the peers, one each, made on first use and kept in the user's cache folder.
+"""Virtual environments of the peers, created on first use and kept in the user's cache folder.
 
-An environment counts as made once its marker is there, which holds what was installed: another version here, or a
-failure half way, makes it anew. Wheels come from wherever pip is set to look.
+An environment is complete when its marker file exists. The marker lists what was installed, so an environment is
+created again after a change of the versions or a failed installation. Wheels come from pip's configured index.
 """
 
 import json
@@ -23,17 +23,17 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """requirements: pip's arguments, a call each, in this order.
+    """requirements: arguments of the calls of pip, in this order.
 
-    dependencies_of: a distribution installed without its own requirements; those it names are installed last, but for
-    `left_out`: builds of torch's companions for accelerators would break it, and serving text needs none of them.
+    dependencies_of: a distribution installed without its requirements; these are installed last, except `left_out`:
+    torch's companion packages built for accelerators would break it, and serving text does not need them.
     """
 
     name: str
     requirements: tuple[tuple[str, ...], ...]
     dependencies_of: str | None = None
     left_out: frozenset[str] = frozenset()
-    environ: Mapping[str, str] = field(default_factory=dict)  # of its processes; {folder} stands for where it lies
+    environ: Mapping[str, str] = field(default_factory=dict)  # {folder} stands for the environment's folder
 
     @property
     def folder(self) -> Path:
@@ -49,7 +49,7 @@ class Environment:
         return {name: value.format(folder=self.folder) for name, value in self.environ.items()}
 
     def ensure(self) -> None:
-        """Raises: PeerMissing: pip could not install it; a half-made folder is removed next time."""
+        """Raises: PeerMissing: pip could not install it; the incomplete folder is removed next time."""
         marker, wanted = self.folder / "complete.json", json.dumps(self.requirements)
         if marker.is_file() and marker.read_text() == wanted:
             return
@@ -63,7 +63,7 @@ class Environment:
         marker.write_text(wanted)
 
     def ensure_extra(self, requirement: str) -> None:
-        """One more distribution, without its own requirements. Raises: PeerMissing."""
+        """Installs an additional distribution without its requirements. Raises: PeerMissing."""
         self.ensure()
         marker = self.folder / f"{requirement}.complete"
         if not marker.exists():
@@ -73,7 +73,7 @@ class Environment:
 
     def _pip(self, *arguments: str) -> None:
         constraints = self.folder / "constraints.txt"
-        constraints.write_text(f"{_TORCH}\n")  # nothing may draw in another build of it
+        constraints.write_text(f"{_TORCH}\n")  # no requirement may install another build of torch
         _run(str(self.python), "-m", "pip", "install", "-q", "-c", str(constraints), *arguments)
 
     def _dependencies(self, distribution: str) -> list[str]:
@@ -98,7 +98,7 @@ def _run(*command: str) -> str:
     return result.stdout
 
 
-_TORCH = f"torch=={version('torch').partition('+')[0]}"  # ours: the same build is under every row
+_TORCH = f"torch=={version('torch').partition('+')[0]}"  # our version, so that every row uses the same one
 _COMPANIONS = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 
 VLLM = Environment(
@@ -113,7 +113,7 @@ VLLM = Environment(
         "VLLM_NO_USAGE_STATS": "1",
     },
 )
-# What vLLM's suffix decoding calls. It is compiled on this machine, which takes minutes and may fail.
+# vLLM's suffix decoding needs this package. It is compiled locally, which takes minutes and may fail.
 VLLM_SUFFIX = "arctic-inference==0.1.1"
 
 # The package whose format vLLM reads.

@@ -1,4 +1,4 @@
-"""llama.cpp's server, inside this process, asked over loopback: only its native route takes and gives token ids.
+"""Runner of llama.cpp's server, in this process, over loopback: only its native route uses token ids.
 
 Settings: gguf, the model's file; max_batch_size, max_seq_len; speculation, the name of one of its methods or None.
 """

@@ -1,4 +1,4 @@
-"""Our own engine as a runner.
+"""Runner of our engine.
 
 Settings: model, max_batch_size, max_seq_len; drafter and speculator (a folder); weights, int8 or as published.
 """

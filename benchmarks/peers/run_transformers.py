@@ -1,6 +1,6 @@
-"""Hugging Face `generate`, one prompt at a time.
+"""Runner of Hugging Face `generate`, one prompt at a time.
 
-Settings: model; prompt_lookup, how many tokens it may propose, or None.
+Settings: model; prompt_lookup, the maximum number of drafted tokens, or None.
 """
 
 import time
@@ -23,7 +23,7 @@ class Transformers:
 
     def answer(self, job: Job) -> Answers:
         if job.concurrency != 1:
-            raise ValueError(f"answers one prompt at a time, was asked for {job.concurrency}")
+            raise ValueError(f"concurrency must be 1, got {job.concurrency}")
         outputs, num_passes, first = [], [], []
         started = time.perf_counter()
         for prompt in job.prompts:

@@ -1,4 +1,4 @@
-"""vLLM, stepped in this very process: no HTTP and no second process between its scheduler and the clock.
+"""Runner of vLLM, stepped in this process, so that the clock includes neither HTTP nor a second process.
 
 Settings: model, max_batch_size, max_seq_len; speculation, vLLM's own `speculative_config` or None; dtype.
 """

@@ -1,4 +1,4 @@
-"""Hugging Face `generate` with a static cache, compiled as it does so itself on CUDA, over the engine's own weights."""
+"""Hugging Face `generate` with a static cache, which compiles itself on CUDA, with the engine's weights."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from engine.models.weights import DecoderWeights
 
 
 def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
-    """A model of transformers whose parameters are views of ours, but for the norms, which are cast."""
+    """A model of transformers whose parameters are views of our weights, except the norms, which are cast."""
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
     model.load_state_dict(_named(weights, config), strict=True, assign=True)
     inner = model.model
-    inner.rotary_emb = type(inner.rotary_emb)(published).to(weights.embedding.device)  # its buffers are in no file
+    inner.rotary_emb = type(inner.rotary_emb)(published).to(weights.embedding.device)  # also moves its buffers
     return model.eval()
 
 

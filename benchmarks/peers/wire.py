@@ -1,11 +1,11 @@
-"""What the measuring command and a runner say to each other: one JSON object a line.
+"""The protocol between the measuring command and a runner: one JSON object per line.
 
     runner ─▶ {"ready": {"engine": "vllm", "version": "0.32.0"}}
     command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
     runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
 
-Runners live in other environments than the command, so this module needs the standard library alone. What engines
-print goes to standard error; standard output carries replies and nothing else.
+Runners use other environments than the command, so this module needs only the standard library. Engines print to
+standard error; standard output carries only replies.
 """
 
 import json
@@ -28,9 +28,9 @@ class Job:
 class Answers:
     outputs: list[list[int]]  # generated token ids, in the order of the prompts
     seconds: float  # wall time of the whole job
-    ttft_seconds: list[float]  # of each prompt, from when it was handed over
-    acceptance_length: float | None  # tokens a pass adds to an answer, those of its first pass left out
-    prefill_seconds: float | None = None  # time of the passes that read prompts, where the engine tells
+    ttft_seconds: list[float]  # time to first token of each prompt, from its submission
+    acceptance_length: float | None  # tokens per pass, without the first pass of each answer
+    prefill_seconds: float | None = None  # time of the passes that read prompts, if the engine reports it
 
     @property
     def num_tokens(self) -> int:
@@ -51,11 +51,11 @@ Advance = tuple[int, list[int], bool]  # number of the prompt, its new tokens, w
 
 
 def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[[], Iterable[Advance]]) -> Answers:
-    """Answers the job with an engine that is stepped: `concurrency` prompts at a time, in order.
+    """Answers the job with an engine that is called step by step: `concurrency` prompts at a time, in order.
 
     Args:
-        add: hands prompt `number` over.
-        step: makes one pass.
+        add: submits prompt `number`.
+        step: runs one pass.
     """
     outputs: list[list[int]] = [[] for _ in job.prompts]
     num_passes = [0] * len(outputs)
@@ -82,13 +82,13 @@ def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[
 
 
 def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
-    """Tokens per pass, without the pass that read the prompt and the token it brought; None with nothing left."""
+    """Tokens per pass, without the pass that read the prompt and its token; None if there are no other passes."""
     tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
     return tokens / passes if passes > 0 else None
 
 
 def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
-    """A runner's main loop: settings are its only argument, jobs come on standard input until it closes."""
+    """A runner's main loop. Settings are its only argument; it reads jobs from standard input until that is closed."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runner = make(json.loads(sys.argv[1]))
@@ -96,6 +96,6 @@ def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
     for line in sys.stdin:
         try:
             reply = asdict(runner.answer(Job(**json.loads(line))))
-        except Exception as error:  # the command reports it as this peer's failure and goes on with the others
+        except Exception as error:  # the command reports this peer's failure and continues with the others
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=replies)

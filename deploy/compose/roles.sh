@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run once, by the image of PostgreSQL, in an empty data folder. The application's role owns nothing, so that row-level
-# security binds it.
+# The PostgreSQL image runs this once, in an empty data folder. The application's role owns nothing, so that row-level
+# security applies to it.
 set -eu
 psql --set ON_ERROR_STOP=1 --username postgres \
   --set owner_password="$OWNER_PASSWORD" --set app_password="$APP_PASSWORD" <<'SQL'

@@ -1,4 +1,4 @@
-# API, console and gateway: neither torch nor a compiler. Build it from the project's root:
+# API, console and gateway, without torch or a compiler. Build it from the project's root:
 #   docker build --file deploy/docker/web.Dockerfile --tag slipstream-web .
 FROM python:3.11.14-slim-bookworm AS packages
 COPY requirements-web.txt requirements-tracing.txt /
@@ -25,9 +25,9 @@ ENV PATH=/opt/venv/bin:$PATH \
     PROMETHEUS_DISABLE_CREATED_SERIES=true
 USER 10001
 EXPOSE 8000
-# Not /readyz: a database that is away is no reason to restart this.
+# This is not /readyz, because an unavailable database is no reason to restart the container.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
-# On SIGTERM it takes no more connections and finishes what it has, for a minute at most.
+# On SIGTERM uvicorn accepts no more connections and has a minute to finish its requests.
 CMD ["uvicorn", "control.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "off", \
      "--ws", "none", "--no-server-header", "--timeout-graceful-shutdown", "60"]

@@ -1,5 +1,5 @@
-# Jobs, and the supervisor of endpoints: what the child processes and engines that they start need too. The CUDA
-# libraries come with torch; the machine brings its driver. Build it from the project's root:
+# Workers for jobs and the supervisor of endpoints, with everything that their child processes and engines need. The CUDA
+# libraries come with torch; the host provides the driver. Build it from the project's root:
 #   docker build --file deploy/docker/worker.Dockerfile --tag slipstream-worker .
 FROM python:3.11.14-slim-bookworm AS packages
 COPY requirements.txt requirements-web.txt requirements-tracing.txt /
@@ -8,7 +8,7 @@ RUN python -m venv /opt/venv \
  && /opt/venv/bin/pip install --no-cache-dir --requirement /requirements.txt --requirement /requirements-tracing.txt
 
 FROM python:3.11.14-slim-bookworm
-# A compiler at run time: the CPU's kernels and Triton's launchers are compiled where they run.
+# The CPU kernels and Triton's launchers are compiled at run time, so the image needs a compiler.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -23,7 +23,7 @@ COPY engine ./engine
 COPY workers ./workers
 COPY platform ./platform
 RUN /opt/venv/bin/python -m compileall -q manage.py kernels engine workers platform
-# hadolint ignore=DL3064  # TOKENIZERS_PARALLELISM is no token
+# hadolint ignore=DL3064  # TOKENIZERS_PARALLELISM is not a secret
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app:/app/platform \
     PYTHONUNBUFFERED=1 \
@@ -39,6 +39,7 @@ USER 10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=6 \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9100/livez', timeout=4)"]
-# Jobs over Redis; `python manage.py runworker` polls instead, `python manage.py supervise_deployments` keeps endpoints.
-# On SIGTERM the running attempt is given back to the queue within SLIPSTREAM_DRAIN_SECONDS.
+# This worker gets its wake-ups from Redis; `python manage.py runworker` polls instead, and
+# `python manage.py supervise_deployments` runs the endpoints. On SIGTERM the worker returns its job to the queue within
+# SLIPSTREAM_DRAIN_SECONDS.
 CMD ["celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO"]

@@ -1,9 +1,9 @@
 /* Paged tree attention, one row at a time.
  *
  * A row at position p attends to p + 1 keys in position order: the first `prefix_lens[m]` through its sequence's slot
- * table, the others through its own path of draft nodes. Softmax runs online over blocks of 16 positions counted from
- * position 0, and a key's place in its block says in which lane its weight is added. So the additions are the same
- * whether a key was committed, belongs to a chain or to a tree, and whatever else is in the batch.
+ * table, the others through its path of draft nodes. The online softmax uses blocks of 16 positions counted from
+ * position 0, and a key's place in its block determines the lane of its weight. So the additions are the same whether a
+ * key was committed or belongs to a chain or a tree, and do not depend on the batch.
  */
 #include <math.h>
 
@@ -12,8 +12,8 @@
 #include "pool.h"
 
 #define BLOCK LANES
-#define MAX_D 576 /* a latent of DeepSeek-V3 with its rotary part */
-#define MAX_HEADS 4 /* of a group, worked on at once: their queries, then their sums, stay in registers */
+#define MAX_D 576 /* DeepSeek-V3's latent with its rotary part */
+#define MAX_HEADS 4 /* heads of a group processed together: their queries, then their sums, stay in registers */
 
 struct keys {
     const void *k_cache, *v_cache;
@@ -21,8 +21,8 @@ struct keys {
     int64_t prefix_len, total, Hkv, head;
 };
 
-/* Lanes of a head's i-th vector. Two vectors of bfloat16 are read as one of pairs, which is cheap to widen: the first
- * holds the even numbers, the second the odd ones. What is multiplied with them, and what comes out, is so ordered. */
+/* Lanes of a head's i-th vector. Two vectors of bfloat16 are loaded as one of pairs, which is cheap to widen: the first
+ * holds the even numbers, the second the odd ones. Their factors and the results have the same order. */
 ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
 
 ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, int dtype) {
@@ -38,8 +38,8 @@ ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, in
     return lanes;
 }
 
-/* Finds the keys of a block, and has them fetched with their values: slots lie anywhere, so no processor guesses them.
- * Returns how many there are. */
+/* Locates the keys of a block and prefetches them with their values, because hardware prefetchers cannot predict slots.
+ * Returns their number. */
 ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
     int64_t left = keys->total - start, count = left < BLOCK ? left : BLOCK, size = dtype == BF16 ? 2 : 4;
     for (int64_t j = 0; j < count; j++) {
@@ -95,7 +95,7 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
             factors[g] = max[g] - top, max[g] = top;
             vf_store(p[g], vf_exp(scores - top));
         }
-        if (risen) { /* seldom after the first blocks; else all factors are 1 */
+        if (risen) { /* rare after the first blocks; otherwise all factors are 1 */
             vf_store(factors, vf_exp(vf_load(factors)));
             for (int g = 0; g < heads; g++) {
                 sum[g] *= factors[g];
@@ -165,7 +165,7 @@ static void attention_team(void *context) {
     struct attention_call *c = context;
     int64_t task;
     while ((task = claim(&c->next, c->num_tasks)) >= 0)
-        attention_task(&c->attention, &c->rows, c->num_tasks - 1 - task); /* a prefill's longest rows come first */
+        attention_task(&c->attention, &c->rows, c->num_tasks - 1 - task); /* longest rows first */
 }
 
 /* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]

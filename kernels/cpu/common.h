@@ -1,9 +1,9 @@
 /* Shared by the CPU kernels: 16-lane vectors, bf16 conversion, exp.
  *
  * Row invariance: every output element is computed by one thread, in one fixed order that depends on the
- * operation's own sizes only, never on how many rows, sequences or threads take part. So a row of a batch, of a
- * chain or of a tree has the bits it has alone. Nothing here may break that: no split of a sum over threads, no
- * tile shape chosen from the number of rows that changes the order of additions.
+ * operation's sizes only, never on the number of rows, sequences or threads. So a row of a batch, of a chain or of a
+ * tree has the same bits as alone. No change may break this: a sum must not be split over threads, and a tile shape
+ * that depends on the number of rows must not change the order of additions.
  */
 #pragma once
 #include <stdint.h>
@@ -19,7 +19,7 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 
-enum dtype { F32 = 0, BF16 = 1, INT8 = 2 /* weights alone */ };
+enum dtype { F32 = 0, BF16 = 1, INT8 = 2 /* only weights */ };
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
@@ -62,7 +62,7 @@ static inline vf vf_select(vi mask, vf a, vf b) {
     return result;
 }
 
-/* Lanes added pairwise, always in one order. */
+/* The sum of the lanes, added pairwise in a fixed order. */
 static inline float vf_sum(vf v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);
@@ -77,7 +77,7 @@ static inline float vf_sum(vf v) {
 /* out[j] = the sum of v[j]'s lanes, in an order that is the same for every j. */
 ALWAYS vf vf_sums(const vf v[LANES]) {
 #if defined(__AVX512F__)
-    __m512 quads[4]; /* per quarter, sums of 4 vectors beside each other */
+    __m512 quads[4]; /* per quarter, the interleaved sums of 4 vectors */
     for (int i = 0; i < 4; i++) {
         __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
         __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
@@ -96,7 +96,7 @@ ALWAYS vf vf_sums(const vf v[LANES]) {
     return vf_load(sums);
 }
 
-/* (a, b) as 32 numbers: those at even places to a, those at odd places to b. */
+/* Treats (a, b) as 32 numbers and moves those at even places to a, those at odd places to b. */
 ALWAYS void vf_unzip(vf *a, vf *b) {
 #if defined(__AVX512F__)
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

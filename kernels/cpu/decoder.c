@@ -1,10 +1,10 @@
-/* All layers of the decoder in one call: the operations of linear.c, rows.c and attention.c, phase after phase, with
- * the team awake throughout. Called one by one from the host they spend a fifth of a single row's pass on calls and on
- * waking threads (SmolLM2-135M, two cores of an AMD EPYC).
+/* All layers of the decoder in one call: the operations of linear.c, rows.c and attention.c, phase after phase, without
+ * putting the threads to sleep. Separate calls would spend a fifth of a single row's pass on calls and on waking
+ * threads (SmolLM2-135M, two cores of an AMD EPYC).
  *
- * Memory is never to wait. So a thread that works on the last block of a product has already claimed its first block
- * of the next one, and fetches it. And what lies between products is kept short: few rows are normed by every thread
- * for itself, which is sooner done than waiting for each other, and SwiGLU follows on each block of its gates.
+ * Memory should never be idle. A thread that works on its last block of a product has already claimed its first block
+ * of the next product, and prefetches it. The work between products is kept short: if there are few rows, every thread
+ * normalizes all of them, which is faster than synchronizing, and SwiGLU runs directly on each block of gates.
  */
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@
 #define OWN_NORM_ROWS 8
 
 enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
-/* Counters of a layer, beside those of its products. */
+/* Counters of a layer, in addition to those of its products. */
 enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, COUNTERS };
 
 struct layer {
@@ -40,7 +40,7 @@ struct decoder_pass {
     void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
     const int64_t *tap_layers; /* [num_taps] */
     int64_t num_taps;
-    const void *beside;        /* [M, beside_width] in the decoder's dtype, or null: what QKV reads before the normed */
+    const void *beside;        /* [M, beside_width] in the decoder's dtype, or null: QKV reads it before the normed */
     int64_t beside_width;
 };
 
@@ -52,10 +52,10 @@ struct run {
     counter *next;                       /* [num_layers + 1, COUNTERS] */
 };
 
-/* One thread's way through a run. */
+/* The state of one thread in a run. */
 struct worker {
     const struct run *r;
-    int64_t item; /* of the product that comes next, claimed in advance; -1: there was none left */
+    int64_t item; /* item of the next product, claimed in advance; -1 if none was left */
     void *own;    /* [OWN_NORM_ROWS, beside_width + H] in the decoder's dtype */
 };
 
@@ -88,7 +88,7 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
     }
 }
 
-/* out: of all but gates and ups. */
+/* out: unused for gates and ups. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);
@@ -109,7 +109,7 @@ static void product_phase(struct worker *w, int64_t index, const void *x, float 
     team_barrier();
 }
 
-/* What row m's residual is when it enters layer `index`. */
+/* The residual of row m at the input of layer `index`. */
 static void tap_row(const struct run *r, int64_t m, int64_t index) {
     const struct decoder_pass *p = r->pass;
     int64_t H = r->decoder->H, size = item_size(r->decoder);
@@ -118,7 +118,7 @@ static void tap_row(const struct run *r, int64_t m, int64_t index) {
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-/* Each row: the first `beside` numbers of what lies beside, then the normed residual. */
+/* Each row consists of the `beside` input, followed by the normed residual. */
 static void norm_rows(const struct run *r, const float *weight, int64_t beside, int64_t m, int64_t count, void *out) {
     const struct decoder *d = r->decoder;
     int64_t before = beside * item_size(d), row_bytes = before + d->H * item_size(d);
@@ -129,7 +129,7 @@ static void norm_rows(const struct run *r, const float *weight, int64_t beside, 
     }
 }
 
-/* Returns the normed rows. `tap`: the layer that the residual enters here, or -1. */
+/* Returns the normed rows. `tap`: the layer that reads this residual, or -1. */
 static const void *norm_phase(struct worker *w, const float *weight, int64_t beside, int64_t tap, counter *next) {
     const struct run *r = w->r;
     int64_t M = r->pass->M, row_bytes = (beside + r->decoder->H) * item_size(r->decoder), m;
@@ -187,7 +187,7 @@ static void decoder_team(void *context) {
 
 static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Returns 0, or -1 where there is no memory to work in. */
+/* Returns 0, or -1 if there is not enough memory. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
     int64_t M = pass->M, size = item_size(d);
     int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->beside_width + d->H) * size, M * d->Hq * d->D * size, M * d->I * size,

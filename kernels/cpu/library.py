@@ -1,8 +1,8 @@
 """Compiles the C kernels on first use and loads them.
 
-The shared library is kept in a cache folder under a name made from its sources, the compiler and the processor, so a
-new version or another machine never meets an old build. Without a C compiler `library()` is None and every operation
-falls back to its torch reference: slower, with other bits, but just as invariant.
+The shared library is kept in a cache folder under a name derived from its sources, the compiler and the processor, so
+a new version or another machine never loads an old build. Without a C compiler `library()` is None, and every
+operation falls back to its torch reference, which is slower and has other bits, but is also row-invariant.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c", "top_k.c")
 _HEADERS = ("common.h", "ops.h", "pool.h")
-# No -ffast-math: it would let the compiler reorder sums, and differently in each unrolled variant.
+# -ffast-math is not used: it would let the compiler reorder sums, differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -36,11 +36,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_decoder": (_POINTER, _POINTER),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
 }
-_FAILING = ("slipstream_decoder",)  # these return 0 when all went well
+_FAILING = ("slipstream_decoder",)  # functions that return 0 on success
 
 
 class CompileError(RuntimeError):
-    """The compiler refused the sources; the message holds its words."""
+    """The compiler failed; the message contains its output."""
 
 
 def _processor() -> str:
@@ -66,12 +66,12 @@ def _compile(compiler: str, target: Path) -> None:
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
-    """Side by side. Raises: CompileError: one of them failed."""
+    """Runs the commands in parallel. Raises: CompileError: one of them failed."""
     running = [
         (command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
         for command in commands
     ]
-    errors = [process.communicate()[1] for _, process in running]  # of all, before one is told
+    errors = [process.communicate()[1] for _, process in running]  # waits for all processes before an error is raised
     for (command, process), said in zip(running, errors, strict=True):
         if process.returncode != 0:
             raise CompileError(f"{' '.join(command)}\n{said[-2000:]}")
@@ -79,7 +79,7 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded kernels, or None where there is no working C compiler (a warning says why).
+    """Returns the loaded kernels, or None without a working C compiler (a warning gives the reason).
 
     `SLIPSTREAM_CPU_KERNELS=off` turns them off.
     """

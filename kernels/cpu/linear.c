@@ -2,13 +2,13 @@
  *
  * Weights are packed once into blocks of 32 outputs, so that one block is one stream from memory:
  *   float32   [ceil(N / 32), K, 32]
- *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (pairs of k beside each other, as VDPBF16PS takes them)
- *   int8      as bfloat16, one byte each: sign and magnitude, an index into a table of bfloat16 numbers. Every int8 is
- *             one exactly, so nothing is rounded before the scale, and sums have the order that bfloat16 weights have
+ *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
+ *   int8      like bfloat16, one byte each: sign and magnitude, an index into a table of bfloat16 numbers. Every int8
+ *             is exact in bfloat16, so nothing is rounded before the scale, and sums have the order of bfloat16 weights
  * A block is read from memory once and used for all rows in tiles of at most 8; a tile's height changes which
- * registers are used, never the order of additions. The tile runs at the speed of VDPBF16PS (one a cycle on Zen 4), so
- * what is left to win is memory that never waits: while one block is worked on, the next is fetched into L2, a few
- * lines at a time, at the pace at which the rows let the work go on.
+ * registers are used, never the order of additions. The tile runs at the speed of VDPBF16PS (one per cycle on Zen 4),
+ * so the remaining goal is to keep memory busy: during the work on one block, the next is prefetched into L2, a few
+ * lines at a time, in proportion to the progress of the work.
  */
 #include "common.h"
 #include "ops.h"
@@ -16,8 +16,8 @@
 
 #define NB LINEAR_BLOCK
 #define MAX_ROWS LINEAR_ROWS
-#define STEPS 8               /* of k, or of pairs of k, between two looks at what to fetch */
-#define MAX_AHEAD (256 << 10) /* bytes; L2 also holds the block at hand */
+#define STEPS 8               /* of k, or of pairs of k, between two prefetches */
+#define MAX_AHEAD (256 << 10) /* bytes; L2 also holds the current block */
 
 #if defined(__AVX512BF16__)
 #define HAS_DP 1
@@ -26,7 +26,7 @@
 #define HAS_DP_INT8 1
 #endif
 
-/* Between a product and a sum that the compiler might else fuse into one rounding here and not there. */
+/* Prevents the compiler from fusing a product and a sum in some variants, which would change the rounding. */
 #define KEEP_APART(value) __asm__("" : "+m"(value))
 
 /* One tile: `rows` rows of x [*, K] by one block; row r goes to out + r * stride. */
@@ -35,7 +35,7 @@ struct tile {
     int64_t K;
     const float *scales, *bias; /* of the block's outputs, or null */
     float *out;
-    int64_t stride, width; /* width: outputs of this block that exist */
+    int64_t stride, width; /* width: valid outputs of this block */
     int output;
     struct ahead *ahead;
 };
@@ -48,7 +48,7 @@ ALWAYS void fetch(struct ahead *ahead) {
 #endif
 }
 
-/* The last block of an N that 32 does not divide. */
+/* The last block, if N is not a multiple of 32. */
 static void finish_part(const struct tile *t, vf a, vf b, float *o) {
     float values[NB];
     vf_store(values, a);
@@ -113,7 +113,7 @@ ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *ev
     memcpy(odd, &o, sizeof o);
 }
 
-/* Any processor: pairs of k by float32 multiply-add. */
+/* The version for any processor: pairs of k with float32 multiply-add. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
     int64_t K = t->K, pairs = K / 2;
     vf acc[MAX_ROWS][2];
@@ -154,7 +154,7 @@ ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct t
         return;
     }
 #if defined(HAS_DP_INT8)
-    __m512i bytes = _mm512_loadu_si512((const uint8_t *)w + k * (2 * NB)); /* bit 7, the sign, is no part of an index */
+    __m512i bytes = _mm512_loadu_si512((const uint8_t *)w + k * (2 * NB)); /* bit 7, the sign, is not part of the index */
     __m512i low = _mm512_permutex2var_epi8(table->low[0], bytes, table->low[1]);
     __m512i high = _mm512_permutex2var_epi8(table->high[0], bytes, table->high[1]);
     high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (bytes & 0x80) */
@@ -250,7 +250,7 @@ static int64_t block_bytes(const struct linear *l) {
 
 static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
 
-/* All tiles about as high: one of a single row takes as long as one of three, which wait for no result. */
+/* Tiles have about the same height: one of a single row takes as long as one of three, because of latency. */
 int64_t linear_height(int64_t M) { return M > 0 ? (M + tiles(M) - 1) / tiles(M) : 1; }
 
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
@@ -303,7 +303,7 @@ static void linear_team(void *context) {
 }
 
 /* x [M, K] contiguous (K even unless both are float32), out [M, N] float32, stored or added to; scales and bias may be
- * null. `dtype`: of x. `format`: of the weights, int8 or x's own. */
+ * null. `dtype`: x's. `format`: the weights', int8 or x's dtype. */
 void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
                        int64_t N, int64_t K, int dtype, int format, int output) {
     struct linear_call call = {{weight, scales, bias, N, K, format}, x, out, M, dtype, output, 0};

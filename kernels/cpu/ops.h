@@ -1,4 +1,4 @@
-/* The operations, each on the smallest piece of work that one thread does alone. Entry points for single operations
+/* The operations, each on the smallest unit of work for one thread. Entry points for single operations
  * (linear.c, rows.c, attention.c) and the whole decoder (decoder.c) call the same functions, so their bits agree. */
 #pragma once
 #include <stdint.h>
@@ -14,18 +14,18 @@ struct linear {
     int64_t N, K, format;       /* format: enum dtype */
 };
 
-/* What to fetch into L2 while a block is worked on, a few lines at every look. */
+/* What to prefetch into L2 during the work on a block, a few lines at a time. */
 struct ahead {
     const char *at;
     int64_t lines;
 };
 
 int64_t linear_blocks(const struct linear *l);
-/* `block` of `l` comes after a block of `now` with M rows; -1: nothing does. */
+/* Prefetches `block` of `l` during a block of `now` with M rows; -1: nothing. */
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
-/* Rows of a tile, where there are M: at most LINEAR_ROWS. */
+/* The height of a tile if there are M rows: at most LINEAR_ROWS. */
 int64_t linear_height(int64_t M);
-/* One block of at most LINEAR_ROWS rows; out: of the block's first output, rows `stride` apart. */
+/* One block of at most LINEAR_ROWS rows; out points to the block's first output, with rows `stride` apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
                  int dtype, enum output output, struct ahead *ahead);
 /* One block of all M rows. x [M, K] in `dtype`, out [M, N] float32. */

@@ -20,7 +20,7 @@
 static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pid_t owner; /* threads do not survive a fork: a child starts its own team */
-static int size;    /* threads, the caller's included */
+static int size;    /* number of threads, including the caller's */
 static team_function current;
 static void *current_context;
 static atomic_int round_number, arrived, phase;
@@ -36,7 +36,7 @@ static void wait_until_changed(atomic_int *value, int old) {
 }
 
 static void change(atomic_int *value) {
-    pthread_mutex_lock(&lock); /* or a thread about to sleep would miss it */
+    pthread_mutex_lock(&lock); /* otherwise a thread about to sleep would miss it */
     atomic_fetch_add_explicit(value, 1, memory_order_release);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -64,7 +64,7 @@ static void *member(void *unused) {
 }
 
 static int wanted_size(void) {
-    const char *text = getenv("OMP_NUM_THREADS"); /* the setting that torch obeys */
+    const char *text = getenv("OMP_NUM_THREADS"); /* torch uses this setting, too */
     int wanted = text ? atoi(text) : 0;
     if (wanted > 0) return wanted;
 #if defined(__linux__)

@@ -4,7 +4,7 @@
 #include "common.h"
 #include "pool.h"
 
-enum { PARALLEL = 1 << 17 }; /* logits; waking the team costs as much as reading that many */
+enum { PARALLEL = 1 << 17 }; /* number of logits whose reading takes as long as waking the team */
 
 struct best {
     const float *logits; /* [M, V] */

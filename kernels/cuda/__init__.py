@@ -1,1 +1,1 @@
-"""Triton kernels: a launcher and the kernels of one operation each; maths and reference stand in kernels/ itself."""
+"""Triton kernels and their launchers, one file per operation; maths and references are in kernels/."""

@@ -1,15 +1,15 @@
-"""Paged tree attention that reads every key once for all rows of a sequence, and adds up the same whatever they are.
+"""Paged tree attention that reads every key once for all rows of a sequence, with a fixed order of additions per row.
 
-What happens to a row of p + 1 keys follows from p alone:
+The computation for a row of p + 1 keys depends only on p:
 
-    prefix   positions 0 .. t - 1,  t = max(0, (p + 1 - 64) // 64 * 64); all lie where the slot table says, as a path
-             has at most 64 nodes. Cut into splits at fixed positions; in a split, blocks of 64 keys, each read once
-             for up to 64 pairs of a row and a head, in tiles of 16.
-    tail     positions t .. p, at most two blocks, gathered by each row from the table and from its own path.
+    prefix   positions 0 .. t - 1,  t = max(0, (p + 1 - 64) // 64 * 64); the slot table locates all of them, as a path
+             has at most 64 nodes. It is cut into splits at fixed positions; a split has blocks of 64 keys, each read
+             once for up to 64 pairs of a row and a head, in tiles of 16.
+    tail     positions t .. p, at most two blocks, gathered by each row from the slot table and its path.
 
-A row's splits are combined from the first to the last, and its tail goes on from there.
+A row's splits are combined from the first to the last, followed by its tail.
 
-Source: Flash-Decoding, Dao et al. 2023, for splits of the keys; the tail keeps a tree's order of additions a chain's.
+Source: Flash-Decoding, Dao et al. 2023, for splits of the keys; the tail gives trees the order of additions of chains.
 """
 
 import torch
@@ -23,14 +23,14 @@ from kernels.cuda.row_tiles import row_tiles
 MAX_PATH = 64
 _BLOCK = tl.constexpr(64)
 _TILE = tl.constexpr(16)
-# Splits are short where there are few of them and long where there are many: 8 to 2K positions, 38 to 32K.
+# Short contexts have short splits and long contexts long ones: 8 splits up to 2K positions, 38 up to 32K.
 _SHORT, _NUM_SHORT, _LONG = tl.constexpr(256), tl.constexpr(8), tl.constexpr(1024)
 _NARROW = 256  # bytes of a head, 128 numbers in bfloat16: wider ones fill registers and shared memory
-_MAX_TILES = 4  # of narrow heads; more spill
-# Pipeline depths at which two blocks of narrow keys and values have room, and one of wide ones: their slots come a step
-# before them.
+_MAX_TILES = 4  # for narrow heads; more would spill registers
+# Pipeline depths that fit two blocks of narrow keys and values, or one block of wide ones; slots are loaded one step
+# earlier.
 _DEPTH, _WIDE_DEPTH = 5, 3
-_MAX_ROWS = 256  # at a time: the splits of each take D numbers a head
+_MAX_ROWS = 256  # at a time, because each split of a row takes D numbers per head
 _LOG2_E = 1.4426950408889634
 
 
@@ -46,14 +46,14 @@ def _split_start(split):
 
 @triton.jit
 def _num_splits(end):
-    """Of the prefix that ends there."""
+    """The number of splits of a prefix that ends at `end`."""
     far = tl.maximum(end - _NUM_SHORT * _SHORT, 0)
     return tl.cdiv(tl.minimum(end, _NUM_SHORT * _SHORT), _SHORT) + tl.cdiv(far, _LONG)
 
 
 @triton.jit
 def _attend(q, k, v, seen, scale, top, total, out):
-    """One more block: q [16, D], k and v [64, D], seen [16, 64] or alike; top and total [16], out [16, D]."""
+    """Adds a block: q [16, D], k and v [64, D], seen broadcastable to [16, 64]; top and total [16], out [16, D]."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -85,7 +85,7 @@ def _prefix_kernel(  # long: one kernel, and each of its tiles has five variable
     Hkv: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    HEADS: tl.constexpr,  # of a row in a tile, a power of two
+    HEADS: tl.constexpr,  # heads of a row in a tile, a power of two
     TILES: tl.constexpr,
 ):
     G: tl.constexpr = Hq // Hkv
@@ -223,14 +223,14 @@ def _tail_kernel(  # long: splits are put together and the tail added in one lau
 
 
 def num_splits(max_seq_len: int) -> int:
-    """Of the longest prefix of a row with so many keys."""
+    """The number of splits of the longest prefix of a row with up to `max_seq_len` keys."""
     end = max(max_seq_len - _BLOCK.value, 0) // _BLOCK.value * _BLOCK.value
     near = _NUM_SHORT.value * _SHORT.value
     return int(-(-min(end, near) // _SHORT.value) + -(-max(end - near, 0) // _LONG.value))
 
 
 def _num_tiles(M: int, heads: int, row_bytes: int) -> int:
-    """Of a program. How many rows share what they read does not show in their bits."""
+    """The number of tiles of a program. It does not affect the bits of the rows."""
     needed = triton.next_power_of_2(-(-M // (_TILE.value // heads)))
     return int(min(needed, _MAX_TILES)) if row_bytes <= _NARROW else 1
 
@@ -240,7 +240,7 @@ def _heads_in_tile(group: int) -> int:
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """As `kernels.attention.attention`, which has checked the arguments.
+    """Launches `kernels.attention.attention`, which has checked the arguments.
 
     Raises: ValueError: paths longer than 64.
     """

@@ -1,4 +1,4 @@
-"""Ranking a drafter's candidates on CUDA: one program a row, which holds all of them and compares each with each."""
+"""Ranking a drafter's candidates on CUDA: a program per row compares each candidate with all others."""
 
 import torch
 import triton
@@ -57,7 +57,7 @@ def _candidates_kernel(
 
 
 def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
-    """As `kernels.candidates.candidates`, which has checked the arguments."""
+    """Launches `kernels.candidates.candidates`, which has checked the arguments."""
     M, k = best.values.shape
     out = Candidates(torch.empty_like(best.tokens), torch.empty_like(best.values))
     if M:

@@ -1,7 +1,7 @@
-"""A decoder's layers on CUDA, eleven launches each: what reads a product adds up its splits on the way.
+"""A decoder's layers on CUDA, with eleven launches each: the operation that reads a product also adds its splits.
 
-The bits are those of one operation after the other (`kernels.decoder.decoder_reference`), so a pass with low-rank
-updates, which goes that way, leaves the rows without any as they are.
+The bits are those of the single operations (`kernels.decoder.decoder_reference`). A pass with low-rank updates uses
+the single operations, so rows without an update have the same bits in it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def decoder(
     tap_layers: Sequence[int],
     beside: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `kernels.decoder.decoder`, which has checked the layers to tap."""
+    """Launches `kernels.decoder.decoder`, which has checked the layers to tap."""
     shape = layers.shape
     M, D, Hq = residual.shape[0], shape.head_dim, shape.num_heads
     norms = [layer.input_norm for layer in layers.layers[1:]] + [layers.final_norm]

@@ -1,6 +1,6 @@
-"""Sampling with filters on CUDA: rows are sorted, then one program a row goes down from the best as far as any is kept.
+"""Sampling with filters on CUDA: rows are sorted, then a program per row visits the kept tokens from the best on.
 
-Masses are added up in float64, block by block from the best on, so a row's set depends on its own logits alone.
+Masses are added in float64, block by block from the best on, so a row's kept tokens depend only on its logits.
 """
 
 import torch
@@ -49,7 +49,7 @@ def _filtered_kernel(
         for start in range(0, limit, BLOCK):
             total += tl.sum(tl.exp(_scaled(values, start + tl.arange(0, BLOCK), limit, temperature) - top), 0)
 
-    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # before a token, from which on none is kept
+    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # tokens preceded by this mass are dropped
     best = tl.full((), float("-inf"), tl.float64)
     winner = tl.full((), 0, tl.int64)
     before = tl.full((), 0.0, tl.float64)
@@ -73,7 +73,7 @@ def _filtered_kernel(
 
 
 def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
-    """As `kernels.filtered.sample_filtered_rows`, which has checked the arguments."""
+    """Launches `kernels.filtered.sample_filtered_rows`, which has checked the arguments."""
     M, V = logits.shape
     out = torch.empty(M, dtype=torch.int64, device=logits.device)
     if M:

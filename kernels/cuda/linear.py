@@ -1,10 +1,10 @@
-"""Products of few rows with a large weight, at the speed at which the weight is read.
+"""Products of few rows with a large weight, limited by the time to read the weight.
 
-Rows stand in tiles of 16, and every tile goes through the same instruction: weights are its left operand, rows its
-right one, so a row's bits don't depend on the others, on their number or on its place. Up to eight tiles share a weight
-once it has been read; more go to other programs. How K is split follows from the weight's shape alone.
+Rows are processed in tiles of 16, all with the same instruction: weights are its left operand, rows its right one, so
+a row's bits do not depend on the other rows, their number or its place. Up to eight tiles share a loaded weight; other
+programs handle more tiles. The splits of K depend only on the weight's shape.
 
-A weight of one byte a number becomes a bfloat16 exactly on its way to the product.
+One-byte weights are converted to bfloat16 exactly before the product.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from kernels.cuda.parts import Parts, load_product
 ROW_TILE = 16
 BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
-# Pipeline depth by tiles a program, for numbers of one byte and of more. In bfloat16 a program of one tile takes 50 KB
-# of an SM's memory, so that four fit an H100's, and one of eight tiles 96 KB.
+# Pipeline depth by tiles per program, for one-byte and for wider weights. In bfloat16 a program of one tile takes 50 KB
+# of an SM's shared memory, so that an H100's SM fits four, and one of eight tiles 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
-_MAX_PROGRAMS = 396  # of one row tile: three for each of an H100's 132 SMs, so that all of them run at once
+_MAX_PROGRAMS = 396  # for one row tile: three per SM of an H100 (132 SMs), so that all run at once
 _LEAST_SPLIT = 256
-_ADDED = 1024  # columns a program adds up
+_ADDED = 1024  # columns that a program adds
 
 
 @triton.jit
@@ -40,9 +40,9 @@ def product_tiles(
     SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TILES: tl.constexpr,
-    WHOLE: tl.constexpr,  # splits end with K
+    WHOLE: tl.constexpr,  # whether the splits divide K evenly
 ):
-    """Sums over `begin` .. `begin` + SPLIT - 1: for each of TILES tiles [columns, rows], the next rows in each."""
+    """Sums over `begin` .. `begin` + SPLIT - 1, for TILES tiles [columns, rows] of consecutive rows."""
     weights = weight_ptr + columns[:, None] * K
     totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * TILES
     for start in range(0, SPLIT, BLOCK_K):
@@ -99,7 +99,7 @@ def _add_up_kernel(
 
 
 def num_splits(N: int, K: int) -> int:
-    """A power of two that fills the device, as far as every split keeps `_LEAST_SPLIT` columns."""
+    """A power of two that fills the device while every split has at least `_LEAST_SPLIT` columns."""
     splits = 1
     while -(-N // BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _LEAST_SPLIT * splits * 2 <= K:
         splits *= 2
@@ -108,11 +108,11 @@ def num_splits(N: int, K: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProductGrid:
-    """How a product is shared out among programs: tiles of rows, blocks of outputs, splits of K."""
+    """The division of a product among programs: tiles of rows, blocks of outputs, splits of K."""
 
     programs: tuple[int, int, int]
-    split: int  # columns
-    tiles: int  # of 16 rows, a program
+    split: int  # columns per split
+    tiles: int  # tiles of 16 rows per program
     stages: int
 
     @classmethod
@@ -124,7 +124,7 @@ class ProductGrid:
         return cls(programs, split, tiles, _STAGES[tiles][data.dtype.itemsize > 1])
 
     def options(self, K: int) -> dict[str, int | bool]:
-        """What the kernel is compiled for."""
+        """The compile-time parameters of the kernel."""
         return {
             "SPLIT": self.split,
             "BLOCK_N": BLOCK_N,
@@ -163,5 +163,5 @@ def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
 
 
 def linear(x: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
-    """As `kernels.linear.linear`, which has checked the arguments."""
+    """Launches `kernels.linear.linear`, which has checked the arguments."""
     return add_up(linear_parts(x, data, scales, bias), add_to)

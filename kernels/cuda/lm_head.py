@@ -1,6 +1,6 @@
-"""LM head on CUDA: programs of the product keep their block's winners, a second kernel takes the best of those.
+"""LM head on CUDA: each program of the product keeps its block's best tokens, and a second kernel selects among them.
 
-Noise is drawn in float64 from the very words of kernels/philox.py.
+Noise is computed in float64 from the words of kernels/philox.py.
 """
 
 import torch
@@ -12,12 +12,12 @@ from kernels.cuda.linear import BLOCK_N, ProductGrid, product_tiles
 from kernels.lm_head import BestTokens, Head, SampledRows
 
 _NOBODY = tl.constexpr(2**31 - 1)
-_CHUNK = 4096  # candidates a program picks the best of
+_CHUNK = 4096  # candidates per program of the second kernel
 
 
 @triton.jit
 def gumbel(seeds, positions, tokens):
-    """int64, broadcast together -> float64, as kernels/philox.py."""
+    """int64, broadcast together -> float64, the noise of kernels/philox.py."""
     none = (tokens + positions * 0).to(tl.uint32) * 0
     block = (tokens >> 2).to(tl.uint32) + none
     w0, w1, w2, w3 = tl.philox(seeds, block, positions.to(tl.uint32) + none, none, none)
@@ -28,7 +28,7 @@ def gumbel(seeds, positions, tokens):
 
 @triton.jit
 def _logits(total, scales_ptr, base_ptr, base_stride, m, columns, M, N):
-    """[columns, rows] of a tile, -inf where there is no such column."""
+    """[columns, rows] of a tile, -inf for columns beyond the vocabulary."""
     inside = (columns < N)[:, None]
     if scales_ptr is not None:
         total = total * tl.load(scales_ptr + columns, mask=columns < N, other=0.0)[:, None]
@@ -40,7 +40,7 @@ def _logits(total, scales_ptr, base_ptr, base_stride, m, columns, M, N):
 
 @triton.jit
 def _best_of(scores, columns):
-    """scores [columns, rows] -> of each row the best score and the first column that has it."""
+    """scores [columns, rows] -> the best score of each row, and the first column that has it."""
     best = tl.max(scores, 0)
     return best, tl.min(tl.where(scores == best[None, :], columns[:, None], _NOBODY), 0)
 
@@ -96,7 +96,7 @@ def _winner_kernel(scores_ptr, winners_ptr, vocab_ptr, out_ptr, count, BLOCK: tl
     scores = tl.load(scores_ptr + row * count + place, mask=place < count, other=float("-inf"))
     columns = tl.load(winners_ptr + row * count + place, mask=place < count, other=_NOBODY)
     token = tl.min(tl.where(scores == tl.max(scores, 0), columns, _NOBODY), 0)
-    token = tl.where(token == _NOBODY, 0, token)  # nobody wins among NaN
+    token = tl.where(token == _NOBODY, 0, token)  # if all scores are NaN, no token wins
     if vocab_ptr is not None:
         token = tl.load(vocab_ptr + token)
     tl.store(out_ptr + row, token)
@@ -107,7 +107,7 @@ def _columns(head: Head) -> int:
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None) -> Tensor:
-    """As `kernels.lm_head.sample_rows`, which has checked the arguments."""
+    """Launches `kernels.lm_head.sample_rows`, which has checked the arguments."""
     (M, K), V, blocks = x.shape, head.data.shape[0], _columns(head)
     out = torch.empty(M, dtype=torch.int64, device=x.device)
     scores = torch.empty(M, blocks, dtype=torch.float64, device=x.device)
@@ -203,7 +203,7 @@ def _total_kernel(values_ptr, sums_ptr, out_ptr, blocks, COUNT: tl.constexpr, BL
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestTokens:
-    """As `kernels.lm_head.best_tokens`, which has checked the arguments."""
+    """Launches `kernels.lm_head.best_tokens`, which has checked the arguments."""
     (M, K), V, blocks = x.shape, head.data.shape[0], _columns(head)
     values = torch.empty(M, blocks, count, dtype=torch.float32, device=x.device)
     columns = torch.empty(M, blocks, count, dtype=torch.int64, device=x.device)
@@ -229,12 +229,12 @@ def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestT
         _total_kernel[(M,)](values, sums, totals, blocks, COUNT=count, BLOCK=triton.next_power_of_2(blocks))
     while columns.shape[1] > 1:
         values, columns = _merged(values, columns)
-    columns = columns.flatten(1).clamp(max=V - 1)  # nobody wins among NaN
+    columns = columns.flatten(1).clamp(max=V - 1)  # if all scores are NaN, no column wins
     return BestTokens(values.flatten(1), columns if head.vocab is None else head.vocab[columns], totals)
 
 
 def _merged(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """[M, n, k] -> [M, fewer, k]: the best k of each `_CHUNK` candidates."""
+    """[M, n, k] -> [M, ceil(n k / chunk), k]: the best k of each `_CHUNK` candidates."""
     M, groups, count = values.shape
     chunk = min(_CHUNK, triton.next_power_of_2(groups * count))
     chunks = -(-groups * count // chunk)

@@ -1,6 +1,6 @@
-"""Low-rank updates of rows with different adapters: one launch down, in splits of K, and one up, which adds them.
+"""Low-rank updates of rows with different adapters: one launch for `down`, in splits of K, and one for `up`.
 
-Tiles of at most 16 neighbours with the same adapter share its weights; a tile of rows without one does nothing.
+Tiles of at most 16 adjacent rows with the same adapter share its weights; a tile of rows without an adapter is skipped.
 """
 
 import torch
@@ -13,7 +13,7 @@ from kernels.cuda.row_tiles import row_tiles
 from kernels.lora import LoraStack
 
 _BLOCK_R, _BLOCK_N, _BLOCK_K = 16, 64, 64
-_SPLIT = 512  # columns of x
+_SPLIT = 512  # columns of x per split
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def _up_kernel(
 
 
 def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int | None = None) -> None:
-    """As `kernels.lora.stacked_lora`, which has checked the arguments."""
+    """Launches `kernels.lora.stacked_lora`, which has checked the arguments."""
     (M, K), N, R = x.shape, out.shape[1], stack.down.shape[1]
     splits = -(-K // _SPLIT)
     sums = torch.empty(splits, M, R, dtype=torch.float32, device=x.device)

@@ -1,4 +1,4 @@
-"""Loss and gradient of rows of logits on CUDA, in three passes over a row: its sum, its loss, its gradient."""
+"""Loss and gradient of rows of logits on CUDA, in three passes over a row: sum, loss, gradient."""
 
 import torch
 import triton
@@ -72,7 +72,7 @@ def _loss_kernel(logits_ptr, against_ptr, scale_ptr, rows_ptr, V, KIND: tl.const
 
 
 def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
-    """As `kernels.losses.loss_rows_reference`."""
+    """See `kernels.losses.loss_rows_reference`."""
     C, V = logits.shape
     rows = torch.empty(C, dtype=logits.dtype, device=logits.device)
     if C:
@@ -128,7 +128,7 @@ def _blend_kernel(
 
 
 def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """As `kernels.losses.blend_rows`, which has checked the arguments."""
+    """Launches `kernels.losses.blend_rows`, which has checked the arguments."""
     C, V = logits.shape
     losses, nats = torch.empty(2, C, dtype=torch.float32, device=logits.device)
     correct = torch.empty(C, dtype=torch.int64, device=logits.device)

@@ -1,4 +1,4 @@
-"""What Medusa heads do with their product: out[m, h] = x[m, :H] + silu(product[m, h])."""
+"""Activation and residual of Medusa heads after their product: out[m, h] = x[m, :H] + silu(product[m, h])."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""RMSNorm of a residual stream, which a product may be added to on the way.
+"""RMSNorm of a residual stream, optionally after adding a product to the stream.
 
 residual[m] += sum of the product's splits;   out[m] = residual[m] / sqrt(mean(residual[m]^2) + eps) * weight
 """
@@ -38,7 +38,7 @@ def _norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """As `kernels.norm.rms_norm`, which has checked the arguments."""
+    """Launches `kernels.norm.rms_norm`, which has checked the arguments."""
     return _launch(None, x, weight, eps, dtype)
 
 

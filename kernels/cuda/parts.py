@@ -1,8 +1,8 @@
-"""A matrix product whose splits along K are not added up yet.
+"""A matrix product whose splits along K are not yet added.
 
     out[m, n] = (sums[0, m, n] + ... + sums[S - 1, m, n]) scales[n] + bias[n]
 
-Whoever reads it adds, always from the first split to the last, which saves the pass that would only add.
+The kernel that reads it adds the splits, always from the first to the last, which saves a separate pass for adding.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Parts:
 
 @triton.jit
 def load_product(sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N, split_stride, NUM_SPLITS: tl.constexpr):
-    """out[row, columns]; row is int64, or as `columns` with other axes of size 1."""
+    """out[row, columns]; row is int64, and broadcasts with `columns`."""
     places = row * N + columns
     stride = tl.cast(split_stride, tl.int64)
     total = tl.load(sums_ptr + places, mask=mask, other=0.0)

@@ -1,6 +1,6 @@
-"""QK-norm, rotary embedding and the write into the KV cache, read from the product that made queries, keys and values.
+"""QK-norm, rotary embedding and the write to the KV cache, from the unfinished product of queries, keys and values.
 
-One program a head of a row: a query's, a key's or a value's.
+Each program handles one head of a row: a query, a key or a value.
 """
 
 import triton
@@ -78,9 +78,9 @@ def rope_write(
     norms: HeadNorms | None,
     queries: Tensor,
 ) -> None:
-    """As `kernels.rope.rope_write`, from a product of (Hq + 2 Hkv) D columns.
+    """Launches `kernels.rope.rope_write`, from a product of (Hq + 2 Hkv) D columns.
 
-    queries: [M, >= Hq D] float32, rows may be strided. Where rotated queries go, the product itself included.
+    queries: [M, >= Hq D] float32, rows may be strided. Receives the rotated queries; it may be the product itself.
     """
     splits, M, N = parts.sums.shape
     Hkv, D = k_cache.shape[1:]

@@ -1,6 +1,6 @@
-"""Cuts the rows of a pass into tiles of neighbours with the same key, on the device, where the keys are.
+"""Cuts the rows of a pass into tiles of adjacent rows with the same key, on the device, where the keys are.
 
-keys [3, 3, 3, 5, 5], 2 rows a tile  ->  tiles (first row, count): (0, 2), (2, 1), (3, 2), (0, 0), ...
+keys [3, 3, 3, 5, 5], 2 rows per tile  ->  tiles (first row, count): (0, 2), (2, 1), (3, 2), (0, 0), ...
 """
 
 import torch
@@ -37,10 +37,10 @@ def row_tiles(keys: Tensor, rows: int, num_keys: int) -> Tensor:
     """Tiles of at most `rows` rows.
 
     Args:
-        keys: [M] int64; equal ones stand beside each other.
-        num_keys: different keys there may be at most.
+        keys: [M] int64; equal keys are adjacent.
+        num_keys: maximum number of different keys.
 
-    Returns: [n, 2] int32, first row and count; n is the most tiles there can be, and the last ones may be empty.
+    Returns: [n, 2] int32, first row and count; n is the maximum number of tiles, and the last ones may be empty.
     """
     M = keys.shape[0]
     num_tiles = min(M, (M + num_keys * (rows - 1)) // rows)

@@ -1,8 +1,8 @@
-"""Growing and accepting draft trees on CUDA: one program, of one warp where it suffices, for each sequence.
+"""Growing and accepting draft trees on CUDA: one program per sequence, with a single warp if that is enough.
 
-Growing keeps one open place for each node there is and one more: a node that is taken leaves its place to its next
-sibling, and its first child gets a new one. (depth, rank, parent) in one number is both the order of equals and, read
-backwards, what was taken.
+Growing keeps a frontier with one entry more than there are nodes: when a node is selected, its next sibling replaces
+it, and its first child gets a new entry. One integer encodes (depth, rank, parent); it defines the order of equal
+candidates, and the selected node is decoded from it.
 """
 
 import torch
@@ -58,7 +58,7 @@ def _grow_kernel(
 
 
 def grow_trees(tokens: torch.Tensor, chances: torch.Tensor, budget: int) -> Trees:
-    """As `kernels.tree.grow_trees`, which has checked the arguments."""
+    """Launches `kernels.tree.grow_trees`, which has checked the arguments."""
     B, depths, k = tokens.shape
     trees = Trees(
         tokens.new_empty(B, budget),
@@ -128,7 +128,7 @@ def _accept_kernel(
 
 
 def accept_trees(chosen: torch.Tensor, trees: Trees, commit: Commit) -> Accepted:
-    """As `kernels.tree.accept_trees`, which has checked the arguments."""
+    """Launches `kernels.tree.accept_trees`, which has checked the arguments."""
     B, N = trees.tokens.shape
     out = Accepted(chosen.new_empty(B, N), chosen.new_empty(B, N + 1), chosen.new_empty(B))
     if B:

@@ -1,4 +1,4 @@
-"""Laying out the rows of a verify pass on CUDA: one program a row, which climbs from its node to the root twice."""
+"""Laying out the rows of a verify pass on CUDA: a program per row, which walks from its node to the root twice."""
 
 import torch
 import triton
@@ -66,7 +66,7 @@ def _rows_kernel(
 
 
 def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> TreeRows:
-    """As `kernels.tree_rows.tree_rows`, which has checked the arguments."""
+    """Launches `kernels.tree_rows.tree_rows`, which has checked the arguments."""
     B, N = trees.tokens.shape
     M = B * (1 + N)
     integers = torch.empty(6, M, dtype=torch.int64, device=trees.tokens.device)

@@ -8,7 +8,7 @@
     pipeline.wait(on_progress=print)
     print(client.chat.create(model="support", messages=[{"role": "user", "content": "Hello"}]).text)
 
-`AsyncClient` has the same methods, to be awaited.
+`AsyncClient` has the same methods as coroutines.
 """
 
 from slipstream.adapters import Adapter

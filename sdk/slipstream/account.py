@@ -1,4 +1,4 @@
-"""Keys, and what was used and what it cost."""
+"""API keys, usage and costs."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,10 @@ class ApiKeys(Resource[D]):
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
-        """The only answer with its `key`; None where that answer was lost and this repeats it: make another."""
+        """Create a key. Only this response contains `key`; it is None in the repetition of a lost response.
+
+        In that case, revoke the key and create another one.
+        """
         body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
         return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
 
@@ -32,7 +35,7 @@ class ApiKeys(Resource[D]):
 
     @procedure
     def rotate(self, key_id: str, *, grace_seconds: int | None = None) -> Steps[ApiKey]:
-        """A successor with the same rights; the old key goes on for `grace_seconds`."""
+        """Create a new key with the same rights; the old key stays valid for `grace_seconds`."""
         return self.http.post(ApiKey, path_of("api_keys", key_id, "rotate"), {"grace_seconds": grace_seconds})
 
     @procedure

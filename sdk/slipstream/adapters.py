@@ -1,4 +1,4 @@
-"""LoRA adapters: uploaded once, served by deployments beside the model itself."""
+"""LoRA adapters: uploaded once, served by deployments in addition to the model itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     id: str
-    name: str  # callers put `deployment:name` into `model`
+    name: str  # requests use it with `model` set to `deployment:name`
     model: str
     rank: int
     target_modules: Sequence[str]
@@ -25,13 +25,13 @@ class Adapter:
 class Adapters(Resource[D]):
     @procedure
     def create(self, *, name: str, model: str, config_file: str, weights_file: str) -> Steps[Adapter]:
-        """From two uploaded files, which are checked and copied."""
+        """Create an adapter from two uploaded files, which are checked and copied."""
         body = {"name": name, "model": model, "config_file": config_file, "weights_file": weights_file}
         return self.http.post(Adapter, "adapters", body)
 
     @procedure
     def upload(self, folder: Path | str, *, name: str, model: str) -> Steps[Adapter]:
-        """Send the folder that peft wrote, and make it an adapter."""
+        """Upload a folder written by peft, and create an adapter from it."""
         ids = []
         for filename in (CONFIG, WEIGHTS):
             with (Path(folder) / filename).open("rb") as source:
@@ -55,5 +55,5 @@ class Adapters(Resource[D]):
 
     @procedure
     def delete(self, adapter_id: str) -> Steps[None]:
-        """While a deployment serves it, it stays."""
+        """Delete an adapter. Raises: ConflictError: a deployment serves it."""
         return self.http.delete(path_of("adapters", adapter_id))

@@ -25,7 +25,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """`model` is for rows that name none; `quote_id` names the quote whose cap pauses the batch."""
+        """Args: model: for rows that do not name one. quote_id: the quote whose cap pauses the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 
@@ -43,9 +43,9 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Output rows in input order: those there are now, or with `follow` each as it is ready, to the batch's end.
+        """Yield output rows in input order: the finished ones, or with `follow` all rows until the batch has ended.
 
-        A broken connection is taken up again behind the last row, so that each row comes once.
+        After a broken connection the stream continues after the last row, so that each row is yielded once.
         """
         num_rows, failures = 0, 0
         while True:
@@ -75,11 +75,11 @@ class Batches(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Batch]:
-        """The completed batch.
+        """Return the batch when it is completed.
 
         Raises:
-            BatchFailed: it failed, expired or was cancelled, or not one of its rows was answered.
-            WaitTimeout: the time is up; the batch goes on.
+            BatchFailed: the batch failed, expired or was cancelled, or none of its rows was answered.
+            WaitTimeout: the time is over; the batch continues.
         """
         batch = yield from wait_for(
             lambda: self.http.get(Batch, path_of("batches", batch_id)),

@@ -1,4 +1,4 @@
-"""Models to ask, and the speculators trained for them."""
+"""Models, and the speculators trained for them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from slipstream.waiting import wait_for
 class Models(Resource[D]):
     @iteration
     def list(self) -> Items[Model]:
-        """Base models, which batches and pipelines take, and deployments, which chat takes."""
+        """Yield base models, for batches and pipelines, and deployments, for chat."""
         return self.http.pages(Model, "models")
 
     @procedure
@@ -31,7 +31,7 @@ class BaseModel:
     error: Mapping[str, Any] | None = None  # code, message: why it was refused
     source: str | None = None
     model_type: str | None = None
-    revision: str | None = None  # hash of its weights; a speculator serves the one it was trained for
+    revision: str | None = None  # hash of the weights; a speculator only works with the revision it was trained for
     is_shared: bool
     created_at: int
 
@@ -39,7 +39,7 @@ class BaseModel:
 class BaseModels(Resource[D]):
     @procedure
     def create(self, *, name: str, source: str) -> Steps[BaseModel]:
-        """`source`: a folder or `s3://bucket/prefix` that the service's operators allow; it is checked first."""
+        """Args: source: a folder or `s3://bucket/prefix` that the service's operators allow; it is checked first."""
         return self.http.post(BaseModel, "base_models", {"name": name, "source": source})
 
     @procedure
@@ -63,7 +63,7 @@ class BaseModels(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[BaseModel]:
-        """The model once it is ready or refused. Raises: WaitTimeout."""
+        """Return the model when it is ready or refused. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(BaseModel, path_of("base_models", model_id)),
             lambda model: model.status != "checking",
@@ -84,21 +84,21 @@ class Speculators(Resource[D]):
 
     @procedure
     def export(self, speculator_id: str, *, format: str) -> Steps[File]:  # noqa: A002  # the API's name
-        """A zip archive for another engine: speculators, specforge, medusa, hugging_face or lorax."""
+        """Make a zip archive. Args: format: speculators, specforge, medusa, hugging_face or lorax."""
         return self.http.post(File, path_of("speculators", speculator_id, "export"), {"format": format})
 
     @procedure
     def import_(self, *, file_id: str, format: str, model: str, name: str) -> Steps[Speculator]:  # noqa: A002
-        """Make one of a zip archive that was uploaded: the folder of another engine, trained for this model."""
+        """Create a speculator from an uploaded zip archive with another engine's folder, trained for this model."""
         body = {"file_id": file_id, "format": format, "model": model, "name": name}
         return self.http.post(Speculator, "speculators", body)
 
     @procedure
     def delete(self, speculator_id: str) -> Steps[None]:
-        """While a deployment names it, it stays."""
+        """Delete a speculator. Raises: ConflictError: a deployment, a pipeline or a job uses it."""
         return self.http.delete(path_of("speculators", speculator_id))
 
     @procedure
     def plot(self, speculator_id: str, to: Path | str) -> Steps[Path]:
-        """Save the picture of the latest evaluation (PNG)."""
+        """Save the plot of the latest evaluation (PNG)."""
         return save(self.http, path_of("speculators", speculator_id, "plot"), Path(to))

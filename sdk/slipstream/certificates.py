@@ -1,9 +1,9 @@
-"""Certificates of equality: who said that answers are the same, and that nobody has changed it since. Needs no network.
+"""Verification of certificates of equality: their signature and their content. It needs no network.
 
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
 
-The public key must come from somewhere you trust, once: a certificate that brought its own would prove nothing.
+Get the public key once, from a source that you trust: a certificate that contained its own key would prove nothing.
 """
 
 import base64
@@ -23,12 +23,12 @@ EQUAL = "equal"
 
 
 def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str, Any]:
-    """The statement, which may also say that answers differ: look at its `result`.
+    """Return the signed statement. It may say that answers differ: check its `result`.
 
     Args:
         public_key: PEM.
 
-    Raises: CertificateError: it is not signed by this key, was changed since, or is no certificate of this format.
+    Raises: CertificateError: it is not signed with this key, was modified, or is not a certificate of this format.
     """
     key = _key(public_key)
     try:
@@ -37,15 +37,15 @@ def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str,
         algorithm, key_id = certificate["signature"]["algorithm"], certificate["signature"]["key_id"]
         signature = base64.b64decode(certificate["signature"]["value"], validate=True)
     except (KeyError, TypeError, ValueError) as error:
-        raise CertificateError(f"this is no certificate: {error!r}") from error
+        raise CertificateError(f"this is not a certificate: {error!r}") from error
     if kind != FORMAT or algorithm != "ed25519" or not isinstance(statement, dict):
         raise CertificateError(f"expected {FORMAT!r} signed with ed25519, got {kind!r} with {algorithm!r}")
     if key_id != _key_id(key):
-        raise CertificateError(f"it was signed with key {key_id}, not with {_key_id(key)}")
+        raise CertificateError(f"the certificate was signed with key {key_id}, not with {_key_id(key)}")
     try:
         key.verify(signature, _canonical(known))
     except (InvalidSignature, ValueError):
-        raise CertificateError("it has been changed since it was signed") from None
+        raise CertificateError("the certificate was modified after it was signed") from None
     return statement
 
 
@@ -64,7 +64,7 @@ def _key_id(key: Ed25519PublicKey) -> str:
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
-    """As RFC 8785 writes what holds no fractions. Raises: ValueError: it holds one, which no certificate does."""
+    """Serialize according to RFC 8785. Raises: ValueError: it contains a fraction, which no certificate does."""
     if any(isinstance(leaf, float) for leaf in _leaves(value)):
         raise ValueError("a fraction")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

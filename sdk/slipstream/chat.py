@@ -1,4 +1,4 @@
-"""Chat with a deployment, or have it go on with a text: an answer as a whole, or as it comes."""
+"""Chat completions and text completions of a deployment, whole or streamed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ class Chat(Resource[D]):
 
     @iteration
     def stream(self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Items[Completion]:
-        """The answer piece by piece; the last one has `usage` and `metrics` and no text.
+        """Yield the answer in pieces; the last piece has `usage` and `metrics` but no text.
 
         Raises:
-            APIStreamError: the service broke the answer off.
-            APIConnectionError: the connection broke; what came so far is not taken back, and nothing is asked again.
+            APIStreamError: the service aborted the answer.
+            APIConnectionError: the connection broke; the request is not retried, and pieces yielded so far are valid.
         """
         return _streamed(self.http, "chat/completions", {"model": model, "messages": list(messages), **options})
 
 
 class Completions(Resource[D]):
-    """Of a prompt as it is, without a chat template."""
+    """Completions of a raw prompt, without a chat template."""
 
     @procedure
     def create(self, /, *, model: str, prompt: str | Sequence[int], **options: Any) -> Steps[Completion]:
@@ -40,7 +40,7 @@ class Completions(Resource[D]):
 
     @iteration
     def stream(self, /, *, model: str, prompt: str | Sequence[int], **options: Any) -> Items[Completion]:
-        """As `Chat.stream`."""
+        """See `Chat.stream`."""
         return _streamed(self.http, "completions", {"model": model, "prompt": prompt, **options})
 
 

@@ -1,4 +1,4 @@
-"""The clients: one connection pool, one key, the API's resources as attributes."""
+"""The clients: each has a connection pool, a key, and the API's resources as attributes."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ from slipstream.webhooks import WebhookEndpoints
 
 
 class Resources(Generic[D]):
-    """What both clients offer."""
+    """The resources that both clients offer."""
 
     def __init__(self, http: Http, driver: D) -> None:
         self.adapters = Adapters(http, driver)
@@ -68,7 +68,7 @@ class Resources(Generic[D]):
 
 
 class Client(Resources[Driver]):
-    """Close it, or use it in a `with` block. One client serves many threads."""
+    """The synchronous client. Close it, or use it in a `with` block. Threads may share a client."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Client(Resources[Driver]):
     ) -> None:
         """
         Args:
-            base_url: ends in /v1; else SLIPSTREAM_BASE_URL.
-            api_key: else SLIPSTREAM_API_KEY.
-            transport: what carries the requests; for tests and for proxies of your own.
+            base_url: ends in /v1; the default is SLIPSTREAM_BASE_URL.
+            api_key: the default is SLIPSTREAM_API_KEY.
+            transport: sends the requests; for tests and your own proxies.
             sleep: waits between retries and polls.
 
-        Raises: SlipstreamError: no URL or no key.
+        Raises: SlipstreamError: the URL or the key is missing.
         """
         url, headers = _address(base_url, api_key)
         timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
@@ -107,7 +107,7 @@ class Client(Resources[Driver]):
 
 
 class AsyncClient(Resources[AsyncDriver]):
-    """As `Client`, with everything to be awaited. Files on this machine's disk are read and written in between."""
+    """The asynchronous client: the methods of `Client` as coroutines. Access to local files blocks the event loop."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class AsyncClient(Resources[AsyncDriver]):
         transport: httpx2.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Args and Raises: as `Client`'s."""
+        """See `Client`."""
         url, headers = _address(base_url, api_key)
         timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
         self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, transport=transport)

@@ -1,4 +1,4 @@
-"""Datasets: a file checked before anything is spent; quotes: what a batch of it will cost."""
+"""Datasets validate a file before anything is spent; quotes estimate the cost of a batch of its rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Rows = list[dict[str, Any]]
 class Datasets(Resource[D]):
     @procedure
     def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
-        """Every line is read; `status` and `errors` say what was found. With a model, tokens are counted."""
+        """Validate every line and report `status` and `errors`. With a model, tokens are counted."""
         return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model})
 
     @procedure
@@ -28,12 +28,12 @@ class Datasets(Resource[D]):
 
     @procedure
     def errors(self, dataset_id: str) -> Steps[Rows]:
-        """Up to 1,000 bad lines, each with `line`, `column`, `code` and `message`."""
+        """Return up to 1,000 bad lines, each with `line`, `column`, `code` and `message`."""
         return self._data(path_of("datasets", dataset_id, "errors"))
 
     @procedure
     def preview(self, dataset_id: str, *, limit: int | None = None) -> Steps[Rows]:
-        """The first rows as the model will see them."""
+        """Return the first rows as the model will see them."""
         return self._data(path_of("datasets", dataset_id, "preview"), limit)
 
     @procedure
@@ -48,7 +48,7 @@ class Datasets(Resource[D]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What a batch of a dataset will cost; the bounds hold the likely number of output tokens between them."""
+    """The estimated cost of a batch of a dataset, with bounds for the number of output tokens and the cost."""
 
     id: str
     dataset_id: str
@@ -64,19 +64,19 @@ class Quote:
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None
-    spent: Mapping[str, Any] | None = None  # by what was run under it
+    spent: Mapping[str, Any] | None = None  # by the work that named this quote
     created_at: int
 
 
 class Quotes(Resource[D]):
     @procedure
     def create(self, *, dataset_id: str, basis: str = "pilot", cap: float | None = None) -> Steps[Quote]:
-        """`cap`: US dollars; what is run with the quote's id is paused there."""
+        """Args: basis: pilot or history. cap: US dollars; work that names the quote is paused there."""
         return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis, "cap": cap})
 
     @procedure
     def update(self, quote_id: str, *, cap: float | None) -> Steps[Quote]:
-        """Another cap, or none: what was paused goes on where it stopped."""
+        """Change or remove the cap; paused work continues where it stopped."""
         return self.http.patch(Quote, path_of("quotes", quote_id), {"cap": cap})
 
     @procedure
@@ -96,7 +96,7 @@ class Quotes(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Quote]:
-        """The quote once it is ready or failed. Raises: WaitTimeout."""
+        """Return the quote when it is ready or failed. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(Quote, path_of("quotes", quote_id)),
             lambda quote: quote.status != "measuring",

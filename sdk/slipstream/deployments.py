@@ -1,4 +1,4 @@
-"""Deployments: dedicated endpoints, called by their name."""
+"""Deployments: dedicated endpoints, addressed by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from slipstream.waiting import wait_for
 
 
 class Unchanged:
-    """What is not given is not changed; None would be a change."""
+    """The default of arguments that are not given, as None is a valid value."""
 
 
 UNCHANGED = Unchanged()
@@ -19,7 +19,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentMetrics:
-    """Of one stretch of time; None: nothing was measured that could tell."""
+    """Metrics of one time interval; None means that nothing was measured."""
 
     start_time: int
     end_time: int
@@ -27,7 +27,7 @@ class DeploymentMetrics:
     prompt_tokens: int
     generation_tokens: int
     tokens_per_second: float | None = None
-    acceptance_length: float | None = None  # tokens a pass of the model
+    acceptance_length: float | None = None  # tokens per pass of the model
     acceptance_rate: float | None = None
     latency_seconds: float | None = None
     time_to_first_token_seconds: float | None = None
@@ -38,7 +38,7 @@ class Deployments(Resource[D]):
     def create(
         self, *, name: str, model: str, speculator_id: str | None = None, adapters: Sequence[str] | None = None
     ) -> Steps[Deployment]:
-        """`adapters`: ids; callers reach one by `name:adapter`."""
+        """Args: adapters: ids; requests use one with `model` set to `name:adapter`."""
         body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
         return self.http.post(Deployment, "deployments", body)
 
@@ -58,7 +58,7 @@ class Deployments(Resource[D]):
         speculator_id: str | Unchanged | None = UNCHANGED,
         adapters: Sequence[str] | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Serve with another speculator, or, with None, without one; with these adapters and no others."""
+        """Change the speculator (None removes it), or replace the list of adapters."""
         body = {"speculator_id": speculator_id, "adapters": adapters}
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)
@@ -72,7 +72,7 @@ class Deployments(Resource[D]):
         end_time: int | None = None,
         bucket_width: str = "1m",
     ) -> Items[DeploymentMetrics]:
-        """Oldest first; of the last hour unless asked for otherwise. Args: bucket_width: 1m, 1h or 1d."""
+        """Yield metrics, oldest first; the default is the last hour. Args: bucket_width: 1m, 1h or 1d."""
         path = path_of("deployments", deployment_id, "metrics")
         params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
         while True:
@@ -108,7 +108,7 @@ class Deployments(Resource[D]):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> Steps[Deployment]:
-        """The deployment once it is ready, stopped or failed. Raises: WaitTimeout."""
+        """Return the deployment when it is ready, stopped or failed. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(Deployment, path_of("deployments", deployment_id)),
             lambda deployment: deployment.state in ("ready", "stopped", "failed"),

@@ -1,4 +1,4 @@
-"""Distillations: a model's answers to many prompts, for speculators to learn from."""
+"""Distillations: a model's answers to many prompts, as training data for speculators."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from slipstream.waiting import wait_for
 class Distillation:
     id: str
     model: str
-    status: str  # as a batch's
+    status: str  # the same values as for a batch
     prompts_file: str
     batch_id: str
     request_counts: Mapping[str, int]
-    is_trainable: bool  # there are answers: pipelines may name it
+    is_trainable: bool  # it has answers, so pipelines may name it
     output_file_id: str | None = None
     error_file_id: str | None = None
     paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
@@ -40,7 +40,10 @@ class Distillations(Resource[D]):
         quote_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Steps[Distillation]:
-        """`quote_id`: whose cap pauses it. Pipelines take it as `distillation_id`, as often as you like."""
+        """Create a distillation. Any number of pipelines can use it as `distillation_id`.
+
+        Args: quote_id: the quote whose cap pauses the distillation.
+        """
         body = {"model": model, "prompts_file": prompts_file, "quote_id": quote_id, "metadata": metadata}
         return self.http.post(Distillation, "distillations", body)
 
@@ -54,7 +57,7 @@ class Distillations(Resource[D]):
 
     @procedure
     def cancel(self, distillation_id: str) -> Steps[Distillation]:
-        """What is answered by then is kept."""
+        """Cancel it; the answers so far are kept."""
         return self.http.post(Distillation, path_of("distillations", distillation_id, "cancel"))
 
     @procedure
@@ -66,7 +69,7 @@ class Distillations(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Distillation]:
-        """The distillation once it has ended, however it did. Raises: WaitTimeout."""
+        """Return the distillation when it has ended, successfully or not. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(Distillation, path_of("distillations", distillation_id)),
             lambda distillation: distillation.is_final,

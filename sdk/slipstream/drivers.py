@@ -1,7 +1,7 @@
-"""Everything the client does is written once, as a generator of effects; a driver carries them out, blocking or not.
+"""Each client method is written once, as a generator of effects, which a blocking or asynchronous driver executes.
 
-A procedure yields effects and returns its result; an iteration yields `Item`s between effects. The decorators of those
-names make of such a method what a caller of either client expects, and type checkers see it:
+A procedure yields effects and returns its result; an iteration yields `Item`s between effects. The decorators with
+these names turn such a method into a blocking or an asynchronous one, depending on the client, with correct types:
 
     client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
     client.files.list()                     Iterator[File] or AsyncIterator[File]
@@ -18,23 +18,23 @@ import httpx2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request; comes back as `Answer`, or as the `httpx2.TransportError` of an answer that did not come."""
+    """A request. Its outcome is an `Answer`, or an `httpx2.TransportError` if no response arrived."""
 
     method: str
     path: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # of `httpx2.Client.build_request`
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of `httpx2.Client.build_request`
     stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     response: httpx2.Response
-    pieces: Any  # iterator over the body, of the driver's kind; read already where `stream` was not asked for
+    pieces: Any  # iterator over the body, (a)synchronous like the driver; None if `stream` was not requested
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The next piece of a body; comes back as bytes, None at its end."""
+    """Reads the next piece of a body. Its outcome is bytes, or None at the end."""
 
     answer: Answer
 
@@ -46,7 +46,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tells the caller's `on_progress`, which may be a coroutine function in an `AsyncClient`."""
+    """Calls the caller's `on_progress`, which may be a coroutine function in an `AsyncClient`."""
 
     callback: Callable[[Any], Any]
     value: object
@@ -165,7 +165,7 @@ class AsyncDriver:
 
 
 def collected(items: Items[_T]) -> Steps[list[_T]]:
-    """All of them, inside of a procedure."""
+    """Collects the items of an iteration within a procedure."""
     values: list[_T] = []
     effect = _resume(items, None)
     while effect is not None:
@@ -186,7 +186,7 @@ def _returned(steps: Steps[_T]) -> Items[_T]:
 
 
 def _resume(steps: Items[_T], outcome: object) -> Effect | Item[_T] | None:
-    """The next effect; None at the end. An outcome that is an error is raised where the last effect was yielded."""
+    """Returns the next effect, or None at the end. An error is raised where the last effect was yielded."""
     try:
         return steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
     except StopIteration:
@@ -202,7 +202,7 @@ class Driven(Protocol[_D_co]):
 
 
 class procedure(Generic[_P, _T]):  # noqa: N801  # a decorator
-    """Of a method that returns `Steps[T]`: one that returns T, or Awaitable[T]."""
+    """Turns a method that returns `Steps[T]` into one that returns T, or Awaitable[T]."""
 
     def __init__(self, steps: Callable[Concatenate[Any, _P], Steps[_T]]) -> None:
         self._steps = steps
@@ -219,7 +219,7 @@ class procedure(Generic[_P, _T]):  # noqa: N801  # a decorator
 
 
 class iteration(Generic[_P, _T]):  # noqa: N801  # a decorator
-    """Of a method that returns `Items[T]`: one that returns Iterator[T], or AsyncIterator[T]."""
+    """Turns a method that returns `Items[T]` into one that returns Iterator[T], or AsyncIterator[T]."""
 
     def __init__(self, steps: Callable[Concatenate[Any, _P], Items[_T]]) -> None:
         self._steps = steps

@@ -1,27 +1,27 @@
-"""What can go wrong, by where it went wrong.
+"""The client's exceptions.
 
 SlipstreamError
-├── APIError                     talking to the service
-│   ├── APIConnectionError       no answer
+├── APIError                     communication with the service failed
+│   ├── APIConnectionError       no response
 │   │   └── APITimeoutError
-│   ├── APIResponseError         an answer that is not what the API promises
-│   ├── APIStreamError           an answer that the service broke off: message, code
-│   └── APIStatusError           an error answer: message, type, param, code, request_id
+│   ├── APIResponseError         the response does not have the documented form
+│   ├── APIStreamError           the service aborted a streamed answer: message, code
+│   └── APIStatusError           an error response: message, type, param, code, request_id
 │       ├── BadRequestError 400 · AuthenticationError 401 · PermissionDeniedError 403 · NotFoundError 404
 │       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
 ├── BatchFailed                  `wait` ended without a usable answer
-├── PipelineFailed               `wait` ended and nothing is live
+├── PipelineFailed               `wait` ended without a live endpoint
 ├── EvaluationFailed             `wait` ended without a report
-├── CertificateError             forged, changed since it was signed, or no certificate at all
-├── UploadError                  the file is not the one that the upload was begun with
-├── WebhookError                 a delivery that the service did not sign, or not just now
-└── WaitTimeout                  `wait` gave up; the work goes on
+├── CertificateError             the certificate is forged, was modified, or has the wrong form
+├── UploadError                  the file is not the one for which the upload was created
+├── WebhookError                 the service did not sign the delivery, or not recently
+└── WaitTimeout                  `wait` gave up; the work continues
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # types.py raises from here
+if TYPE_CHECKING:  # types.py imports this module
     from slipstream.types import Batch, Evaluation, Pipeline
 
 
@@ -53,14 +53,14 @@ class APIStreamError(APIError):
 
 
 class APIStatusError(APIError):
-    """`code` is permanent and for programs; the message is for people."""
+    """`code` is stable and meant for programs; the message is meant for people."""
 
     def __init__(
         self,
         message: str,
         *,
         status: int,
-        type: str | None = None,  # noqa: A002  # the wire's name
+        type: str | None = None,  # noqa: A002  # the field's name in the response
         param: str | None = None,
         code: str | None = None,
         request_id: str | None = None,
@@ -119,12 +119,12 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def status_error(status: int, body: object, request_id: str | None) -> APIStatusError:
-    """The error that an answer of this status stands for; `body` need not have OpenAI's shape."""
+    """Returns the error for a response with this status; `body` need not have OpenAI's shape."""
     error = body.get("error") if isinstance(body, dict) else None
     fields = error if isinstance(error, dict) else {}
     kind = _BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
     return kind(
-        str(fields.get("message") or "the answer gives no reason"),
+        str(fields.get("message") or "the response gives no reason"),
         status=status,
         type=fields.get("type"),
         param=fields.get("param"),
@@ -134,23 +134,23 @@ def status_error(status: int, body: object, request_id: str | None) -> APIStatus
 
 
 def stream_error(error: Mapping[str, Any]) -> APIStreamError:
-    return APIStreamError(str(error.get("message") or "the answer was broken off"), error.get("code"))
+    return APIStreamError(str(error.get("message") or "the service aborted the answer"), error.get("code"))
 
 
 class BatchFailed(SlipstreamError):
-    """`batch` tells the rest: its `errors` by line, or its `error_file_id`."""
+    """`batch` has the details: its `errors` by line, or its `error_file_id`."""
 
     def __init__(self, batch: "Batch") -> None:
         if batch.status == "completed":
             reason = f"all {batch.num_failed} rows failed; see its error file {batch.error_file_id}"
         else:
-            reason = "; ".join(str(error) for error in batch.errors[:5]) or "no row was found to be at fault"
+            reason = "; ".join(str(error) for error in batch.errors[:5]) or "no row has an error"
         super().__init__(f"batch {batch.id} is {batch.status}: {reason}")
         self.batch = batch
 
 
 class PipelineFailed(SlipstreamError):
-    """Failed, cancelled, or rejected by its gate; `pipeline` tells the rest."""
+    """The pipeline failed, was cancelled, or was rejected by its gate; `pipeline` has the details."""
 
     def __init__(self, pipeline: "Pipeline") -> None:
         stage = next((stage.name for stage in pipeline.stages if stage.status == "failed"), None)
@@ -161,7 +161,7 @@ class PipelineFailed(SlipstreamError):
 
 
 class EvaluationFailed(SlipstreamError):
-    """`evaluation` tells the rest."""
+    """`evaluation` has the details."""
 
     def __init__(self, evaluation: "Evaluation") -> None:
         reason = f": {evaluation.error_message} [{evaluation.error_code}]" if evaluation.error_message else ""

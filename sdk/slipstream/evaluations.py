@@ -1,4 +1,4 @@
-"""Evaluations: what a speculator gains on held-out prompts, and the certificate of what was found."""
+"""Evaluations measure what a speculator gains on held-out prompts, and certify the result."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ class Evaluations(Resource[D]):
     ) -> Steps[Evaluation]:
         """
         Args:
-            prompts_file: rows of a batch; else those that were held out when the speculator was trained.
-            concurrencies: 1, 4, 16 and 32 unless given.
-            max_tokens: caps every row's own.
-            price_per_gpu_hour: USD, for the cost of a million tokens; else the installation's.
+            prompts_file: batch rows; the default is the prompts that were held out when the speculator was trained.
+            concurrencies: the default is 1, 4, 16 and 32.
+            max_tokens: an upper limit for the `max_tokens` of every row.
+            price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
         """
         body = {
             "speculator_id": speculator_id,
@@ -56,7 +56,7 @@ class Evaluations(Resource[D]):
 
     @procedure
     def certificate(self, evaluation_id: str) -> Steps[dict[str, Any]]:
-        """For `slipstream.certificates.verify`."""
+        """Return the certificate, which `slipstream.certificates.verify` checks."""
         return self.http.get(dict, path_of("evaluations", evaluation_id, "certificate"))
 
     @procedure
@@ -68,13 +68,13 @@ class Evaluations(Resource[D]):
 
     @procedure
     def public_key(self) -> Steps[str]:
-        """PEM, of the key that signs this service's certificates."""
+        """Return the public key for this service's certificates, as PEM."""
         found = yield from self.http.get(dict, "certificates/public_key")
         return str(found["public_key"])
 
     @procedure
     def plot(self, evaluation_id: str, to: Path | str) -> Steps[Path]:
-        """Save acceptance by position and speed by concurrency (PNG)."""
+        """Save the plot of acceptance by position and speed by concurrency (PNG)."""
         return save(self.http, path_of("evaluations", evaluation_id, "plot"), Path(to))
 
     @procedure
@@ -86,11 +86,11 @@ class Evaluations(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Evaluation]:
-        """The evaluation with its report.
+        """Return the evaluation when it has its report.
 
         Raises:
-            EvaluationFailed: it failed or was cancelled.
-            WaitTimeout: the time is up; the evaluation goes on.
+            EvaluationFailed: the evaluation failed or was cancelled.
+            WaitTimeout: the time is over; the evaluation continues.
         """
         evaluation = yield from wait_for(
             lambda: self.http.get(Evaluation, path_of("evaluations", evaluation_id)),

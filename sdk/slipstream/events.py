@@ -1,4 +1,4 @@
-"""What happened in the organization: as a list, or as it happens."""
+"""Events of the organization, as a list or as a stream."""
 
 import json
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ class Events(Resource[D]):
 
     @iteration
     def list(self, *, types: Sequence[str] = (), object_id: str | None = None) -> Items[Event]:
-        """Newest first. `types` are names or patterns: `batch.*`."""
+        """Yield events, newest first. Args: types: names or patterns such as `batch.*`."""
         return self.http.pages(Event, "events", _filters(types, object_id))
 
     @iteration
     def stream(
         self, *, types: Sequence[str] = (), object_id: str | None = None, after: str | None = None
     ) -> Items[Event]:
-        """Events as they happen, from behind the event `after` or from now on, without an end.
+        """Yield events as they happen, starting after the event `after` or now, without an end.
 
-        A connection that ends or breaks is taken up again behind the last event, so that each comes once, in order.
+        If the connection ends or breaks, the stream continues after the last event: each is yielded once, in order.
         """
         failures = 0
         while True:

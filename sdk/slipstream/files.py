@@ -1,4 +1,4 @@
-"""Files: prompts in, answers out. What is large goes up in parts, and what was cut off is taken up again."""
+"""Upload and download of files. Interrupted downloads can be continued."""
 
 import hashlib
 import io
@@ -29,9 +29,9 @@ class Files(Resource[D]):
     ) -> Steps[File]:
         """Send a file from a path, or from bytes under `filename`.
 
-        In one request; `uploads` has what a file needs that is too large for that.
+        The file is sent in one request; `uploads` sends larger files in parts.
 
-        Args: expires_after_seconds: 3,600 to 2,592,000; None: it stays until it is deleted.
+        Args: expires_after_seconds: 3,600 to 2,592,000; None keeps the file until it is deleted.
         """
         fields = {"purpose": purpose}
         if expires_after_seconds is not None:
@@ -65,20 +65,20 @@ class Files(Resource[D]):
 
     @procedure
     def download(self, file_id: str, to: Path | str) -> Steps[Path]:
-        """Write the content to `to`; the file appears there whole or not at all.
+        """Write the content to `to`; the file appears there complete or not at all.
 
-        What was read of one that broke off stays beside it: the same call, in another process too, goes on from there.
+        An interrupted download leaves its data next to `to`; the same call, even in another process, continues it.
 
-        Raises: APIResponseError: what came is not what the service has; nothing of it is kept.
+        Raises: APIResponseError: the received bytes have the wrong hash; they are discarded.
         """
         return save(self.http, path_of("files", file_id, "content"), Path(to), identity=file_id)
 
 
 def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
-    """Write the body of a GET into a file beside `to`, then rename it.
+    """Write the body of a GET into a file next to `to`, then rename it.
 
-    Args: identity: of content that never changes; what is there of it is gone on from. Two calls at a time write the
-        same bytes to the same places.
+    Args: identity: identifies immutable content, whose partial download is continued. Concurrent calls are safe,
+        because they write the same bytes to the same places.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{identity or 'new'}.part")
@@ -87,36 +87,36 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
         with part.open("r+b") as written:
             if identity is None:
                 written.truncate()
-            written.seek(max(0, part.stat().st_size - 1))  # the last byte again: a range of none is an error
+            written.seek(max(0, part.stat().st_size - 1))  # repeats the last byte, because an empty range is an error
             expected = yield from fetch(http, path, written)
             written.flush()
             written.seek(0)
             if expected is not None and hashlib.file_digest(written, "sha256").hexdigest() != expected:
                 written.truncate(0)
-                raise APIResponseError(f"GET {path}: what came does not have the SHA-256 {expected}; ask again")
+                raise APIResponseError(f"GET {path}: the received bytes do not have the SHA-256 {expected}; try again")
     except BaseException:
         if part.exists() and not part.stat().st_size:
             part.unlink(missing_ok=True)
         raise
-    with suppress(FileNotFoundError):  # another call was done a moment ago
+    with suppress(FileNotFoundError):  # a concurrent call has just renamed it
         part.replace(to)
     return to
 
 
 def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
-    """Write the body of a GET to `to`, from its position on. After a break it goes on where it was, if it may.
+    """Write the body of a GET to `to`, from its position on, and continue there after a broken connection.
 
-    A service without ranges, or with fewer bytes than are here, sends the whole, which then replaces what is there.
+    If the service does not support ranges, or has fewer bytes than `to`, the whole body replaces what is in `to`.
 
-    Returns: the SHA-256 of the whole, where the service tells.
-    Raises: APIConnectionError: broken more than `max_retries` times without a byte in between.
+    Returns: the SHA-256 of the whole body, if the service sends it.
+    Raises: APIConnectionError: the connection broke more than `max_retries` times without a byte in between.
     """
     failures, furthest, version = 0, 0, ""
     while True:
         begin = to.tell()
         headers = {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
         if version:
-            headers["If-Range"] = version  # else a part of other content could follow what is here
+            headers["If-Range"] = version  # without it, a part of different content could be appended
         options = {"headers": headers} if begin else {}
         exchange = Exchange(method="GET", path=path, options=options, stream=True)
         try:

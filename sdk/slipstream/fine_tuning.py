@@ -1,4 +1,4 @@
-"""Fine-tuning jobs as OpenAI's clients know them: pipelines by another name."""
+"""Fine-tuning jobs in OpenAI's form; each is a pipeline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class FineTuningJob:
     validation_file: str | None = None
     fine_tuned_model: str | None = None
     method: Mapping[str, Any]
-    turbo: Mapping[str, Any]  # ours: state, pipeline_id, speculator_id, kind, progress, waiting_for, paused, report …
+    turbo: Mapping[str, Any]  # Slipstream's: state, pipeline_id, speculator_id, progress, waiting_for, report, ...
     error: Mapping[str, Any] | None = None
     metadata: Mapping[str, str]
     created_at: int
@@ -78,12 +78,12 @@ class FineTuningJobs(Resource[D]):
 
     @procedure
     def pause(self, job_id: str) -> Steps[FineTuningJob]:
-        """Its work stops within seconds and keeps what is finished, until `resume`."""
+        """Stop the job within seconds, keeping finished work, until `resume` is called."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
 
     @procedure
     def resume(self, job_id: str) -> Steps[FineTuningJob]:
-        """It goes on from its last checkpoint, unless a spend cap has paused it."""
+        """Continue the job from its last checkpoint, unless a spend cap has paused it."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "resume"))
 
     @iteration
@@ -96,7 +96,7 @@ class FineTuningJobs(Resource[D]):
 
 
 class FineTuning(Resource[D]):
-    """Where the `openai` package has it: `client.fine_tuning.jobs`."""
+    """Provides `client.fine_tuning.jobs`, as in the `openai` package."""
 
     @property
     def jobs(self) -> FineTuningJobs[D]:

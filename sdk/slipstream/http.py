@@ -1,8 +1,8 @@
-"""Requests with their retries, as steps; knows HTTP and JSON, none of the API's objects.
+"""Requests with retries, as generators of effects. This module knows HTTP and JSON, but not the API's objects.
 
-Retried, twice by default: no answer, 408, 409, 429 and 5xx, after the time the server asks for, else after 0.5 s
-doubling to 8 s with jitter. `x-should-retry` has the last word. Every POST carries an `Idempotency-Key`, the same at
-every attempt, so that the service carries it out once.
+Connection errors, 408, 409, 429 and 5xx are retried, twice by default, after the time that the server asks for, else
+after 0.5 s doubling to 8 s with jitter. `x-should-retry` overrides these rules. Every POST carries an
+`Idempotency-Key`, the same at every attempt, so that the service executes it once.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Http:
         return parsed(kind, (yield from self.request("GET", path, params=given(params or {}))))
 
     def post(self, kind: type[_Object], path: str, body: Mapping[str, Any] | None = None) -> Steps[_Object]:
-        """What is None in `body` is left out."""
+        """Values of None in `body` are omitted."""
         return parsed(kind, (yield from self.request("POST", path, json=given(body or {}))))
 
     def patch(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:
@@ -57,17 +57,17 @@ class Http:
         fields: Mapping[str, str],
         upload: Mapping[str, tuple[str, BinaryIO | bytes]],
     ) -> Steps[_Object]:
-        """Files must be seekable: each attempt sends them from their start."""
+        """Files must be seekable, because each attempt sends them from the start."""
         return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
     def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
-        """Every object of a list, page after page, newest first."""
+        """Yields every object of a list, page after page."""
         asked: dict[str, Any] = {"limit": 100, **given(params or {})}
         while True:
             page = yield from self.request("GET", path, params=asked)
             data = page.get("data")
             if not isinstance(data, list):
-                raise APIResponseError(f"GET {path}: a list has `data`, got {sorted(page)}")
+                raise APIResponseError(f"GET {path}: a list must have `data`, got {sorted(page)}")
             for values in data:
                 yield Item(parsed(kind, values))
             if not data or not page.get("has_more"):
@@ -82,7 +82,7 @@ class Http:
         return body
 
     def send(self, exchange: Exchange) -> Steps[Answer]:
-        """Raises: APIConnectionError; APIStatusError: of the last attempt."""
+        """Raises: APIConnectionError, APIStatusError: the last attempt failed."""
         if exchange.method == "POST":
             headers = {"Idempotency-Key": str(uuid.uuid4()), **exchange.options.get("headers", {})}
             options = {**exchange.options, "headers": headers}
@@ -112,7 +112,7 @@ class Resource(Generic[D]):
 
 
 class Lines:
-    """The lines of a body as they come, without their ends; a last one that was cut off is left out."""
+    """Reads a body line by line, without line ends; an incomplete last line is dropped."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -135,9 +135,9 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path_of(kind: str, identity: str, *rest: str) -> str:
-    """`kind/identity/rest`, the identity quoted: whatever it holds, it must not name another route.
+    """Returns `kind/identity/rest` with the identity quoted, so that it cannot address another route.
 
-    Raises: ValueError: no identity can look like that.
+    Raises: ValueError: the identity is empty, consists of dots, or has unprintable characters.
     """
     if identity in ("", ".", "..") or not identity.isprintable():
         raise ValueError(f"{kind}: expected an id, got {identity!a}")
@@ -145,7 +145,7 @@ def path_of(kind: str, identity: str, *rest: str) -> str:
 
 
 def pause(attempt: int, headers: Mapping[str, str], reason: str) -> Pause:
-    """Before attempt number `attempt` + 1, from 0."""
+    """Returns the pause after the failed attempt number `attempt`, counted from 0."""
     asked = _retry_after_seconds(headers)
     longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
     seconds = longest * random.uniform(0.75, 1.0) if asked is None else asked
@@ -167,7 +167,7 @@ def _should_retry(response: httpx2.Response) -> bool:
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What the server asks for; None if it does not, or asks for what no caller would sit through."""
+    """Returns the pause that the server asks for; None if it asks for none or for an unreasonable one."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) / unit

@@ -1,4 +1,4 @@
-"""Jobs: what batches, trainings and evaluations are to the workers."""
+"""Jobs: the units of work, such as batches, trainings and evaluations, that workers run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ class Jobs(Resource[D]):
 
     @iteration
     def events(self, job_id: str) -> Items[JobEvent]:
-        """Oldest first."""
+        """Yield the job's events, oldest first."""
         return self.http.pages(JobEvent, path_of("jobs", job_id, "events"))
 
     @procedure
     def cancel(self, job_id: str) -> Steps[Job]:
-        """What is finished is kept; the job ends within seconds."""
+        """Cancel the job; it ends within seconds, and finished work is kept."""
         return self.http.post(Job, path_of("jobs", job_id, "cancel"))

@@ -1,4 +1,4 @@
-"""Who belongs to the organization, how it is divided, and what was changed in it."""
+"""Members, projects and audit events of the organization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Members(Resource[D]):
 
     @procedure
     def update(self, member_id: str, *, role: str) -> Steps[Member]:
-        """The last owner stays one."""
+        """Change a member's role. Raises: ConflictError: the last owner must stay an owner."""
         return self.http.patch(Member, path_of("members", member_id), {"role": role})
 
     @procedure
@@ -76,12 +76,12 @@ class Projects(Resource[D]):
 
     @procedure
     def archive(self, project_id: str) -> Steps[Project]:
-        """Its keys are refused from now on."""
+        """Archive a project; its keys are refused from now on."""
         return self.http.post(Project, path_of("projects", project_id, "archive"))
 
 
 class AuditEvents(Resource[D]):
     @iteration
     def list(self) -> Items[AuditEvent]:
-        """Every change that a key or an operator made, newest first."""
+        """Yield every change made by a key or an operator, newest first."""
         return self.http.pages(AuditEvent, "audit_events")

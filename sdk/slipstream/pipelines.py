@@ -13,7 +13,7 @@ from slipstream.waiting import wait_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun(Pipeline, Generic[D]):
-    """A pipeline that was just started, and can be waited for."""
+    """A pipeline that was just started, with a `wait` method."""
 
     http: Http = field(repr=False, compare=False)
     driver: D = field(repr=False, compare=False)
@@ -26,7 +26,7 @@ class PipelineRun(Pipeline, Generic[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Pipeline]:
-        """As `Pipelines.wait`."""
+        """See `Pipelines.wait`."""
         return _wait(self.http, self.id, on_progress, poll_seconds, timeout_seconds)
 
 
@@ -47,16 +47,16 @@ class Pipelines(Resource[D]):
         deploy: bool = True,
         quote_id: str | None = None,
     ) -> Steps[PipelineRun[D]]:
-        """Start one; `create(...).wait()` sees it through.
+        """Start a pipeline; `create(...).wait()` waits until it has ended.
 
         Args:
-            name: also the speculator's and the deployment's: what callers put into `model`.
-            distillation_id: answers that are there already, instead of `prompts_file`; takes `held_out_file`.
-            held_out_file: prompts to evaluate on. Without it, `held_out` prompts are taken out of `prompts_file`.
+            name: also the name of the speculator and of the deployment, which requests put into `model`.
+            distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
+            held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "min_acceptance_length": 1.8, "outputs_equal": True}.
-            quote_id: whose cap pauses it.
+            quote_id: the quote whose cap pauses the pipeline.
         """
         body = {
             "name": name,
@@ -87,7 +87,7 @@ class Pipelines(Resource[D]):
 
     @procedure
     def resume(self, pipeline_id: str) -> Steps[PipelineRun[D]]:
-        """Go on from the stage that failed or was cancelled; what earlier stages made is kept."""
+        """Continue from the failed or cancelled stage; the results of earlier stages are kept."""
         return self._started(path_of("pipelines", pipeline_id, "resume"), {})
 
     @procedure
@@ -99,11 +99,11 @@ class Pipelines(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Pipeline]:
-        """The pipeline once it is live, or has succeeded where there was nothing to deploy.
+        """Return the pipeline when it is live, or has succeeded without deploying.
 
         Raises:
-            PipelineFailed: a stage failed, the gate said no, or it was cancelled.
-            WaitTimeout: the time is up; the pipeline goes on.
+            PipelineFailed: a stage failed, the gate rejected the speculator, or the pipeline was cancelled.
+            WaitTimeout: the time is over; the pipeline continues.
         """
         return _wait(self.http, pipeline_id, on_progress, poll_seconds, timeout_seconds)
 

@@ -1,4 +1,4 @@
-"""Rollouts: another speculator on a share of a deployment's traffic, promoted or rolled back by what it does there."""
+"""Rollouts: another speculator serves a share of a deployment's traffic, and is promoted or rolled back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Rollout:
     previous_speculator_id: str | None = None
     status: str  # starting, canary, promoting, promoted, rolled_back
     share_percent: int
-    reason: Mapping[str, Any] | None = None  # code, message: of the decision
-    figures: Mapping[str, Any] | None = None  # canary, stable: on which it was decided
+    reason: Mapping[str, Any] | None = None  # code, message: why it was promoted or rolled back
+    figures: Mapping[str, Any] | None = None  # canary, stable: the figures behind the decision
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None
@@ -41,7 +41,7 @@ class Rollouts(Resource[D]):
         max_error_rate: float | None = None,
         max_seconds: int | None = None,
     ) -> Steps[Rollout]:
-        """Args: share_percent: of the requests, 1 to 50. max_acceptance_drop: of the acceptance length, 0 to 1."""
+        """Args: share_percent: share of the requests, 1 to 50. max_acceptance_drop: relative, 0 to 1."""
         body = {
             "speculator_id": speculator_id,
             "share_percent": share_percent,
@@ -62,7 +62,7 @@ class Rollouts(Resource[D]):
 
     @procedure
     def cancel(self, deployment_id: str, rollout_id: str) -> Steps[Rollout]:
-        """Back to what served before."""
+        """Return all traffic to the previous speculator."""
         return self.http.post(Rollout, f"{self._path(deployment_id, rollout_id)}/cancel")
 
     @procedure
@@ -75,7 +75,7 @@ class Rollouts(Resource[D]):
         poll_seconds: float = 5.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Rollout]:
-        """The rollout once it is promoted or rolled back. Raises: WaitTimeout."""
+        """Return the rollout when it is promoted or rolled back. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(Rollout, self._path(deployment_id, rollout_id)),
             lambda rollout: rollout.is_final,

@@ -1,4 +1,4 @@
-"""Spend caps: what the organization or a project may spend in a month; batches that reach one wait."""
+"""Spend caps: monthly limits of the organization or of a project; work that reaches one is paused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from slipstream.http import D, Resource, path_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendCap:
     id: str
-    project_id: str | None = None  # None: of the whole organization
+    project_id: str | None = None  # None: the cap is for the whole organization
     amount: Mapping[str, Any]  # value, currency
     spent: Mapping[str, Any]  # so far this month
     is_reached: bool
@@ -22,7 +22,7 @@ class SpendCap:
 class SpendCaps(Resource[D]):
     @procedure
     def create(self, *, amount: float, project_id: str | None = None) -> Steps[SpendCap]:
-        """`amount`: US dollars a calendar month (UTC)."""
+        """Args: amount: US dollars per calendar month (UTC)."""
         return self.http.post(SpendCap, "spend_caps", {"amount": amount, "project_id": project_id})
 
     @procedure
@@ -35,7 +35,7 @@ class SpendCaps(Resource[D]):
 
     @procedure
     def update(self, cap_id: str, *, amount: float) -> Steps[SpendCap]:
-        """Batches that a raised cap lets go on do so where they stopped."""
+        """Change the cap; paused work that fits the new cap continues where it stopped."""
         return self.http.patch(SpendCap, path_of("spend_caps", cap_id), {"amount": amount})
 
     @procedure

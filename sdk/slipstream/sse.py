@@ -1,11 +1,11 @@
-"""Server-sent events, as far as the API uses them: their data, which says everything."""
+"""Server-sent events, as far as the API uses them: only their data."""
 
 from slipstream.drivers import Steps
 from slipstream.http import Lines
 
 
 def next_data(source: Lines) -> Steps[str | None]:
-    """Of the next event that has data; None at the end. Raises: httpx2.TransportError."""
+    """Returns the data of the next event that has any; None at the end. Raises: httpx2.TransportError."""
     data: list[str] = []
     while (line := (yield from source.read())) is not None:
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""The API's objects. Times are Unix seconds; what is absent is None; fields unknown to this version are left out."""
+"""The API's objects. Times are Unix seconds, absent fields are None, and fields unknown to this version are dropped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -55,7 +55,7 @@ class Batch:
     num_failed: int = 0
     metadata: Mapping[str, str] | None = None
     usage: Mapping[str, Any] | None = None
-    errors_by_code: Mapping[str, int] | None = None  # of the rows in the error file
+    errors_by_code: Mapping[str, int] | None = None  # number of rows in the error file by code
     paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
     cost: Mapping[str, Any] | None = None  # so far: value, currency
     quote_id: str | None = None
@@ -119,7 +119,7 @@ class Pipeline:
     deployment_id: str | None = None
     quote_id: str | None = None
     cost: Mapping[str, Any] | None = None  # so far
-    report: Mapping[str, Any] | None = None  # of the evaluation; its `definitions` explain every figure
+    report: Mapping[str, Any] | None = None  # the evaluation's; its `definitions` explain every figure
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -154,7 +154,7 @@ class Speculator:
     kind: str
     model: str
     status: str  # training, ready, failed
-    target_revision: str  # hash of the model it was trained for; it serves no other
+    target_revision: str  # hash of the only model that it works with, the one it was trained for
     training: Mapping[str, Any]
     report: Mapping[str, Any] | None = None
     created_at: int
@@ -162,10 +162,10 @@ class Speculator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """That a deployment's requests are kept."""
+    """The capture of a deployment's requests."""
 
     deployment_id: str
-    hours: int  # a request is deleted when it is so old
+    hours: int  # each request is deleted after this many hours
     num_requests: int
     oldest_at: int | None = None
     created_at: int
@@ -173,7 +173,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a speculator gains on held-out prompts."""
+    """A measurement of what a speculator gains on held-out prompts."""
 
     id: str
     speculator_id: str
@@ -215,12 +215,12 @@ class Evaluation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     id: str
-    name: str  # what callers put into `model`
+    name: str  # requests put it into `model`
     model: str
     desired_state: str  # running, stopped
     state: str  # provisioning, ready, degraded, stopping, stopped, failed
     speculator_id: str | None = None
-    adapters: Sequence[Mapping[str, str]] = ()  # id, name, and the `model` that callers put
+    adapters: Sequence[Mapping[str, str]] = ()  # id, name, and the value of `model` in requests
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -234,11 +234,11 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A file that comes in parts; `file` once it is completed."""
+    """A file that is uploaded in parts; `file` is set when it is completed."""
 
     id: str
     filename: str
-    bytes: int  # of the whole
+    bytes: int  # size of the whole file
     purpose: str
     status: str  # pending, completed, cancelled, expired
     created_at: int
@@ -277,7 +277,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What became of which object; the object itself says the rest."""
+    """A change of an object's state; fetch the object for details."""
 
     id: str
     type: str  # batch.completed, job.failed, ...
@@ -298,7 +298,7 @@ class ApiKey:
     scopes: Sequence[str]
     project_id: str | None = None
     deployment_ids: Sequence[str] | None = None
-    key: str | None = None  # shown once: by what made it
+    key: str | None = None  # only in the response that creates it
     created_at: int
     expires_at: int | None = None
     revoked_at: int | None = None
@@ -312,7 +312,7 @@ class WebhookEndpoint:
     description: str
     events: Sequence[str]
     enabled: bool
-    secret: str | None = None  # shown once: by what made it
+    secret: str | None = None  # only in the response that creates it
     disabled_reason: str | None = None  # by_customer, gone, failing
     failing_since: int | None = None
     created_at: int
@@ -346,7 +346,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A stretch of time; its results are as OpenAI's."""
+    """A time interval with results in OpenAI's form."""
 
     start_time: int
     end_time: int
@@ -365,7 +365,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The text of the first choice."""
         choice = self.choices[0] if self.choices else {}
         return choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
 
@@ -373,14 +373,14 @@ class Completion:
 def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Raises: APIResponseError."""
     if kind is dict:
-        return values  # type: ignore[return-value]  # asked for as it came
+        return values  # type: ignore[return-value]  # the caller wants the plain JSON
     from_json = getattr(kind, "from_json", None)
     made: _Record = record(kind, values) if from_json is None else from_json(values)
     return made
 
 
 def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """Raises: APIResponseError: a field that has to be there is not."""
+    """Raises: APIResponseError: a required field is missing."""
     known = fields(kind)  # type: ignore[arg-type]  # every record here is a dataclass
     if missing := [field.name for field in known if field.default is MISSING and field.name not in values]:
         got = ", ".join(sorted(values)) or "nothing"

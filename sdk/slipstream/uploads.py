@@ -1,4 +1,4 @@
-"""Uploads: a large file in parts, each sent again by itself if it fails, and taken up again by another process."""
+"""Uploads of large files in parts. A failed part is sent again, and another process can continue an upload."""
 
 import hashlib
 from pathlib import Path
@@ -23,7 +23,7 @@ class Uploads(Resource[D]):
         mime_type: str,
         expires_after_seconds: int | None = None,
     ) -> Steps[Upload]:
-        """Args: expires_after_seconds: of the file, once it is completed."""
+        """Args: expires_after_seconds: lifetime of the completed file."""
         body: dict[str, Any] = {"filename": filename, "bytes": num_bytes, "purpose": purpose, "mime_type": mime_type}
         if expires_after_seconds is not None:
             body["expires_after"] = {"anchor": "created_at", "seconds": expires_after_seconds}
@@ -35,7 +35,7 @@ class Uploads(Resource[D]):
 
     @iteration
     def parts(self, upload_id: str) -> Items[UploadPart]:
-        """In the order they came."""
+        """Yield the parts in the order in which they arrived."""
         return self._parts(upload_id)
 
     @procedure
@@ -44,7 +44,7 @@ class Uploads(Resource[D]):
 
     @procedure
     def complete(self, upload_id: str, *, part_ids: list[str], md5: str | None = None) -> Steps[Upload]:
-        """The parts in the order given are the file."""
+        """Make the file from the parts, in the order given."""
         body = {"part_ids": part_ids, "md5": md5}
         return self.http.post(Upload, path_of("uploads", upload_id, "complete"), body)
 
@@ -54,11 +54,11 @@ class Uploads(Resource[D]):
 
     @procedure
     def send(self, upload_id: str, source: Path | str, *, part_bytes: int = PART_BYTES) -> Steps[File]:
-        """Send what the service does not have yet of the file that this upload is for, and complete it.
+        """Send the parts of the file that the service does not have yet, and complete the upload.
 
-        After a failure, or in another process, the same call goes on where the service has the last whole part.
+        After a failure, the same call, even in another process, continues after the last complete part.
 
-        Raises: UploadError: another size, or shorter than what is there already.
+        Raises: UploadError: the file has the wrong size, or is shorter than the parts already sent.
         """
         upload = yield from self.http.get(Upload, path_of("uploads", upload_id))
         if upload.file is not None:
@@ -79,7 +79,7 @@ class Uploads(Resource[D]):
         return done.file
 
     def _known(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
-        """Reads over the parts that are there. Returns: their ids. The digest tells in the end if they are others."""
+        """Skips the parts already sent and returns their ids. The final digest checks their content."""
         parts = yield from collected(self._parts(upload_id))
         for part in parts:
             data = opened.read(part.bytes)

@@ -1,4 +1,4 @@
-"""Asking again and again until something has come to its end."""
+"""Polling of an object until it reaches a final state."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def wait_for(
     timeout_seconds: float | None,
     on_progress: Callable[[_Object], Any] | None,
 ) -> Steps[_Object]:
-    """The first final object; every one seen on the way, the last included, goes to `on_progress`.
+    """Returns the first final object; `on_progress` gets every retrieved object, including the last.
 
     Raises: WaitTimeout: `timeout_seconds` have passed.
     """

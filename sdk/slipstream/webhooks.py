@@ -1,4 +1,4 @@
-"""Webhook endpoints, and the check that a delivery comes from the service."""
+"""Webhook endpoints, and verification of deliveries."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from slipstream.types import Event, WebhookDelivery, WebhookEndpoint, parsed
 
 
 def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
-    """The event of a delivery; by its id, which is also `webhook-id`, repetitions are told.
+    """Return the event of a delivery. Its id, which is also `webhook-id`, identifies duplicates.
 
-    Args: body: as it came, not parsed and written again.
-    Raises: WebhookError: signed by somebody else, older than five minutes, or no event.
+    Args: body: the raw body, not parsed and serialized again.
+    Raises: WebhookError: the signature is wrong or older than five minutes, or the body is not an event.
     """
     try:
         Webhook(secret).verify(body, dict(headers), json_parse=False)
@@ -28,7 +28,10 @@ def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
 class WebhookEndpoints(Resource[D]):
     @procedure
     def create(self, *, url: str, events: Sequence[str] = ("*",), description: str = "") -> Steps[WebhookEndpoint]:
-        """The only answer with its `secret`; None where that answer was lost and this repeats it: make another."""
+        """Create an endpoint. Only this response contains `secret`; it is None in the repetition of a lost response.
+
+        In that case, rotate the secret to get a new one.
+        """
         body = {"url": url, "events": list(events), "description": description}
         return self.http.post(WebhookEndpoint, "webhook_endpoints", body)
 
@@ -50,7 +53,7 @@ class WebhookEndpoints(Resource[D]):
         description: str | None = None,
         enabled: bool | None = None,
     ) -> Steps[WebhookEndpoint]:
-        """What is None stays."""
+        """Change an endpoint; values of None are not changed."""
         body = given({"url": url, "events": events, "description": description, "enabled": enabled})
         return self.http.patch(WebhookEndpoint, path_of("webhook_endpoints", endpoint_id), body)
 

@@ -1,4 +1,4 @@
-"""A runner without an engine: answers at once, each prompt with itself reversed, and fails when told to."""
+"""A runner without an engine: it answers each prompt with the reversed prompt, or fails when told to."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The commands that measure our engine alone, on a tiny random model."""
+"""The commands that measure only our engine, with a tiny random model."""
 
 import json
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_one_answer_that_differs_fails_the_command(
 
 
 def lying(honest: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """The first answer is changed wherever something was drafted."""
+    """Changes the first answer if something was drafted."""
 
     def lie(engine: Engine, work: list[Request]) -> list[Completion]:
         first, *rest = honest(engine, work)
@@ -178,7 +178,7 @@ def test_questions_and_generated_problems_are_prompts_too(model_dir: Path, tmp_p
         ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
     ],
 )
-def test_a_speculators_folder_says_its_kind(tmp_path: Path, values: dict[str, object], kind: str) -> None:
+def test_the_kind_is_read_from_a_speculators_folder(tmp_path: Path, values: dict[str, object], kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
 
     assert speculator_kind(tmp_path) == kind

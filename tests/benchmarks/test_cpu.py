@@ -1,4 +1,4 @@
-"""The command that measures us beside our peers: turns, ratios, claims, what it leaves behind. No peer is needed."""
+"""The comparison with peers: order of the arms, ratios, claims and results. No peer needs to be installed."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_claim_is_decided_by_the_fastest_arm_or_by_the_slowest_where_each_must
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
 
 
-def test_a_claim_is_held_against_the_fastest_way_to_run_a_peer() -> None:
+def test_a_claim_uses_a_peers_fastest_configuration() -> None:
     rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
     samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
 
@@ -81,7 +81,7 @@ def test_a_claim_about_a_missing_arm_is_neither_passed_nor_failed() -> None:
     ("ratios", "settled"),
     [([1.5, 1.6, 1.7], True), ([0.7, 1.05, 1.4], False), ([1.0, 1.001, 1.002], True)],
 )
-def test_rounds_go_on_while_a_ratio_might_be_on_either_side(ratios: list[float], settled: bool) -> None:
+def test_rounds_are_repeated_while_a_ratio_is_undecided(ratios: list[float], settled: bool) -> None:
     samples = Samples(
         [sample("slipstream plain", n, 1.0) for n in range(len(ratios))]
         + [sample("slipstream ngram", n, ratio) for n, ratio in enumerate(ratios)]
@@ -90,7 +90,7 @@ def test_rounds_go_on_while_a_ratio_might_be_on_either_side(ratios: list[float],
     assert judge(claim(1.0), samples).is_settled is settled
 
 
-def test_every_batch_size_promises_that_speculation_costs_nothing() -> None:
+def test_every_batch_size_has_the_claim_that_speculation_costs_nothing() -> None:
     made = claims(["slipstream plain", "slipstream plain int8", "slipstream ngram", "slipstream eagle3"], (1, 32))
 
     trained = next(c for c in made if c.at_least == 2.0)
@@ -135,7 +135,7 @@ def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_a_runner_answers_job_after_job_and_outlives_one_that_fails(tmp_path: Path) -> None:
+def test_a_runner_answers_several_jobs_and_survives_a_failed_one(tmp_path: Path) -> None:
     process = Process(fake_arm(), {}, tmp_path / "log")
     try:
         assert process.about == {"engine": "fake", "version": "1"}
@@ -147,13 +147,13 @@ def test_a_runner_answers_job_after_job_and_outlives_one_that_fails(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_a_runner_that_cannot_start_is_missing_with_its_last_words(tmp_path: Path) -> None:
+def test_a_runner_that_cannot_start_is_missing_with_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="no such model"):
         Process(fake_arm(broken=True), {}, tmp_path / "log")
 
 
 class Pip:
-    """Stands for every command an environment runs: notes it, and fails on one that names `refused`."""
+    """Replaces the commands of an environment: records them, and fails on one that contains `refused`."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused, self.commands = refused, list[str]()
@@ -189,7 +189,7 @@ def test_an_environment_is_made_once_with_all_its_engine_needs_but_what_is_left_
 
 
 @pytest.mark.usefixtures("cache")
-def test_an_environment_that_cannot_be_installed_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_installation_of_an_environment_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "_run", Pip(refused="engine==1"))
     with pytest.raises(PeerMissing, match="no engine==1"):
         PEER.ensure()
@@ -205,7 +205,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class Instant:
-    """A process that answers at a fixed speed, or dies."""
+    """A fake process that answers at a fixed speed, or dies."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name
@@ -217,7 +217,7 @@ class Instant:
         return answers_of(self._speed)
 
 
-def test_arms_take_turns_forth_and_back_and_one_that_dies_is_reported() -> None:
+def test_arms_alternate_in_both_directions_and_a_dead_arm_is_reported() -> None:
     turns: list[str] = []
     named = [(Arm(engine="slipstream", runner=""), 5.0), (Arm(engine="slipstream", drafter="ngram", runner=""), 6.0)]
     named.append((Arm(engine="vllm", runner=""), 0.0))
@@ -249,7 +249,7 @@ def test_the_command_writes_table_figures_and_plot_of_our_engine_alone(
 
     table = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
-    assert code in (0, 1)  # a tiny model on a busy machine may fail any promise of speed
+    assert code in (0, 1)  # a tiny model on a busy machine may fail any claim
     assert {s["arm"] for s in results["samples"]} == {
         "slipstream plain",
         "slipstream suffix",

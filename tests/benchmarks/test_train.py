@@ -1,4 +1,4 @@
-"""The benchmark of training, on a tiny random model."""
+"""The training benchmark, with a tiny random model."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,7 @@ from workers.emitter import Emit
 from workers.training.__main__ import answer_prompts
 
 
-def test_a_line_tells_what_was_learned_from_and_what_is_accepted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_has_the_training_data_and_the_acceptance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(16)))
     common = ["--model", str(make_tiny_model(tmp_path / "model")), "--prompts", str(questions)]
@@ -30,7 +28,7 @@ def test_a_line_tells_what_was_learned_from_and_what_is_accepted(
     assert "must have 17 questions, has 16" in capsys.readouterr().err
 
 
-def test_rows_of_a_table_compare_for_the_held_out_questions_are_the_same(tmp_path: Path) -> None:
+def test_all_rows_of_a_table_have_the_same_held_out_questions(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(50)))
 
@@ -43,7 +41,7 @@ def test_rows_of_a_table_compare_for_the_held_out_questions_are_the_same(tmp_pat
     assert not set(many) & set(held_out)
 
 
-def test_an_answer_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, answered = make_tiny_model(tmp_path / "model"), []
 
     def counted(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import train_table
 from workers.kinds import TRAINED_KINDS
 
-ACCEPTED = {"turbo_lora": 9.0, "eagle3": 3.0, "mtp": 2.5}  # the others: 2
+ACCEPTED = {"turbo_lora": 9.0, "eagle3": 3.0, "mtp": 2.5}  # acceptance lengths; the other kinds have 2
 
 
 def printed(kind: str, rows: int) -> str:
@@ -24,7 +24,7 @@ def printed(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What was trained; the third line fails the first time."""
+    """The trained kinds and rows; the third training fails the first time."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []
@@ -43,7 +43,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return done
 
 
-def test_a_table_goes_on_where_it_failed_and_trains_the_best_two_with_fewer_and_more_answers(
+def test_a_table_continues_after_a_failure_and_trains_the_best_two_with_fewer_and_more_answers(
     tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
     assert train_table.main(["--results", str(tmp_path)]) == 2

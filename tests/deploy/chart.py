@@ -1,7 +1,7 @@
-"""The chart as Helm renders it, with every option on: `python -m tests.deploy.chart` writes it anew, and needs `helm`.
+"""The chart as rendered by Helm with every option enabled: `python -m tests.deploy.chart` renders it with `helm`.
 
-Machines without Helm test what was rendered. Its first line names the files it was made from, so that it cannot be
-out of date unnoticed.
+Machines without Helm test the stored result. Its first line is a hash of its sources, so that a test fails when the
+result is out of date.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What Helm makes of the chart holds what a cluster's operator expects of it."""
+"""The rendered chart meets the expectations of a cluster's operator."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,7 @@ def environment(container: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
 
 
-def test_what_was_rendered_is_of_the_chart_as_it_is() -> None:
+def test_the_rendered_chart_is_up_to_date() -> None:
     assert RENDERED.read_text().splitlines()[0] == first_line(), "run python -m tests.deploy.chart"
 
 
@@ -46,7 +46,7 @@ def test_every_kind_of_object_is_there() -> None:
 
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
-def test_pods_run_as_nobody_in_particular(name: str, pod: dict[str, Any]) -> None:
+def test_pods_run_without_privileges(name: str, pod: dict[str, Any]) -> None:
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -59,7 +59,7 @@ def test_pods_run_as_nobody_in_particular(name: str, pod: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("name", "container"), [*served()])
-def test_what_serves_is_probed_limited_and_pinned(name: str, container: dict[str, Any]) -> None:
+def test_serving_containers_have_probes_limits_and_pinned_images(name: str, container: dict[str, Any]) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     if container["name"] == "web":
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -70,7 +70,7 @@ def test_what_serves_is_probed_limited_and_pinned(name: str, container: dict[str
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
-def test_secrets_come_by_reference_and_only_migrations_get_the_owners(name: str, container: dict[str, Any]) -> None:
+def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: str, container: dict[str, Any]) -> None:
     variables = environment(container)
     for variable in (
         "SLIPSTREAM_SECRET_KEY",
@@ -84,13 +84,13 @@ def test_secrets_come_by_reference_and_only_migrations_get_the_owners(name: str,
 
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
-def test_a_pod_outlives_its_own_drain(name: str, pod: dict[str, Any]) -> None:
-    drains = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}  # seconds; see below
+def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
+    drains = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}  # seconds
     assert pod.get("terminationGracePeriodSeconds", 30) > drains.get(name, 0)
 
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
-def test_mounts_and_volumes_fit(name: str, pod: dict[str, Any]) -> None:
+def test_every_mount_has_a_volume(name: str, pod: dict[str, Any]) -> None:
     volumes = {volume["name"] for volume in pod["volumes"]}
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         mounted = {mount["name"]: mount for mount in container["volumeMounts"]}
@@ -99,7 +99,7 @@ def test_mounts_and_volumes_fit(name: str, pod: dict[str, Any]) -> None:
             assert mounted["models"]["readOnly"] is True
 
 
-def test_services_monitors_and_budgets_find_their_pods() -> None:
+def test_services_monitors_and_budgets_select_their_pods() -> None:
     labels = [m["spec"]["template"]["metadata"]["labels"] for m in MANIFESTS if m["kind"] == "Deployment"]
     services = [m for m in MANIFESTS if m["kind"] == "Service"]
     for selector in (
@@ -121,9 +121,9 @@ def test_only_the_gateways_pod_gets_completions() -> None:
     }
     assert routes["/v1/chat/completions"] == routes["/v1/completions"] == "slipstream-gateway"
     assert routes["/v1"] == "slipstream-web"
-    assert not [path for path in routes if path in ("/", "/metrics", "/readyz")], "not for the internet"
+    assert not [path for path in routes if path in ("/", "/metrics", "/readyz")], "these paths must not be public"
 
 
-def test_a_cloud_machines_own_secrets_are_out_of_reach() -> None:
+def test_the_clouds_metadata_service_is_unreachable() -> None:
     (policy,) = (m for m in MANIFESTS if m["kind"] == "NetworkPolicy")
     assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]

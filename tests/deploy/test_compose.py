@@ -1,4 +1,4 @@
-"""The compose file: hardened, without a secret in it, and in step with the images and .env.example."""
+"""The compose file is hardened, contains no secrets, and agrees with the images and .env.example."""
 
 import json
 import re
@@ -17,13 +17,13 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("slipstream-")}
 
 
-def test_these_are_the_processes() -> None:
+def test_all_processes_are_defined() -> None:
     assert set(OURS) == {"web", "endpoints", "worker", "migrate"}
     assert set(SERVICES) - set(OURS) == {"proxy", "postgres", "redis", "s3", "bucket"}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ours_may_do_nothing_they_need_not(name: str) -> None:
+def test_our_services_have_no_unneeded_privileges(name: str) -> None:
     service = OURS[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -33,11 +33,11 @@ def test_ours_may_do_nothing_they_need_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_images_of_others_are_pinned(name: str) -> None:
+def test_third_party_images_are_pinned(name: str) -> None:
     assert name in OURS or re.search(r":v?\d+\.\d+", SERVICES[name]["image"]), SERVICES[name]["image"]
 
 
-def test_only_the_proxy_is_reached_from_outside() -> None:
+def test_only_the_proxy_publishes_ports() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
 
 
@@ -46,7 +46,7 @@ def test_only_migrations_connect_as_the_owner() -> None:
     assert users == dict.fromkeys(OURS, "//slipstream_app") | {"migrate": "//slipstream_owner"}
 
 
-def test_secrets_are_asked_for_and_nothing_else() -> None:
+def test_only_secrets_are_required_variables() -> None:
     asked = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
     example = dict(
         line.split("=", 1) for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line[:40]
@@ -56,13 +56,13 @@ def test_secrets_are_asked_for_and_nothing_else() -> None:
     assert set(re.findall(r"\$\{(\w+)", TEXT)) - asked == {"SLIPSTREAM_VERSION"}
 
 
-def test_the_configuration_of_s3_is_json_once_filled_in() -> None:
+def test_the_configuration_of_s3_is_valid_json() -> None:
     content = yaml.safe_load(TEXT)["configs"]["s3"]["content"]
     identities = json.loads(re.sub(r"\$\{\w+:\?\}", "x", content))["identities"]
     assert identities[0]["name"] == "slipstream"
 
 
-def test_it_is_what_compose_understands() -> None:
+def test_the_file_matches_the_compose_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(FOLDER / "compose.yaml")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""Every variable, command and file that images, compose file, chart and runbook name exists in the code."""
+"""Variables, commands and files named in images, compose file, chart and runbook exist in the code."""
 
 import re
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from tests.deploy.chart import ROOT
 
 DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in (*DEPLOY, ROOT / "docs" / "runbook.md")}
-# Of the compose file and of the chart's secret alone: they become others before a process sees them.
+# Only in the compose file and in the chart's secret, where they are mapped to other variables.
 OWN_NAMES = {"SLIPSTREAM_VERSION", "SLIPSTREAM_OWNER_DATABASE_URL"}
 ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # PostgreSQL's
 IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
@@ -35,13 +35,13 @@ def test_every_command_of_manage_py_exists() -> None:
     started = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
     named = {command for text in TEXTS.values() for command in re.findall(started, text)}
     assert len(named) > 5
-    axes = find_spec("axes")  # production's alone, so not among the commands of a test's settings
+    axes = find_spec("axes")  # only in production, so its commands are not available with the test settings
     assert axes is not None
     assert axes.origin is not None
     assert named - {*get_commands(), *find_commands(str(Path(axes.origin).with_name("management")))} == set()
 
 
-def test_every_program_that_is_started_is_found() -> None:
+def test_every_started_program_exists() -> None:
     modules = {
         module.split(":")[0]
         for text in TEXTS.values()
@@ -52,7 +52,7 @@ def test_every_program_that_is_started_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["docs/metrics.md", "docs/runbook.md", *(name for name in TEXTS if "/helm/" in name)])
-def test_every_metric_that_is_spoken_of_is_exported(name: str) -> None:
+def test_every_mentioned_metric_is_exported(name: str) -> None:
     counted = {
         f"{name}{suffix}"
         for collector in metrics._registry._collector_to_names.values()
@@ -66,7 +66,7 @@ def test_every_metric_that_is_spoken_of_is_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
-def test_an_image_is_pinned_copies_what_exists_and_runs_as_nobody_in_particular(image: Path) -> None:
+def test_an_image_is_pinned_copies_existing_files_and_runs_without_privileges(image: Path) -> None:
     text = image.read_text()
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"python:3.11.14-slim-bookworm"}
     copied = [word for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for word in line.split()[:-1]]
@@ -79,6 +79,6 @@ def test_an_image_is_pinned_copies_what_exists_and_runs_as_nobody_in_particular(
     assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == tops | {"requirements*.txt"}
 
 
-def test_the_web_image_has_neither_torch_nor_what_needs_it() -> None:
+def test_the_web_image_contains_neither_torch_nor_modules_that_need_it() -> None:
     copied = (ROOT / "deploy" / "docker" / "web.Dockerfile").read_text()
     assert not re.search(r"COPY.*\b(engine|kernels|requirements\.txt|workers/(jobs|training|tasks))\b", copied)

@@ -1,4 +1,4 @@
-"""What the runbook says to do in an emergency, done: backup and restore, and a change of the secret key."""
+"""Executes procedures of the runbook: backup and restore, and a change of the secret key."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
 
 
 def commands(heading: str) -> list[str]:
-    """The lines of shell under a heading of the runbook."""
+    """The shell commands under a heading of the runbook."""
     section = RUNBOOK.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     blocks = section.split("```sh\n")[1:]
     return [line for block in blocks for line in block.split("\n```")[0].replace("\\\n", " ").splitlines() if line]
@@ -43,7 +43,7 @@ def program(name: str) -> Path:
 
 
 def run(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A line of the runbook, its `$NAME`s filled in. Without a shell, so it may use nothing of one's."""
+    """Runs a command of the runbook without a shell, after substituting its `$NAME`s. It may not use shell syntax."""
     words = [os.path.expandvars(word) for word in _filled(line, variables).split()]
     words[0] = sys.executable if words[0] == "python" else str(program(words[0]))
     environment = {**os.environ, **variables}
@@ -60,7 +60,7 @@ def _filled(line: str, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_backup_restored_elsewhere_goes_on_where_it_was(
+def test_jobs_continue_from_a_backup_restored_elsewhere(
     database_kind: str, tmp_path: Path, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
     server = postgres_server()
@@ -96,7 +96,7 @@ def test_a_backup_restored_elsewhere_goes_on_where_it_was(
             assert new.fence == old.fence + 1
             with connect(server.url("restored")) as nobody:
                 row = nobody.execute("SELECT count(*) FROM jobs_job").fetchone()
-                assert row == (0,), "policies came back with the tables"
+                assert row == (0,), "the row policies were not restored"
     finally:
         server.drop_database("restored")
 
@@ -108,7 +108,7 @@ def _sql(heading: str) -> list[bytes]:
 
 
 @pytest.mark.django_db
-def test_after_a_change_of_the_secret_key_the_old_one_may_go(settings: Settings) -> None:
+def test_after_reencryption_the_old_secret_key_is_not_needed(settings: Settings) -> None:
     settings.SECRET_KEY = "the old one"
     _, secret = endpoint_create(organization=organization_create(name="o"), url="https://example.com/", events=["*"])
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the new one", ["the old one"]

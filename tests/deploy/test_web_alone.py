@@ -1,4 +1,4 @@
-"""API, console and gateway from what their image has: the files that it copies, the packages that it installs."""
+"""API, console and gateway run with only the files and packages of their image."""
 
 import os
 import re
@@ -23,8 +23,8 @@ from packaging.utils import canonicalize_name
 
 from tests.deploy.chart import ROOT
 
-# Refuses every package that the image's requirements do not bring, however the test's own machine is equipped, and what
-# the checkout has: installed as editable, it would lend the image each module that was not copied.
+# Blocks every package that the image's requirements do not install, and the checkout: an editable installation would
+# provide each module that was not copied.
 BLOCKER = """
 import importlib.abc, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def installed_by(*files: str) -> set[str]:
-    """Distributions, with what they require in turn."""
+    """The distributions including their transitive requirements."""
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
     pending = [Requirement(line) for line in lines if line and not line.startswith(("#", "-r"))]
     found: set[str] = set()
@@ -101,7 +101,7 @@ def environment_of(folder: Path, data: Path) -> dict[str, str]:
 
 @contextmanager
 def web(folder: Path, data: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The image's own command, on another port. Yields it and its URL once it is ready."""
+    """Runs the image's command on another port. Yields the process and its URL when it is ready."""
     environment = environment_of(folder, data)
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
@@ -136,7 +136,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-TLS = {"X-Forwarded-Proto": "https"}  # as the proxy before it says
+TLS = {"X-Forwarded-Proto": "https"}  # set by the proxy
 MAKE_KEY = """
 from control.tenants.administration.services import api_key_create, organization_create
 from control.tenants.row_security.scope import Across, across_tenants
@@ -163,20 +163,20 @@ def served(image: Path, tmp_path: Path) -> Iterator[Served]:
         yield Served(process=process, url=url, headers=headers, log=tmp_path / "web.log")
 
 
-def test_what_the_image_lacks_is_what_models_need() -> None:
+def test_the_image_lacks_only_packages_for_models() -> None:
     absent = set(absent_packages())
 
     assert {"torch", "transformers", "numpy", "safetensors", "triton", "pytest", "starlette"} <= absent
     assert not absent & {"django", "celery", "opentelemetry", "psycopg", "tokenizers", "unfold"}
 
 
-def test_it_serves_without_what_models_need_and_ends_its_requests_on_sigterm(served: Served) -> None:
+def test_it_serves_without_model_packages_and_finishes_requests_on_sigterm(served: Served) -> None:
     with httpx2.Client(base_url=served.url, headers=served.headers, trust_env=False) as client:
         assert client.get("/v1/models").json()["data"] == []
         assert client.get("/admin/login/").status_code == 200
         body = {"model": "none", "messages": [{"role": "user", "content": "hello"}]}
         assert client.post("/v1/chat/completions", json=body).status_code == 404
-    assert httpx2.get(f"{served.url}/v1/models", trust_env=False).status_code == 301, "without TLS"
+    assert httpx2.get(f"{served.url}/v1/models", trust_env=False).status_code == 301, "not redirected to TLS"
 
     answer = post_across_sigterm(served, "/v1/projects", (b'{"name": ', b'"late"}'))
 
@@ -184,11 +184,11 @@ def test_it_serves_without_what_models_need_and_ends_its_requests_on_sigterm(ser
     assert answer.json()["name"] == "late"
     assert served.process.wait(30) in (0, -signal.SIGTERM)
     lines = served.log.read_text().splitlines()
-    assert [line for line in lines if not line.startswith("{")] == [], "JSON, uvicorn's own lines too"
+    assert [line for line in lines if not line.startswith("{")] == [], "all lines must be JSON, including uvicorn's"
 
 
 def post_across_sigterm(served: Served, path: str, parts: tuple[bytes, bytes]) -> httpx2.Response:
-    """The server is told to end when half of the body has been sent."""
+    """Sends SIGTERM to the server when half of the body has been sent."""
     halfway, terminated = threading.Event(), threading.Event()
     headers = {**served.headers, "Content-Length": str(len(b"".join(parts)))}
 

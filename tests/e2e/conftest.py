@@ -32,7 +32,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Stack]:
-    """One for all tests here; its end is a test as well, unless the last one has killed it."""
+    """A stack for all tests in this folder. Its shutdown is checked as well, unless the last test has killed it."""
     stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
     yield stack
     if stack.process.poll() is None:
@@ -43,7 +43,7 @@ def stack(
 
 
 def check_jobs(data_dir: Path) -> None:
-    """What became of them, whatever was killed meanwhile."""
+    """Checks the histories of all jobs, whatever was killed meanwhile."""
     config = settings.SLIPSTREAM.model_copy(update={"data_dir": data_dir})
     with (
         patch.object(settings, "SLIPSTREAM", config),
@@ -61,7 +61,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session", autouse=True)
 def deployment(client: openai.OpenAI) -> str:
-    """The id of one without a speculator, which gets ready while the first tests run."""
+    """The id of a deployment without a speculator, which starts while the first tests run."""
     answer = client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
     assert isinstance(answer, dict)
     return str(answer["id"])
@@ -69,7 +69,7 @@ def deployment(client: openai.OpenAI) -> str:
 
 @pytest.fixture(scope="session")
 def endpoint(client: openai.OpenAI, deployment: str) -> str:
-    """The name of the deployment, once it is ready."""
+    """The name of the deployment when it is ready."""
 
     def is_ready() -> bool:
         now = client.get(f"/deployments/{deployment}", cast_to=object)

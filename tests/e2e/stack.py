@@ -1,4 +1,4 @@
-"""A real `manage.py up` in a folder of its own, and the certainty that it leaves nothing behind."""
+"""A real `manage.py up` in a separate folder, with a check that it leaves nothing behind."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Stack:
     key: str
 
     def processes(self, fragment: str = "") -> list[int]:
-        """Every process of this stack, by the data folder in its environment, whose command line has `fragment`."""
+        """Processes with this stack's data folder in their environment and `fragment` in their command line."""
         mark = f"SLIPSTREAM_DATA_DIR={self.data_dir}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -34,13 +34,13 @@ class Stack:
                 is_ours = mark in (folder / "environ").read_bytes().split(b"\0")
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
-                continue  # ended meanwhile, or another user's
+                continue  # the process has ended or belongs to another user
             if is_ours and fragment in command:
                 found.append(int(folder.name))
         return found
 
     def endpoints(self) -> list[int]:
-        """The engines: they are not told where the data folder is, but who they are."""
+        """The engines. Their environment does not name the data folder, but their deployment."""
         return [pid for pid in _marked() if _command(pid).find("engine.server") >= 0 and self._is_mine(pid)]
 
     def _is_mine(self, pid: int) -> bool:
@@ -48,7 +48,7 @@ class Stack:
         return any(f"SLIPSTREAM_DEPLOYMENT_ID={log.stem}".encode() in _environment(pid) for log in folder.glob("*.log"))
 
     def stop(self) -> int:
-        """As Ctrl-C does. Returns: the exit code."""
+        """Stops the stack like Ctrl-C. Returns: the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(STOP_SECONDS)
 
@@ -77,7 +77,7 @@ def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
 
 
 def assert_nothing_is_left(stack: Stack) -> None:
-    """After an end as it should be."""
+    """Checks that a regular shutdown has left nothing behind."""
     assert stack.processes() == []
     assert stack.endpoints() == []
     assert not (stack.data_dir / "ready.json").exists()

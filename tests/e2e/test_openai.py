@@ -1,4 +1,4 @@
-"""The official `openai` package, unchanged, against the live API."""
+"""The unchanged official `openai` package works with the live API."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def test_a_file_is_kept_byte_for_byte_until_it_is_deleted(client: openai.OpenAI)
 @pytest.fixture(scope="module")
 def batch(client: openai.OpenAI) -> Any:
     """Eleven rows, the sixth of which is too long."""
-    too_long = [{"role": "user", "content": "x" * 2000}]  # a token a byte, and the model takes 1024
+    too_long = [{"role": "user", "content": "x" * 2000}]  # one token per byte; the model's limit is 1024
     return run_batch(
         client, [json.dumps(row(number, **({"messages": too_long} if number == 5 else {}))) for number in range(11)]
     )
@@ -97,7 +97,7 @@ def test_chat_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     assert answer.model == endpoint
 
 
-def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_stream_has_the_same_content_as_a_whole_answer(client: openai.OpenAI, endpoint: str) -> None:
     request: dict[str, Any] = {
         "model": endpoint,
         "messages": [{"role": "user", "content": "Tell me more"}],
@@ -113,7 +113,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI, endpoin
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage is not None
     assert whole.usage is not None
-    # The second time the prompt's beginning comes from the cache, so the details differ.
+    # The second request finds the beginning of the prompt in the cache, so the usage details differ.
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
@@ -125,7 +125,7 @@ def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
     assert answer.usage.completion_tokens <= 8
 
 
-def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, endpoint: str) -> None:
+def test_errors_are_the_clients_exceptions(client: openai.OpenAI, endpoint: str) -> None:
     messages: Any = [{"role": "user", "content": "Hello"}]
     stranger = client.with_options(api_key="sk_live_" + "0" * 44)
 

@@ -1,4 +1,4 @@
-"""A real engine behind the real gateway, asked by more than it can answer at once."""
+"""A real engine behind the real gateway, with more requests than it can answer at once."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tests.e2e.stack import Stack, wait_for
 
 pytestmark = pytest.mark.soak
 
-NUM_IN_FLIGHT = 80  # what an engine takes: 16 at once, 64 waiting
+NUM_IN_FLIGHT = 80  # an engine's capacity: 16 running, 64 queued
 OVERLOAD_SECONDS, NUM_CALLERS = 600.0, 120
 MAX_GROWTH_BYTES = 32 << 20
 
@@ -64,7 +64,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.timeout(1800)
-def test_ten_minutes_of_overload_cost_no_memory_and_the_rest_is_told_when_to_return(
+def test_ten_minutes_of_overload_leak_no_memory_and_refused_requests_get_a_retry_time(
     stack: Stack, endpoint: str
 ) -> None:
     engines = [pid for pid in stack.endpoints() if f"--model-name {endpoint}" in _command(pid)]
@@ -77,12 +77,12 @@ def test_ten_minutes_of_overload_cost_no_memory_and_the_rest_is_told_when_to_ret
             answer = await http.post("/completions", json=body(endpoint, 32))
             statuses[answer.status_code] += 1
             if answer.status_code == 429:
-                await asyncio.sleep(float(answer.headers["retry-after"]) / 4)  # a caller in a hurry
+                await asyncio.sleep(float(answer.headers["retry-after"]) / 4)  # retries earlier than requested
 
     async def overload() -> tuple[list[int], list[int]]:
         async with asker(stack) as http:
             callers = [asyncio.create_task(call_again_and_again(http)) for _ in range(NUM_CALLERS)]
-            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # caches fill, threads start
+            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # until caches are filled and threads are started
             early = [resident_bytes(pid) for pid in watched]
             await asyncio.gather(*callers)
             return early, [resident_bytes(pid) for pid in watched]

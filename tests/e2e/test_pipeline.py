@@ -1,4 +1,4 @@
-"""Prompts in, endpoint out: distil, train, evaluate, gate, deploy, on a tiny random model."""
+"""A pipeline from prompts to an endpoint: distil, train, evaluate, gate, deploy, with a tiny random model."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def get(client: openai.OpenAI, path: str) -> dict[str, Any]:
     return cast(dict[str, Any], client.get(path, cast_to=object))
 
 
-def test_a_pipeline_goes_from_prompts_to_an_endpoint_that_says_the_same(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_pipeline_turns_prompts_into_an_endpoint_with_the_same_answers(client: openai.OpenAI, endpoint: str) -> None:
     request = {
         "name": "faster",
         "model": MODEL,
@@ -44,7 +44,7 @@ def test_a_pipeline_goes_from_prompts_to_an_endpoint_that_says_the_same(client: 
         "held_out_file": upload(client, prompts(range(100, 100 + NUM_HELD_OUT))),
         "training": {"kind": "medusa", "num_heads": 2, "epochs": 2, "warmup_steps": 2, "evaluate_every": 10},
         "evaluation": {"concurrencies": [1, 4]},
-        "gate": {"min_speedup": 0.0, "outputs_equal": True},  # so small a model gains nothing
+        "gate": {"min_speedup": 0.0, "outputs_equal": True},  # such a small model gains nothing
     }
 
     pipeline = cast(dict[str, Any], client.post("/pipelines", cast_to=object, body=request))

@@ -1,4 +1,4 @@
-"""`manage.py up` against what goes wrong: killed parts, a killed whole, a second start."""
+"""`manage.py up` with killed processes, after a kill of the whole stack, and with a second start."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.e2e.test_openai import ENDED, row, upload
 
 
 def kill(stack: Stack, fragment: str) -> None:
-    """The process itself, not its keeper."""
+    """Kills the process itself, not its keeper."""
     (pid,) = [pid for pid in stack.processes(fragment) if not is_keeper(pid)]
     os.kill(pid, signal.SIGKILL)
 
@@ -32,14 +32,14 @@ def serves(stack: Stack) -> bool:
         return False
 
 
-def test_a_killed_server_comes_back(stack: Stack) -> None:
+def test_a_killed_server_is_restarted(stack: Stack) -> None:
     kill(stack, "uvicorn control.asgi")
 
     wait_for(lambda: not serves(stack), 5.0, "the server has not ended")
     wait_for(lambda: serves(stack), 30.0, "the server has not come back")
 
 
-def test_a_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: Stack, client: openai.OpenAI) -> None:
+def test_a_worker_killed_during_a_batch_loses_and_duplicates_no_row(stack: Stack, client: openai.OpenAI) -> None:
     lines = [json.dumps(row(number, max_tokens=48)) for number in range(64)]
     batch = client.batches.create(
         input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
@@ -57,7 +57,7 @@ def test_a_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: Stack
     assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(64)]
 
 
-def test_an_endpoint_outlives_the_supervisor(stack: Stack, client: openai.OpenAI, endpoint: str) -> None:
+def test_an_endpoint_survives_the_supervisor(stack: Stack, client: openai.OpenAI, endpoint: str) -> None:
     engines = stack.endpoints()
 
     kill(stack, "supervise_deployments")
@@ -86,7 +86,7 @@ def test_a_second_stack_over_the_same_data_is_refused(stack: Stack) -> None:
 
 
 def test_a_killed_stack_leaves_no_process_and_starts_again(stack: Stack, endpoint: str, model_dir: Path) -> None:
-    """`kill -9` of `up` itself, with an endpoint running; then the same data folder again. The last: it ends them."""
+    """Kills `up` with SIGKILL while an endpoint runs, then starts it again. This must be the last test."""
     assert stack.endpoints()
 
     stack.process.kill()

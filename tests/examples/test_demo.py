@@ -1,4 +1,4 @@
-"""The demo's parts that need no model: its prompts, what it shows, and how it explains a start that failed."""
+"""Parts of the demo that need no model: prompts, output, and the explanation of a failed start."""
 
 import io
 import json
@@ -46,7 +46,7 @@ def test_sets_that_share_a_question_are_refused() -> None:
         PromptSets(distill=["a", "b"], held_out=["b"])
 
 
-def test_rows_are_openais(tmp_path: Path) -> None:
+def test_rows_have_openais_form(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
 
     write_rows(path, ["Why?"], prefix="held_out", model="tiny", max_tokens=9)
@@ -57,14 +57,14 @@ def test_rows_are_openais(tmp_path: Path) -> None:
     assert (row["body"]["model"], row["body"]["max_tokens"], row["body"]["temperature"]) == ("tiny", 9, 0)
 
 
-def test_a_stage_is_told_in_a_line() -> None:
+def test_a_stages_metrics_fit_in_a_line() -> None:
     progress = {"done": 3, "total": 8, "unit": "steps"}
     stage = stage_json("train", "running", progress=progress, metrics={"loss": 1.234, "acceptance_length": 2.0})
 
     assert describe(Stage.from_json(stage)) == "    train: running 3/8 steps (loss 1.23, acceptance length 2.00)"
 
 
-def test_without_a_terminal_a_line_comes_when_a_stage_changes() -> None:
+def test_without_a_terminal_a_line_is_printed_when_a_stage_changes() -> None:
     output = io.StringIO()
     console = Console(file=output, width=100)
     view = make_view(console)
@@ -79,7 +79,7 @@ def test_without_a_terminal_a_line_comes_when_a_stage_changes() -> None:
     assert output.getvalue().splitlines() == ["    distil: running", "    distil: succeeded"]
 
 
-def test_on_a_terminal_there_is_a_bar_a_stage() -> None:
+def test_on_a_terminal_each_stage_has_a_bar() -> None:
     output = io.StringIO()
     console = Console(file=output, width=100, force_terminal=True)
     view = make_view(console)
@@ -92,7 +92,7 @@ def test_on_a_terminal_there_is_a_bar_a_stage() -> None:
     assert all(name in shown for name in ("distil", "train", "evaluate", "gate", "deploy"))
 
 
-def test_the_report_is_shown_and_summed_up() -> None:
+def test_the_report_is_shown_and_summarized() -> None:
     output = io.StringIO()
     console = Console(file=output, width=120)
 
@@ -105,8 +105,8 @@ def test_the_report_is_shown_and_summed_up() -> None:
     assert "concurrencies" not in summary(REPORT)
 
 
-def test_a_stack_that_does_not_come_up_says_why(tmp_path: Path) -> None:
-    """A real `manage.py up`, with a model that is not there."""
+def test_a_stack_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
+    """A real `manage.py up` with a model that does not exist."""
     stack = Stack(tmp_path / "data", models={"tiny": tmp_path / "nowhere"})
 
     with stack, pytest.raises(StackError, match="ended with code 1") as caught:
@@ -115,7 +115,7 @@ def test_a_stack_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     assert "--model tiny=" in str(caught.value)
 
 
-def test_the_kind_is_chosen_and_its_hyperparameters_go_along() -> None:
+def test_kind_and_hyperparameters_are_passed_on() -> None:
     assert read_options([]).training["kind"] == "medusa"
     options = read_options(["--kind", "mtp", "--training", '{"steps": 2}'])
     assert options.training == {"kind": "mtp", "max_seconds": 150, "steps": 2}

@@ -1,4 +1,4 @@
-"""Everything here needs a GPU, and says so where there is none."""
+"""All tests in this folder need a GPU; without one they are skipped."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 _HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:

@@ -1,4 +1,4 @@
-"""The engine on CUDA: what transformers says, whatever is drafted, in graphs or without, alone or in company."""
+"""The engine on CUDA gives transformers' answers with any draft, with or without graphs, alone or in a batch."""
 
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,14 @@ def test_graphs_change_no_token(model: Model, sampling: SamplingParams, caplog: 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 5])
-def test_drafts_and_company_change_no_token(model: Model, sampling: SamplingParams, tree: bool, batch: int) -> None:
+def test_drafts_and_batches_change_no_token(model: Model, sampling: SamplingParams, tree: bool, batch: int) -> None:
     plain = answers(model, sampling, batch=2, graph_decoding="off")
     size = model.config.vocab_size
     drafter = OracleDrafter(plain, max_depth=6, error=0.3, tree=tree, vocab_size=size)
     assert answers(model, sampling, drafter, batch=batch) == plain
 
 
-def test_a_round_takes_time_and_a_longer_context_no_other_program(model: Model) -> None:
+def test_a_step_takes_time_and_a_longer_context_needs_no_other_program(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=1, max_seq_len=512, draft_budget=8))
     for nodes, context in ((0, 16), (0, 300), (8, 16)):
         times = engine.time_graph_step(1, nodes, context=context, repeats=3)

@@ -1,4 +1,4 @@
-"""Attention: right, and equal to the bit for a chain, a tree and plain decoding."""
+"""Attention is correct, and bitwise equal for chains, trees and plain decoding."""
 
 import pytest
 import torch

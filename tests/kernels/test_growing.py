@@ -1,4 +1,4 @@
-"""Trees grown level by level without the host: those that the host's own way would grow."""
+"""Trees grown level by level on the device equal those grown on the host."""
 
 import torch
 
@@ -8,12 +8,12 @@ from kernels.growing import Pool
 B, W, K, DEPTHS = 3, 3, 4, 4
 
 
-def test_the_trees_are_the_hosts() -> None:
+def test_the_trees_equal_the_hosts() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 99, (DEPTHS, B, W, K), generator=generator)
     chances = (0.4 + 0.6 * torch.rand(DEPTHS, B, W, K, generator=generator)).sort(-1, descending=True).values
     pool = Pool.empty(B, K + (DEPTHS - 1) * W * K, torch.device("cpu"))
-    hosts = [GrowingTree(10**6) for _ in range(B)]  # no budget: its frontier is then the device's
+    hosts = [GrowingTree(10**6) for _ in range(B)]  # without a budget, its frontier equals the device's
     nodes, first = None, 0
     for depth in range(DEPTHS):
         width = W if depth else 1
@@ -36,7 +36,7 @@ def test_the_trees_are_the_hosts() -> None:
         torch.testing.assert_close(trees.survival[b], torch.tensor(expected.survival))
 
 
-def test_what_is_too_unlikely_is_in_no_tree_nor_what_stands_under_it() -> None:
+def test_unlikely_nodes_and_their_descendants_are_in_no_tree() -> None:
     pool = Pool.empty(1, 6, torch.device("cpu"))
     pool.offer(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))
     pool.offer(2, torch.tensor([[1, 0]]), torch.tensor([[[7, 8], [9, 10]]]), torch.tensor([[[1.0, 1.0], [0.5, 0.5]]]))

@@ -1,4 +1,4 @@
-"""Who has no GPU loads no triton."""
+"""Without a GPU, triton is not loaded."""
 
 import subprocess
 import sys

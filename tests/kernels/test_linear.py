@@ -1,4 +1,4 @@
-"""linear: right, and with rows that do not know of each other."""
+"""linear is correct, and its rows do not depend on each other."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.param == "reference":
         monkeypatch.setattr("kernels.linear.library", lambda: None)
     else:
-        assert library() is not None, "the machine that runs the tests has a C compiler"
+        assert library() is not None, "the tests need a C compiler"
     return str(request.param)
 
 
@@ -58,7 +58,7 @@ def test_int8_is_the_product_with_rounded_weights(
 
     out = linear(x, pack_int8(w, bias))
 
-    # as above
+    # the same tolerance as above
     tolerance = 0.02 * K**0.5 if implementation == "reference" and dtype == torch.bfloat16 else 1e-5 * K
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
 
@@ -73,7 +73,7 @@ def test_an_int8_weight_is_off_by_half_a_scale_at_most(implementation: str) -> N
 def test_a_float8_weight_keeps_four_binary_digits() -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
     restored = linear(torch.eye(64), pack_fp8(w)).T
-    least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # below the smallest normal number steps no longer shrink
+    least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # the step size is constant below the smallest normal number
     assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, least) * 1.0001).all())
     assert bool((restored[40] == 0).all())
 
@@ -126,6 +126,6 @@ def test_names_both_sides_of_a_wrong_shape() -> None:
         pack(torch.ones(4, 8, dtype=torch.float16))
 
 
-def test_reference_pads_to_its_tile_without_a_trace() -> None:
+def test_the_references_padding_does_not_affect_the_result() -> None:
     x, w = make((3, 16), torch.float32, 1), make((5, 16), torch.float32, 2)
     assert linear_reference(x, w).shape == (3, 5)

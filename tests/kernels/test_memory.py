@@ -1,4 +1,4 @@
-"""Memory in huge pages: tensors of their own, however many share a mapping."""
+"""Tensors in huge pages are independent, even if they share a mapping."""
 
 import gc
 
@@ -7,7 +7,7 @@ import torch
 from kernels.memory import empty
 
 
-def test_tensors_lie_apart_and_outlive_each_other() -> None:
+def test_tensors_do_not_overlap_and_outlive_each_other() -> None:
     shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # within one mapping, and larger than it
     tensors = [empty(shape, torch.bfloat16).fill_(index) for index, shape in enumerate(shapes)]
     del tensors[2]
@@ -26,5 +26,5 @@ def test_many_small_tensors_fill_more_than_one_mapping() -> None:
     assert all(bool((tensor == index).all()) for index, tensor in enumerate(tensors))
 
 
-def test_nothing_needs_no_memory() -> None:
+def test_an_empty_tensor_needs_no_memory() -> None:
     assert empty((0, 4), torch.float32).shape == (0, 4)

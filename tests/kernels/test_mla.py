@@ -1,4 +1,4 @@
-"""The absorbed form computes what keys and values of every head would, and rows depend on their own path alone."""
+"""The absorbed form agrees with attention over full keys and values, and rows depend only on their path."""
 
 import pytest
 import torch
@@ -50,11 +50,11 @@ def test_the_absorbed_form_computes_what_full_keys_and_values_would() -> None:
     scores += torch.full((LENGTH, LENGTH), float("-inf")).triu(1)
     expected = torch.einsum("hml,lhv->mhv", scores.softmax(-1), values)
 
-    torch.testing.assert_close(run(torch.arange(LENGTH), torch.float32), expected, atol=1e-4, rtol=1e-4)  # other order
+    torch.testing.assert_close(run(torch.arange(LENGTH), torch.float32), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_path(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_on_any_path(dtype: torch.dtype) -> None:
     together = run(torch.arange(LENGTH), dtype)
     for rows in ([0], [36], [15, 16, 17], list(range(20, 37))):
         for num_drafted in (0, 1, 9):

@@ -1,4 +1,4 @@
-"""Experts are chosen and mixed as the paper says, and a row's result does not depend on its company."""
+"""Experts are chosen and mixed as in the paper, and a row's result does not depend on other rows."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_the_best_experts_of_the_best_groups_are_chosen(changes: dict[str, float
         best = sorted(allowed, key=lambda e: -float(ranked[e]))[:K]
         expected = scores[best] / (scores[best].sum() if routing.normalized else 1.0) * routing.scale
         assert chosen[row].tolist() == best
-        torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # one rounding a term
+        torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # one rounding per term
 
 
 def test_experts_are_added_by_their_weights() -> None:
@@ -60,7 +60,7 @@ def test_experts_are_added_by_their_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     routing, _ = make_routing()
     experts, _ = make_experts(dtype)
     x = torch.randn(37, H, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -75,7 +75,7 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
             assert torch.equal(part, whole[start:end])
 
 
-def test_no_rows_are_fine() -> None:
+def test_a_pass_may_have_no_rows() -> None:
     routing, _ = make_routing()
     chosen, weights = route(torch.empty(0, H), routing)
     assert mix_experts(torch.empty(0, H), chosen, weights, make_experts(torch.float32)[0]).shape == (0, H)

@@ -1,4 +1,4 @@
-"""The team of threads: any number of them gives the same bits."""
+"""Any number of threads gives the same bits."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def digest() -> str:
-    """Of products large and small, many phases one after the other."""
+    """A hash of large and small products in many consecutive phases."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 256, generator=generator)
     weights = [pack(torch.randn(256, 256, generator=generator) / 16) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The kernels as a processor without AVX-512 gets them."""
+"""The kernels for processors without AVX-512."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_all() -> None:
-    """What the other files test, once for each way through the code."""
+    """Runs the tests of the other files, once for each code path."""
     assert library() is not None
     for dtype in (torch.float32, torch.bfloat16):
         test_attention.test_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
@@ -32,7 +32,7 @@ def check_all() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others always get these")
-def test_without_avx512_everything_holds_as_well(tmp_path: Path) -> None:
+def test_all_kernel_tests_pass_without_avx512(tmp_path: Path) -> None:
     compiler = tmp_path / "cc-without-avx512"
     compiler.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f\n')
     compiler.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Operations on single rows against their references."""
+"""Operations on single rows agree with their references."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from kernels.rope import HeadNorms, rope_write, rope_write_reference
 from kernels.swiglu import swiglu, swiglu_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
-# A bfloat16 result may fall to the other side of a rounding boundary: one unit in 2**-8.
+# A bfloat16 result may round differently, by one unit in 2**-8.
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
@@ -36,7 +36,7 @@ def test_swiglu_agrees_with_its_reference(dtype: torch.dtype, width: int) -> Non
     assert_near(swiglu(x, dtype), swiglu_reference(x, dtype))
 
 
-def test_swiglu_stands_extreme_gates() -> None:
+def test_swiglu_handles_extreme_gates() -> None:
     gates = torch.tensor([[-1e4, -90.0, -87.0, 0.0, 87.0, 90.0, 1e4, 3.0] * 2])
     out = swiglu(torch.cat((gates, torch.ones_like(gates)), dim=1), torch.float32)
     torch.testing.assert_close(out, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-30)
@@ -59,4 +59,4 @@ def test_rope_write_agrees_with_its_reference(dtype: torch.dtype, normed: bool) 
 
     for ours, reference in zip(*results, strict=True):
         assert_near(ours, reference)
-    assert not results[0][1][[4, 6, 7]].any(), "slots that no row names stay untouched"
+    assert not results[0][1][[4, 6, 7]].any(), "unused slots must not be written"

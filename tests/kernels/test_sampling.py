@@ -1,4 +1,4 @@
-"""Philox against published vectors; sampling against brute force and against the distribution it claims."""
+"""Philox agrees with published vectors, and sampling with brute force and with the softmax distribution."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_noise_is_the_word_of_the_token_in_the_block_of_its_four_neighbours() ->
     assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == chosen.tolist()
 
 
-@pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # at both sides of the blocks that numpy takes at a time
+@pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # both sides of numpy's block size
 def test_the_vocabularys_noise_is_that_of_its_tokens(size: int) -> None:
     tokens = torch.arange(size)
     words = torch.from_numpy(vocabulary_words(3, 4, size))
@@ -52,14 +52,14 @@ def test_the_vocabularys_noise_is_that_of_its_tokens(size: int) -> None:
     torch.testing.assert_close(noise, gumbel_rows_reference([3], [4], tokens[None])[0], rtol=1e-15, atol=1e-15)
 
 
-def test_noise_of_rows_is_the_references() -> None:
+def test_the_noise_of_rows_equals_the_references() -> None:
     tokens, seeds, positions = torch.randint(0, 10**6, (3, 50)), (0, 2**64 - 1, 12345), (0, 2**31 - 1, 7)
     ours, reference = gumbel_rows(seeds, positions, tokens), gumbel_rows_reference(seeds, positions, tokens)
-    torch.testing.assert_close(ours, reference, rtol=1e-15, atol=1e-15)  # logarithms of two libraries
+    torch.testing.assert_close(ours, reference, rtol=1e-15, atol=1e-15)  # logarithms differ between libraries
 
 
 def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> int:
-    """Every token's noise, filters from their definitions."""
+    """Samples with the noise of every token, and filters according to their definitions."""
     scaled = [value / temperature for value in logits.tolist()]
     ranked = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
     ranked = ranked[:top_k] if top_k else ranked
@@ -84,7 +84,7 @@ def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float,
     min_p=st.sampled_from([0.0, 0.07, 0.6]),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_leaving_out_hopeless_tokens_changes_nothing(
+def test_ignoring_hopeless_tokens_changes_nothing(
     values: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
     logits = torch.tensor(values)
@@ -93,7 +93,7 @@ def test_leaving_out_hopeless_tokens_changes_nothing(
     assert chosen == brute_force(logits, **options)  # type: ignore[arg-type]
 
 
-LARGE = [  # size, spread: peaked and flat, so that candidates are few, many, or everybody
+LARGE = [  # size, spread: peaked and flat, so that few, many or all tokens are candidates
     (5000, 6.0),
     (5000, 1.5),
     (5000, 0.01),
@@ -103,7 +103,7 @@ LARGE = [  # size, spread: peaked and flat, so that candidates are few, many, or
 
 @pytest.mark.parametrize(("size", "spread"), LARGE)
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.7}, {"min_p": 0.05}])
-def test_looking_near_the_best_alone_chooses_the_references_token(
+def test_searching_only_near_the_best_gives_the_references_token(
     size: int, spread: float, filters: dict[str, float]
 ) -> None:
     logits = spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
@@ -114,7 +114,7 @@ def test_looking_near_the_best_alone_chooses_the_references_token(
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.5}])
-def test_what_a_grammar_excludes_is_never_chosen(filters: dict[str, float]) -> None:
+def test_tokens_excluded_by_a_grammar_are_never_chosen(filters: dict[str, float]) -> None:
     logits = torch.full((300,), -math.inf)
     logits[[7, 250]] = torch.tensor([-500.0, -502.0])
     options = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, **filters}
@@ -122,7 +122,7 @@ def test_what_a_grammar_excludes_is_never_chosen(filters: dict[str, float]) -> N
     assert chosen == ({7} if "min_p" in filters else {7, 250})
 
 
-def test_a_cut_through_equals_keeps_the_lower_ids() -> None:
+def test_a_cut_between_equal_tokens_keeps_the_lower_ids() -> None:
     logits = torch.zeros(8)
     for filters in ({"top_k": 3, "top_p": 1.0}, {"top_k": 0, "top_p": 0.375}, {"top_k": 6, "top_p": 0.5}):
         options = {"temperature": 1.0, "min_p": 0.0, "seed": 4, **filters}
@@ -130,7 +130,7 @@ def test_a_cut_through_equals_keeps_the_lower_ids() -> None:
         assert chosen == {0, 1, 2}
 
 
-def test_greedy_rows_take_the_lowest_of_equals() -> None:
+def test_greedy_rows_take_the_lowest_of_equal_tokens() -> None:
     assert greedy_tokens(torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 0.0]])) == [1, 0]
 
 

@@ -1,4 +1,4 @@
-"""The best columns of a row against torch's."""
+"""The best columns of a row agree with torch's."""
 
 import pytest
 import torch
@@ -10,10 +10,10 @@ def make(rows: int, size: int) -> torch.Tensor:
     return 4.0 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
 
 
-# on both sides of a vector, and of the size from which rows are shared between threads
+# both sides of the vector size, and of the size from which threads share rows
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 15), (2, 16), (5, 17), (4, 1809), (3, 43_690), (3, 43_691)])
 @pytest.mark.parametrize("count", [1, 6, 24])
-def test_the_best_and_the_mass_are_those_of_the_reference(rows: int, size: int, count: int) -> None:
+def test_the_best_columns_and_the_mass_equal_the_references(rows: int, size: int, count: int) -> None:
     logits, count = make(rows, size), min(count, size)
     values, columns, masses = top_k(logits, count)
     best, _, reference = top_k_reference(logits, count)

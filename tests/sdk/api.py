@@ -1,4 +1,4 @@
-"""A stand-in for the service: answers from a script, and keeps what it was asked."""
+"""A fake service that gives scripted responses and records requests."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Answer = httpx2.Response | Exception | Callable[[httpx2.Request], httpx2.Respons
 
 
 class ScriptedApi:
-    """Gives its answers in order, one for each request; a test fails if it asks for more."""
+    """Gives its responses in order, one for each request; further requests fail the test."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""The command against a server that answers from a script: what it asks, prints, and ends with."""
+"""Requests, output and exit codes of the command with a fake service."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ Run = Callable[..., Result]
 @contextmanager
 def served(api: ScriptedApi) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the base class looks for this name
+        def do_GET(self) -> None:  # the base class requires this name
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             answer = api(
                 httpx2.Request(self.command, f"http://api.test{self.path}", headers=dict(self.headers), content=body)
@@ -66,14 +66,14 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     return call
 
 
-def test_who_is_not_logged_in_is_told_how(run: Run) -> None:
+def test_without_a_login_the_command_explains_how_to_log_in(run: Run) -> None:
     result = run("files", "list")
 
     assert result.exit_code == 2
     assert "slipstream login" in result.stderr
 
 
-def test_a_login_is_kept_for_its_owner_alone(run: Run, tmp_path: Path) -> None:
+def test_a_login_is_readable_only_by_its_owner(run: Run, tmp_path: Path) -> None:
     api = ScriptedApi(page(), page(file_json()))
 
     with served(api) as url:
@@ -85,20 +85,20 @@ def test_a_login_is_kept_for_its_owner_alone(run: Run, tmp_path: Path) -> None:
     assert api.requests[1].headers["authorization"] == "Bearer sk_live_secret"
 
 
-def test_a_key_that_is_refused_is_not_kept(run: Run, tmp_path: Path) -> None:
+def test_a_refused_key_is_not_stored(run: Run, tmp_path: Path) -> None:
     result = run("login", api=ScriptedApi(failure(401, "Incorrect API key", code="invalid_api_key")))
 
     assert (result.exit_code, (tmp_path / "config").exists()) == (1, False)
     assert "Incorrect API key" in result.stderr
 
 
-def test_a_list_as_json_is_one_object_a_line(run: Run) -> None:
+def test_a_list_as_json_has_one_object_per_line(run: Run) -> None:
     result = run("--json", "files", "list", api=ScriptedApi(page(file_json(id="file-2"), file_json())))
 
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["file-2", "file-1"]
 
 
-def test_what_is_not_there_has_its_own_exit_code(run: Run) -> None:
+def test_a_missing_object_has_its_own_exit_code(run: Run) -> None:
     missing = failure(404, "No such File object", code="file_not_found", x_request_id="req_1")
 
     result = run("--json", "files", "show", "file-x", api=ScriptedApi(missing))
@@ -108,7 +108,7 @@ def test_what_is_not_there_has_its_own_exit_code(run: Run) -> None:
     assert (error["code"], error["request_id"]) == ("file_not_found", "req_1")
 
 
-def test_a_batch_is_made_of_a_file_here_and_waited_for(run: Run, tmp_path: Path) -> None:
+def test_a_batch_is_created_from_a_local_file_and_waited_for(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("{}\n")
     done = batch_json(status="completed", output_file_id="file-9")
@@ -140,7 +140,7 @@ def test_a_pipeline_takes_json_for_its_training_and_gate(run: Run) -> None:
 
 
 @pytest.mark.parametrize("given", ["{", "[]"])
-def test_what_is_no_json_object_is_wrong_usage(run: Run, given: str) -> None:
+def test_an_argument_that_is_not_a_json_object_is_a_usage_error(run: Run, given: str) -> None:
     assert run("pipelines", "create", "math", "tiny", "file-1", "--gate", given).exit_code == 2
 
 
@@ -153,7 +153,7 @@ def test_a_rejected_pipeline_fails_the_command(run: Run) -> None:
     assert "speedup 1.1 is below 1.25 [gate_rejected]" in result.stderr
 
 
-def test_an_answer_is_written_as_it_comes_and_is_no_markup(run: Run) -> None:
+def test_an_answer_is_streamed_and_not_interpreted_as_markup(run: Run) -> None:
     body = chunk("[red]vi") + chunk("er[/]") + b"data: [DONE]\n\n"
     api = ScriptedApi(httpx2.Response(200, content=body))
 
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tm
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
 
 
-def test_a_large_file_goes_in_parts_and_says_how_to_go_on(
+def test_a_large_file_is_sent_in_parts_with_a_note_on_how_to_continue(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)

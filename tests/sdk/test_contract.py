@@ -1,4 +1,4 @@
-"""The client against the API itself, in one process: what one side writes, the other reads."""
+"""The client works with the real API, in one process."""
 
 import json
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def rows(num_rows: int) -> bytes:
     return "".join(json.dumps(chat_row(f"row-{number}")) + "\n" for number in range(num_rows)).encode()
 
 
-def test_files_go_up_come_down_and_away(client: Client, tmp_path: Path) -> None:
+def test_files_are_uploaded_downloaded_and_deleted(client: Client, tmp_path: Path) -> None:
     content = rows(3)
     file = client.files.upload(content, filename="prompts.jsonl")
 
@@ -64,14 +64,14 @@ def test_files_go_up_come_down_and_away(client: Client, tmp_path: Path) -> None:
         client.files.retrieve(file.id)
 
 
-def test_lists_are_walked_to_their_end(client: Client) -> None:
+def test_lists_include_all_pages(client: Client) -> None:
     uploaded = [client.files.upload(rows(1), filename=f"{number}.jsonl").id for number in range(5)]
 
     steps = client.files.http.pages(File, "files", {"limit": 2})
     assert [file.id for file in client.files.driver.iterate(steps)] == uploaded[::-1]
 
 
-def test_batches_are_made_shown_and_cancelled(client: Client, base_model: BaseModel) -> None:
+def test_batches_are_created_retrieved_and_cancelled(client: Client, base_model: BaseModel) -> None:
     file = client.files.upload(rows(2))
 
     batch = client.batches.create(input_file_id=file.id, metadata={"for": "test"})
@@ -79,10 +79,10 @@ def test_batches_are_made_shown_and_cancelled(client: Client, base_model: BaseMo
     assert (batch.status, batch.metadata, batch.errors) == ("validating", {"for": "test"}, ())
     assert client.batches.retrieve(batch.id) == batch
     assert [listed.id for listed in client.batches.list()] == [batch.id]
-    assert client.batches.cancel(batch.id).status == "cancelling"  # the worker ends it
+    assert client.batches.cancel(batch.id).status == "cancelling"  # the worker completes the cancellation
 
 
-def test_pipelines_are_made_shown_cancelled_and_resumed(client: Client, base_model: BaseModel) -> None:
+def test_pipelines_are_created_retrieved_cancelled_and_resumed(client: Client, base_model: BaseModel) -> None:
     file = client.files.upload(rows(6))
 
     pipeline = client.pipelines.create(
@@ -96,7 +96,7 @@ def test_pipelines_are_made_shown_cancelled_and_resumed(client: Client, base_mod
     assert client.pipelines.resume(pipeline.id).status == "distilling"
 
 
-def test_what_a_pipeline_refuses_is_said(client: Client, base_model: BaseModel) -> None:
+def test_a_refused_pipeline_gives_the_reason(client: Client, base_model: BaseModel) -> None:
     file = client.files.upload(rows(2))
 
     with pytest.raises(BadRequestError) as caught:
@@ -116,7 +116,7 @@ def test_models_and_deployments_are_listed_started_and_stopped(client: Client, b
     assert "math" not in {listed.name for listed in client.deployments.list()}
 
 
-def test_speculators_are_shown_and_those_of_others_are_not(base_model: BaseModel) -> None:
+def test_only_the_organizations_own_speculators_are_visible(base_model: BaseModel) -> None:
     mine = make_organization()
     speculators = [
         Speculator.objects.create(
@@ -133,7 +133,7 @@ def test_speculators_are_shown_and_those_of_others_are_not(base_model: BaseModel
             client.speculators.retrieve(speculators[1].pk)
 
 
-def test_an_evaluation_is_asked_for_cancelled_and_certified() -> None:
+def test_an_evaluation_is_created_cancelled_and_certified() -> None:
     mine = make_organization()
     speculator, (_, token) = make_speculator(mine), make_key(mine)
     with Client(URL, token, transport=TRANSPORT) as client:
@@ -153,7 +153,7 @@ def test_an_evaluation_is_asked_for_cancelled_and_certified() -> None:
     assert statement["speculator"]["id"] == speculator.pk
 
 
-def test_requests_are_kept_and_become_a_file(client: Client, base_model: BaseModel) -> None:
+def test_captured_requests_become_a_file(client: Client, base_model: BaseModel) -> None:
     deployment = client.deployments.create(name="math", model=base_model.name)
 
     assert client.captures.set(deployment.id, hours=24).num_requests == 0
@@ -173,7 +173,7 @@ def test_a_wrong_key_is_refused() -> None:
     assert caught.value.request_id
 
 
-def test_a_file_goes_up_in_parts_and_on_where_it_was(client: Client, tmp_path: Path) -> None:
+def test_an_upload_in_parts_is_continued(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(rows(9))
     size = path.stat().st_size
@@ -214,7 +214,7 @@ def test_a_dataset_names_its_bad_lines(client: Client) -> None:
         client.datasets.retrieve(dataset.id)
 
 
-def test_keys_are_made_rotated_and_revoked(client: Client) -> None:
+def test_keys_are_created_rotated_and_revoked(client: Client) -> None:
     made = client.api_keys.create(name="ci", scopes=["files:read"])
 
     assert made.key is not None
@@ -234,7 +234,7 @@ def test_usage_and_costs_come_in_buckets(client: Client) -> None:
     assert all(bucket.results == [] for bucket in client.usage.costs(start_time=0, end_time=86400))
 
 
-def test_what_happened_is_listed_and_sent_to_endpoints(client: Client, base_model: BaseModel) -> None:
+def test_events_are_listed_and_sent_to_endpoints(client: Client, base_model: BaseModel) -> None:
     endpoint = client.webhook_endpoints.create(url="https://example.com/hook", events=["batch.*"])
     batch = client.batches.create(input_file_id=client.files.upload(rows(1)).id)
     client.batches.cancel(batch.id)
@@ -249,7 +249,7 @@ def test_what_happened_is_listed_and_sent_to_endpoints(client: Client, base_mode
 
 
 class InThisThread(httpx2.AsyncBaseTransport):
-    """Django's connection, and the test's transaction with it, is another one inside of an event loop: so without."""
+    """Runs without an event loop, in which Django would use a connection outside the test's transaction."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await request.aread()
@@ -257,7 +257,7 @@ class InThisThread(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status_code, headers=response.headers, content=response.read())
 
 
-def test_the_asynchronous_client_speaks_the_same(base_model: BaseModel) -> None:
+def test_the_asynchronous_client_has_the_same_protocol(base_model: BaseModel) -> None:
     _, token = make_key()
 
     async def talk() -> None:
@@ -270,5 +270,5 @@ def test_the_asynchronous_client_speaks_the_same(base_model: BaseModel) -> None:
             with pytest.raises(PipelineFailed):
                 await pipeline.wait()
 
-    with pytest.raises(StopIteration):  # its end; nothing in it waits, so it needs no event loop
+    with pytest.raises(StopIteration):  # the coroutine's end; it never suspends, so it needs no event loop
         talk().send(None)

@@ -1,4 +1,4 @@
-"""`slipstream evaluations` and `slipstream certificates`: from a request to a checked certificate."""
+"""`slipstream evaluations` and `slipstream certificates`, from a request to a verified certificate."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def evaluation_json(**changes: Any) -> dict[str, Any]:
     return values | changes
 
 
-def test_an_evaluation_of_a_file_here_is_waited_for(run: Run, tmp_path: Path) -> None:
+def test_an_evaluation_of_a_local_file_is_waited_for(run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}\n")
     progress = {"done": 3, "total": 10, "unit": "answers"}
@@ -39,7 +39,7 @@ def test_an_evaluation_of_a_file_here_is_waited_for(run: Run, tmp_path: Path) ->
     assert api.body(1) == asked
 
 
-def test_one_that_fails_ends_with_4(run: Run) -> None:
+def test_a_failed_evaluation_has_exit_code_4(run: Run) -> None:
     failed = evaluation_json(status="failed", error={"code": "out_of_memory", "message": "too big"})
 
     result = run("evaluations", "wait", "eval_1", api=ScriptedApi(ok(failed)))
@@ -50,14 +50,14 @@ def test_one_that_fails_ends_with_4(run: Run) -> None:
         client.evaluations.wait("eval_1")
 
 
-def test_those_of_one_speculator_are_listed(run: Run) -> None:
+def test_evaluations_of_one_speculator_are_listed(run: Run) -> None:
     api = ScriptedApi(page(evaluation_json()))
 
     assert "eval_1" in run("evaluations", "list", "--speculator-id", "spec_1", api=api).stdout
     assert api.requests[0].url.params["speculator_id"] == "spec_1"
 
 
-def test_a_certificate_is_fetched_once_and_checked_without_a_network(run: Run, tmp_path: Path) -> None:
+def test_a_certificate_is_downloaded_and_verified_offline(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     certificate = certificate_of(make_evidence())
     assert run("certificates", "verify", str(path)).exit_code == 1  # no key yet
@@ -70,7 +70,7 @@ def test_a_certificate_is_fetched_once_and_checked_without_a_network(run: Run, t
     assert json.loads(result.stdout) == make_evidence()
 
 
-def test_a_forged_certificate_ends_with_1_and_one_of_different_answers_with_4(run: Run, tmp_path: Path) -> None:
+def test_a_forged_certificate_has_exit_code_1_and_one_with_different_answers_4(run: Run, tmp_path: Path) -> None:
     path, key = tmp_path / "certificate.json", tmp_path / "key.pem"
     key.write_text(public_key_body()["public_key"])
     different = certificate_of(make_evidence(equal=19, different=1))

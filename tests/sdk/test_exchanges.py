@@ -1,4 +1,4 @@
-"""Speculators that leave and come in: the client against the service, and the command against a script."""
+"""Export and import of speculators: the client with the real API, and the command with a fake service."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def test_an_import_names_file_format_model_and_name() -> None:
     assert api.body() == {"file_id": "file-1", "format": "specforge", "model": "m", "name": "heads"}
 
 
-def test_one_in_use_is_a_conflict() -> None:
+def test_deleting_a_speculator_in_use_is_a_conflict() -> None:
     error = {"message": "served", "type": "invalid_request_error", "param": None, "code": "speculator_in_use"}
     api = ScriptedApi(httpx2.Response(409, json={"error": error}))
 
@@ -49,7 +49,7 @@ def test_one_in_use_is_a_conflict() -> None:
     assert (api.requests[0].method, api.requests[0].url.path) == ("DELETE", "/v1/speculators/spec_1")
 
 
-def test_the_command_writes_an_export_where_it_is_told(run: Run, tmp_path: Path) -> None:
+def test_the_command_writes_an_export_to_the_given_path(run: Run, tmp_path: Path) -> None:
     api = ScriptedApi(ok(file_json(id="file-9")), httpx2.Response(200, content=b"PK"))
 
     result = run("speculators", "export", "spec_1", str(tmp_path / "out.zip"), "--format", "medusa", api=api)

@@ -1,4 +1,4 @@
-"""What the newer commands ask and print."""
+"""Requests and output of further commands."""
 
 import json
 import time
@@ -41,7 +41,7 @@ def printed(result: Any) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_cap_is_made_and_raised(run: Run) -> None:  # the fixture
+def test_a_cap_is_created_and_raised(run: Run) -> None:  # the fixture
     api = ScriptedApi(ok(CAP))
 
     assert printed(run("--json", "caps", "create", "5", api=api))["id"] == "cap_1"
@@ -85,7 +85,7 @@ def test_an_adapter_is_uploaded_from_its_folder(run: Run, tmp_path: Path) -> Non
     assert [asked(api, index) for index in (-2, -1)] == [("DELETE", "/v1/files/file-1"), ("DELETE", "/v1/files/file-2")]
 
 
-def test_a_rollout_is_begun_and_listed(run: Run) -> None:
+def test_a_rollout_is_started_and_listed(run: Run) -> None:
     api = ScriptedApi(ok(ROLLOUT))
 
     printed(run("--json", "rollouts", "create", "dep_1", "spec_1", "--share", "5", api=api))
@@ -95,14 +95,14 @@ def test_a_rollout_is_begun_and_listed(run: Run) -> None:
     assert asked(api) == ("GET", "/v1/deployments/dep_1/rollouts")
 
 
-def test_a_file_that_is_not_here_is_wrong_usage_and_asks_for_nothing(run: Run) -> None:
+def test_a_missing_local_file_is_a_usage_error_without_a_request(run: Run) -> None:
     result = run("batches", "create", "prompts.jsonl", api=ScriptedApi())
 
     assert result.exit_code == 2
-    assert "no file prompts.jsonl" in result.stderr
+    assert "no local file prompts.jsonl" in result.stderr
 
 
-def test_a_refused_key_comes_with_advice_for_people(run: Run) -> None:
+def test_a_refused_key_is_reported_with_advice(run: Run) -> None:
     def refused() -> ScriptedApi:
         return ScriptedApi(failure(401, "Incorrect API key provided.", code="invalid_api_key"))
 
@@ -122,7 +122,7 @@ def test_a_bad_dataset_fails_the_check(run: Run) -> None:
     assert "slipstream datasets errors dataset_1" in result.stderr
 
 
-def test_requests_are_kept_and_made_a_file_of(run: Run) -> None:
+def test_requests_are_captured_and_turned_into_a_file(run: Run) -> None:
     kept = {"deployment_id": "dep_1", "hours": 48, "num_requests": 0, "created_at": 1}
     api = ScriptedApi(ok(kept))
 
@@ -131,7 +131,7 @@ def test_requests_are_kept_and_made_a_file_of(run: Run) -> None:
     assert printed(run("--json", "captures", "file", "dep_1", api=ScriptedApi(ok(file_json()))))["id"] == "file-1"
 
 
-def test_a_key_ends_after_its_days(run: Run) -> None:
+def test_a_key_expires_after_its_days(run: Run) -> None:
     key = {"id": "key_1", "name": "ci", "hint": "…", "scopes": ["files:read"], "key": "sk_live_new", "created_at": 1}
     api = ScriptedApi(ok(key))
 
@@ -142,7 +142,7 @@ def test_a_key_ends_after_its_days(run: Run) -> None:
     assert 29 * 86400 < api.body()["expires_at"] - time.time() <= 30 * 86400
 
 
-def test_what_lies_within_an_object_is_written_in_words(run: Run) -> None:
+def test_nested_objects_are_shown_as_tables(run: Run) -> None:
     progress = {"done": 7, "total": 9, "unit": "rows"}
     report = {"speedup": 1.5701234, "equal": True, "concurrencies": [{"concurrency": 1}], "definitions": {}}
     stages = [stage_json("distil", "running", progress=progress, job_id="job_1")]
@@ -153,10 +153,10 @@ def test_what_lies_within_an_object_is_written_in_words(run: Run) -> None:
     assert "7 / 9 rows" in shown
     assert "1.5701" in shown
     assert "0.25 usd" in shown
-    assert "{" not in shown, "JSON is for --json"
+    assert "{" not in shown, "JSON is only printed with --json"
 
 
-def test_a_row_of_a_list_is_a_line_where_no_terminal_is(run: Run) -> None:
+def test_without_a_terminal_each_row_of_a_list_is_a_line(run: Run) -> None:
     api = ScriptedApi(page(file_json(id=f"file-{'1' * 32}", filename="a-long-name" * 20)))
 
     *_, row = run("files", "list", api=api).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The client against the real API, in this process: caps, distillations, registered models, adapters, rollouts."""
+"""The client with the real API, in this process: caps, distillations, registered models, adapters, rollouts."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def base_model(organization: Organization) -> BaseModel:
     return make_base_model("tiny")
 
 
-def test_caps_are_made_changed_and_removed(client: Client) -> None:
+def test_caps_are_created_changed_and_deleted(client: Client) -> None:
     cap = client.spend_caps.create(amount=12.5)
 
     assert (cap.amount["value"], cap.is_reached, cap.project_id) == (12.5, False, None)
@@ -55,7 +55,7 @@ def test_a_quotes_cap_is_changed(client: Client, organization: Organization, bas
     assert client.quotes.update(quote.pk, cap=None).cap is None
 
 
-def test_a_distillation_is_made_and_cancelled(client: Client, base_model: BaseModel) -> None:
+def test_a_distillation_is_created_and_cancelled(client: Client, base_model: BaseModel) -> None:
     file = client.files.upload(rows(3))
 
     made = client.distillations.create(model="tiny", prompts_file=file.id, metadata={"for": "test"})
@@ -66,7 +66,7 @@ def test_a_distillation_is_made_and_cancelled(client: Client, base_model: BaseMo
     assert client.distillations.cancel(made.id).status == "cancelling"
 
 
-def test_models_are_registered_and_removed(client: Client) -> None:
+def test_models_are_registered_and_deleted(client: Client) -> None:
     made = client.base_models.create(name="mine", source="s3://models/mine")
 
     assert (made.status, made.source) == ("checking", "s3://models/mine")
@@ -84,7 +84,7 @@ def test_an_adapter_is_uploaded_from_its_folder_and_served(
 
     adapter = client.adapters.upload(tmp_path, name="tone", model="tiny")
     assert (adapter.rank, adapter.target_modules) == (2, ["q_proj"])
-    assert list(client.files.list()) == [], "the two files have served their purpose"
+    assert list(client.files.list()) == [], "the uploaded files are not needed any more"
 
     deployment = client.deployments.create(name="support", model="tiny", adapters=[adapter.id])
     assert [served["model"] for served in deployment.adapters] == ["support:tone"]
@@ -95,7 +95,7 @@ def test_an_adapter_is_uploaded_from_its_folder_and_served(
     assert list(client.adapters.list()) == []
 
 
-def test_a_rollout_is_begun_watched_and_cancelled(
+def test_a_rollout_is_started_retrieved_and_cancelled(
     client: Client, organization: Organization, base_model: BaseModel
 ) -> None:
     deployment = client.deployments.create(name="support", model="tiny")
@@ -112,7 +112,7 @@ def test_a_rollout_is_begun_watched_and_cancelled(
     assert client.rollouts.wait(deployment.id, rollout.id).status == "rolled_back"
 
 
-def test_metrics_come_by_the_stretch(client: Client, base_model: BaseModel) -> None:
+def test_metrics_are_listed_by_interval(client: Client, base_model: BaseModel) -> None:
     deployment = client.deployments.create(name="support", model="tiny")
     start = int(timezone.now().timestamp()) - 2 * 3600
 

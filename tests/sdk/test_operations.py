@@ -1,4 +1,4 @@
-"""Every operation of docs/openapi.yaml is a method of the client, which asks for that very route."""
+"""Every operation of docs/openapi.yaml has a method of the client, which requests its route."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ROUTES = {
 }
 Call = Callable[[Client, Path], Any]
 
-# What is not `client.<operation's id>` with one id for each of the path's parameters.
+# Methods other than `client.<operation's id>` with an id for each of the path's parameters.
 CALLS: dict[str, Call] = {
     "adapters.create": lambda c, _: c.adapters.create(name="a", model="m", config_file="f", weights_file="g"),
     "api_keys.create": lambda c, _: c.api_keys.create(name="a"),
@@ -94,12 +94,12 @@ def test_an_operation_has_a_method(operation: str, tmp_path: Path) -> None:
 
     client = Client("http://api.test/v1", "sk_live_secret", transport=httpx2.MockTransport(answer))
     with client, pytest.raises(APIError):
-        next(CALLS.get(operation, named_as(operation))(client, tmp_path))  # an iterator asks when it is asked
+        next(CALLS.get(operation, named_as(operation))(client, tmp_path))  # iterators send a request at `next`
 
     method, path = ROUTES[operation]
     numbers = iter(range(1, 9))
     assert asked == [(method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path))]
 
 
-def test_no_call_is_of_an_operation_that_is_gone() -> None:
+def test_every_listed_call_belongs_to_an_operation() -> None:
     assert CALLS.keys() <= ROUTES.keys()

@@ -1,4 +1,4 @@
-"""The client is a package of its own: what it needs, and nothing of the service."""
+"""The client is a separate package without dependencies on the service."""
 
 import ast
 import sys
@@ -29,16 +29,16 @@ def imported() -> set[str]:
     return names - sys.stdlib_module_names - {"slipstream"}
 
 
-def test_it_names_what_it_imports_and_no_more() -> None:
+def test_it_requires_exactly_the_packages_that_it_imports() -> None:
     assert {Requirement(line).name for line in PROJECT["dependencies"]} == imported()
 
 
-def test_it_takes_the_versions_that_it_is_tested_with() -> None:
+def test_it_accepts_the_versions_that_it_is_tested_with() -> None:
     for requirement in map(Requirement, PROJECT["dependencies"]):
         assert PINNED[requirement.name] in requirement.specifier, requirement
 
 
-def test_its_command_is_that_of_the_whole() -> None:
+def test_its_command_is_the_projects_command() -> None:
     whole = tomllib.loads((SDK.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert PROJECT["scripts"] == whole["scripts"]

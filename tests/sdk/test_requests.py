@@ -1,4 +1,4 @@
-"""What goes over the wire: authentication, retries, errors, pages."""
+"""The client's requests: authentication, retries, errors, pages."""
 
 import hashlib
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_a_client_without_url_or_key_says_which(
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-def test_what_may_pass_is_tried_again(status: int) -> None:
+def test_transient_errors_are_retried(status: int) -> None:
     api = ScriptedApi(failure(status), failure(status), ok(file_json()))
 
     assert api.client().files.retrieve("file-1").id == "file-1"
@@ -76,7 +76,7 @@ def test_the_third_failure_is_raised() -> None:
         api.client().files.retrieve("file-1")
 
 
-def test_the_servers_wait_is_honoured() -> None:
+def test_the_servers_pause_is_respected() -> None:
     api = ScriptedApi(failure(429, retry_after="7"), failure(429, retry_after_ms="1500"), ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -84,7 +84,7 @@ def test_the_servers_wait_is_honoured() -> None:
     assert api.slept == [7.0, 1.5]
 
 
-def test_a_wait_nobody_sits_through_is_shortened() -> None:
+def test_an_unreasonably_long_pause_is_ignored() -> None:
     api = ScriptedApi(failure(429, retry_after="86400"), ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -118,7 +118,7 @@ def test_a_post_is_repeated_under_the_same_key() -> None:
     assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
-def test_what_only_reads_needs_no_idempotency_key() -> None:
+def test_a_get_has_no_idempotency_key() -> None:
     api = ScriptedApi(ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -126,7 +126,7 @@ def test_what_only_reads_needs_no_idempotency_key() -> None:
     assert "idempotency-key" not in api.requests[0].headers
 
 
-def test_a_timeout_is_told_apart() -> None:
+def test_a_timeout_has_its_own_error() -> None:
     api = ScriptedApi(httpx2.ReadTimeout("slow"))
 
     with pytest.raises(APITimeoutError):
@@ -167,12 +167,12 @@ def test_an_error_page_of_a_proxy_is_still_an_error() -> None:
 
 
 @pytest.mark.parametrize("answer", [httpx2.Response(200, text="<html>"), ok(["a", "list"])])
-def test_an_answer_that_is_no_object_is_refused(answer: httpx2.Response) -> None:
+def test_a_response_that_is_not_an_object_is_an_error(answer: httpx2.Response) -> None:
     with pytest.raises(APIResponseError, match="expected a JSON object"):
         ScriptedApi(answer).client().files.retrieve("file-1")
 
 
-def test_a_list_goes_on_after_the_last_id_until_there_is_no_more() -> None:
+def test_a_list_fetches_pages_until_there_are_no_more() -> None:
     api = ScriptedApi(page(file_json(id="file-3"), file_json(id="file-2"), has_more=True), page(file_json(id="file-1")))
 
     assert [file.id for file in api.client().files.list()] == ["file-3", "file-2", "file-1"]
@@ -198,7 +198,7 @@ def broken(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, stream=_Breaking())
 
 
-def test_a_download_that_broke_off_is_gone_on_with_by_the_next_call(tmp_path: Path) -> None:
+def test_an_interrupted_download_is_continued_by_the_next_call(tmp_path: Path) -> None:
     to = tmp_path / "out.jsonl"
     etag = f'"{hashlib.sha256(b"half and half").hexdigest()}"'
     rest = httpx2.Response(206, content=b"f and half", headers={"Content-Range": "bytes 3-12/13", "ETag": etag})
@@ -213,7 +213,7 @@ def test_a_download_that_broke_off_is_gone_on_with_by_the_next_call(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
-def test_a_download_of_other_content_is_no_file(tmp_path: Path) -> None:
+def test_a_download_with_wrong_content_leaves_no_file(tmp_path: Path) -> None:
     api = ScriptedApi(httpx2.Response(200, content=b"damaged", headers={"ETag": f'"{"0" * 64}"'}))
 
     with pytest.raises(APIResponseError, match="SHA-256"):
@@ -229,14 +229,14 @@ def test_a_download_of_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_than_the_service_has_is_fetched_again(tmp_path: Path) -> None:
+def test_a_partial_file_larger_than_the_original_is_downloaded_again(tmp_path: Path) -> None:
     (tmp_path / ".out.jsonl.file-1.part").write_bytes(b"far too much of it")
     api = ScriptedApi(failure(416, code="range_not_satisfiable"), httpx2.Response(200, content=b"whole"))
 
     assert api.client().files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
 
 
-def test_a_broken_download_goes_on_where_it_was() -> None:
+def test_a_broken_download_continues_where_it_stopped() -> None:
     rest = httpx2.Response(206, content=b" and half", headers={"Content-Range": "bytes 4-12/13"})
     api = ScriptedApi(broken, rest)
 
@@ -250,7 +250,7 @@ def test_a_service_without_ranges_sends_it_again() -> None:
     assert api.client().files.content("file-1") == b"half and half"
 
 
-def test_a_download_that_never_gets_further_is_given_up() -> None:
+def test_a_download_without_progress_is_given_up() -> None:
     api = ScriptedApi(broken, broken, broken)
 
     with pytest.raises(APIConnectionError, match="gone"):
@@ -263,7 +263,7 @@ class _Breaking(httpx2.SyncByteStream):
         raise httpx2.ReadError("gone")
 
 
-def test_what_is_exported_is_listed_in_order() -> None:
+def test_exported_names_are_sorted() -> None:
     assert slipstream.__all__ == sorted(slipstream.__all__)
     assert all(hasattr(slipstream, name) for name in slipstream.__all__)
 
@@ -278,7 +278,7 @@ def test_deleting_asks_to_delete(call: Callable[[Client], None]) -> None:
 
 
 @pytest.mark.parametrize("identity", ["", ".", "..", "a\0b", "a\nb"])
-def test_what_cannot_be_an_id_is_never_sent(identity: str) -> None:
+def test_an_invalid_id_is_never_sent(identity: str) -> None:
     api = ScriptedApi()
 
     with pytest.raises(ValueError, match="expected an id"):
@@ -287,7 +287,7 @@ def test_what_cannot_be_an_id_is_never_sent(identity: str) -> None:
     assert api.requests == []
 
 
-def test_an_id_names_no_other_route() -> None:
+def test_an_id_cannot_address_another_route() -> None:
     api = ScriptedApi(failure(404))
 
     with pytest.raises(NotFoundError):

@@ -1,4 +1,4 @@
-"""What callers get: typed objects, and waits that end well, badly, or in time."""
+"""Typed objects, and waits that succeed, fail or time out."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def test_a_batch_with_bad_lines_names_them() -> None:
 
 
 def test_a_completed_batch_without_one_answer_is_a_failure() -> None:
-    """OpenAI's API calls it completed and gives no output file; callers then fail far from the cause."""
+    """OpenAI's API reports such a batch as completed without an output file, so callers fail far from the cause."""
     counts = {"total": 2, "completed": 0, "failed": 2}
     api = ScriptedApi(ok(batch_json(status="completed", error_file_id="file-e", request_counts=counts)))
 
@@ -44,14 +44,14 @@ def test_a_completed_batch_without_one_answer_is_a_failure() -> None:
         api.client().batches.wait("batch_1")
 
 
-def test_a_wait_gives_up_in_time() -> None:
+def test_a_wait_ends_at_its_timeout() -> None:
     api = ScriptedApi(ok(batch_json()))
 
     with pytest.raises(WaitTimeout, match="not finished after 0 s"):
         api.client().batches.wait("batch_1", timeout_seconds=0)
 
 
-def test_a_pipeline_is_created_with_what_was_given_and_nothing_else() -> None:
+def test_a_pipeline_is_created_with_only_the_given_fields() -> None:
     api = ScriptedApi(ok(pipeline_json()))
 
     api.client().pipelines.create(
@@ -89,7 +89,7 @@ def test_a_live_pipeline_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "rejected", "cancelled"])
-def test_a_pipeline_that_does_not_get_live_raises_with_its_reason(status: str) -> None:
+def test_a_pipeline_that_does_not_go_live_raises_an_error_with_the_reason(status: str) -> None:
     stages = [stage_json("distil", "succeeded"), stage_json("train", "failed")]
     error = {"code": "out_of_memory", "message": "no room"}
     api = ScriptedApi(ok(pipeline_json(status=status, stages=stages, error=error)))
@@ -144,7 +144,7 @@ def test_models_are_listed() -> None:
     assert [model.id for model in api.client().models.list()] == ["tiny"]
 
 
-def test_fields_of_a_newer_service_do_no_harm() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert record(File, file_json(new_field=1)).id == "file-1"
 
 

@@ -1,4 +1,4 @@
-"""How often and after how long something is tried again, over everything a server may say."""
+"""Number and pauses of retries, for any response of the server."""
 
 from email.utils import formatdate
 
@@ -19,7 +19,7 @@ RETRIED = {408, 409, 429}
     max_retries=st.integers(0, 5),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_request_is_tried_until_it_is_hopeless_or_enough(
+def test_a_request_is_retried_until_the_limit_or_a_permanent_error(
     statuses: list[int], told: str | None, max_retries: int
 ) -> None:
     headers = {} if told is None else {"x_should_retry": told}
@@ -50,13 +50,13 @@ def test_pauses_double_from_half_a_second_to_eight_with_a_quarter_of_jitter(atte
 @given(
     value=st.one_of(st.text(st.characters(codec="ascii"), max_size=12), st.floats().map(str)), attempt=st.integers(0, 9)
 )
-def test_whatever_the_server_asks_for_a_pause_is_never_negative_nor_endless(value: str, attempt: int) -> None:
+def test_a_pause_is_never_negative_or_unlimited(value: str, attempt: int) -> None:
     for name in ("retry-after", "retry-after-ms"):
         assert 0 <= pause(attempt, {name: value}, "").seconds <= 120
 
 
 @given(seconds=st.integers(0, 120))
-def test_what_the_server_asks_for_is_what_it_gets(seconds: int) -> None:
+def test_the_requested_pause_is_used(seconds: int) -> None:
     assert pause(0, {"retry-after": str(seconds)}, "").seconds == seconds
     assert pause(0, {"retry-after-ms": str(seconds * 1000), "retry-after": "1"}, "").seconds == seconds
 

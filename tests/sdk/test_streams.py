@@ -1,4 +1,4 @@
-"""What comes piece by piece: chat, events, results; each with a connection that breaks."""
+"""Streams of chat answers, events and results, each with a broken connection."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def event(number: int) -> bytes:
     return f"id: evt_{number}\nevent: batch.completed\ndata: {json.dumps(values)}\n\n".encode()
 
 
-def test_an_answer_comes_in_pieces_wherever_the_network_cuts_it() -> None:
+def test_an_answer_is_streamed_independent_of_network_chunks() -> None:
     whole = chunk("vi") + b": keep-alive\n\n" + chunk("er ü") + b"data: [DONE]\n\n"
     api = ScriptedApi(streamed(*(whole[index : index + 1] for index in range(len(whole)))))
 
@@ -55,14 +55,14 @@ def test_an_answer_comes_in_pieces_wherever_the_network_cuts_it() -> None:
     assert api.body() == expected | {"stream_options": {"include_usage": True}}
 
 
-def test_an_answer_comes_whole() -> None:
+def test_an_answer_without_streaming_is_one_object() -> None:
     choices = [{"index": 0, "message": {"role": "assistant", "content": "4"}}]
     api = ScriptedApi(ok({"id": "c", "model": "math", "choices": choices, "usage": {"total_tokens": 9}}))
 
     assert api.client().chat.create(model="math", messages=MESSAGES).text == "4"
 
 
-def test_an_answer_that_the_service_breaks_off_is_an_error() -> None:
+def test_an_aborted_answer_is_an_error() -> None:
     error = b'data: {"error": {"message": "the process died", "code": "upstream_terminated"}}\n\n'
 
     with pytest.raises(APIStreamError, match="the process died") as caught:
@@ -71,19 +71,19 @@ def test_an_answer_that_the_service_breaks_off_is_an_error() -> None:
     assert caught.value.code == "upstream_terminated"
 
 
-def test_an_answer_without_its_end_is_not_taken_for_whole() -> None:
+def test_an_answer_without_its_end_is_an_error() -> None:
     with pytest.raises(APIStreamError, match="without"):
         list(ScriptedApi(streamed(chunk("4"))).client().chat.stream(model="math", messages=MESSAGES))
 
 
-def test_a_broken_answer_is_not_asked_again() -> None:
+def test_an_interrupted_answer_is_not_retried() -> None:
     api = ScriptedApi(streamed(chunk("4"), httpx2.ReadError("reset")))
 
     with pytest.raises(APIConnectionError, match="reset"):
         list(api.client().chat.stream(model="math", messages=MESSAGES))
 
 
-def test_events_go_on_behind_the_last_one() -> None:
+def test_the_event_stream_continues_after_the_last_event() -> None:
     api = ScriptedApi(
         streamed(event(1), event(2)[:20], httpx2.ReadError("reset")), streamed(event(2)), streamed(event(3))
     )
@@ -95,7 +95,7 @@ def test_events_go_on_behind_the_last_one() -> None:
     assert api.requests[0].headers["accept"] == "text/event-stream"
 
 
-def test_results_come_once_each_over_a_broken_connection() -> None:
+def test_each_result_is_yielded_once_despite_a_broken_connection() -> None:
     rows = [json.dumps({"custom_id": str(number)}).encode() + b"\n" for number in range(3)]
     api = ScriptedApi(streamed(rows[0], rows[1][:5], httpx2.ReadError("reset")), streamed(rows[1], rows[2]))
 

@@ -1,4 +1,4 @@
-"""Only what the service signed, just now, is taken for its word."""
+"""Only deliveries with a recent signature of the service are accepted."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ def signed(body: str = BODY, secret: str = SECRET, age: timedelta = timedelta())
     return {"Webhook-Id": "evt_1", "Webhook-Timestamp": str(int(at.timestamp())), "Webhook-Signature": signature}
 
 
-def test_a_delivery_is_its_event() -> None:
+def test_a_verified_delivery_yields_its_event() -> None:
     event = verify(BODY.encode(), signed(), SECRET)
 
     assert (event.id, event.type, event.object_id) == ("evt_1", "batch.completed", "batch_1")

@@ -1,1 +1,1 @@
-"""The command `slipstream`: the API from a terminal, and, with `--json`, from scripts."""
+"""The command `slipstream` calls the API from a terminal, and, with `--json`, from scripts."""

@@ -18,12 +18,12 @@ add_show(app, "batches")
 @app.command()
 def create(
     context: typer.Context,
-    prompts: Annotated[str, typer.Argument(help="A file here, or the id of one that was uploaded.")],
+    prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     endpoint: str = "/v1/chat/completions",
-    model: Annotated[str | None, typer.Option(help="For rows that name none.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    model: Annotated[str | None, typer.Option(help="The model for rows that do not name one.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
 ) -> None:
-    """Have every row of a file answered."""
+    """Create a batch that answers every row of a file."""
     own = context_of(context)
     with own.client() as client:
         batch = client.batches.create(input_file_id=file_id_of(own, client, prompts), endpoint=endpoint, model=model)
@@ -35,7 +35,7 @@ def create(
 
 @app.command()
 def wait(context: typer.Context, batch_id: str) -> None:
-    """Until it has ended; exit code 4 if it did not complete."""
+    """Wait until the batch has ended; the exit code is 4 if it did not complete."""
     own = context_of(context)
     with own.client() as client:
         _wait(own, client, batch_id)
@@ -43,7 +43,7 @@ def wait(context: typer.Context, batch_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, batch_id: str) -> None:
-    """What is answered by then is kept."""
+    """Cancel a batch; the answers so far are kept."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.batches.cancel(batch_id))
@@ -53,9 +53,11 @@ def cancel(context: typer.Context, batch_id: str) -> None:
 def results(
     context: typer.Context,
     batch_id: str,
-    follow: Annotated[bool, typer.Option("--follow", help="Each row as it is ready, to the end.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print each row as soon as it is ready, until the batch has ended.")
+    ] = False,
 ) -> None:
-    """Output rows in input order, one JSON object a line."""
+    """Print output rows in input order, one JSON object per line."""
     own = context_of(context)
     with own.client() as client:
         for row in client.batches.results(batch_id, follow=follow):

@@ -1,4 +1,4 @@
-"""`slipstream captures`: a deployment's requests, kept to train its next speculator on."""
+"""`slipstream captures`: a deployment's requests, kept for training its next speculator."""
 
 from typing import Annotated
 
@@ -6,14 +6,16 @@ import typer
 
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Captures: a deployment's requests, for its next speculator.")
+app = typer.Typer(
+    no_args_is_help=True, help="Captures: a deployment's requests, kept for training its next speculator."
+)
 
 
 @app.command("set")
 def set_(
     context: typer.Context,
     deployment_id: str,
-    hours: Annotated[int, typer.Option(min=1, help="A request is deleted when it is so old.")] = 24,
+    hours: Annotated[int, typer.Option(min=1, help="Delete each request after this many hours.")] = 24,
 ) -> None:
     """Keep requests from now on, without their answers."""
     own = context_of(context)
@@ -23,7 +25,7 @@ def set_(
 
 @app.command()
 def show(context: typer.Context, deployment_id: str) -> None:
-    """How many are kept."""
+    """Show how many requests are kept."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.captures.retrieve(deployment_id))
@@ -31,7 +33,7 @@ def show(context: typer.Context, deployment_id: str) -> None:
 
 @app.command()
 def file(context: typer.Context, deployment_id: str) -> None:
-    """Make a file of prompts of what is kept, for `pipelines create`."""
+    """Make a file of prompts from the kept requests, for `pipelines create`."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.captures.file(deployment_id))
@@ -39,7 +41,7 @@ def file(context: typer.Context, deployment_id: str) -> None:
 
 @app.command()
 def end(context: typer.Context, deployment_id: str) -> None:
-    """Keep nothing any more, and delete what was kept."""
+    """Stop keeping requests, and delete those that were kept."""
     own = context_of(context)
     with own.client() as client:
         client.captures.end(deployment_id)

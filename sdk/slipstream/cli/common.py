@@ -1,4 +1,4 @@
-"""What many commands share: to list, show and delete objects of a kind, and to send the files that they name."""
+"""Commands that exist for many kinds of objects (list, show, delete), and the upload of files named as arguments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from slipstream.uploads import PART_BYTES
 
 
 def add_list(app: typer.Typer, resource: str, columns: Sequence[str]) -> None:
-    """Args: resource: the client's attribute."""
+    """Args: resource: name of the client's attribute."""
 
     @app.command("list")
     def list_(context: typer.Context) -> None:
-        """All of them, the newest first."""
+        """List all objects, newest first."""
         own = context_of(context)
         with own.client() as client:
             own.output.many(getattr(client, resource).list(), columns)
@@ -26,7 +26,7 @@ def add_list(app: typer.Typer, resource: str, columns: Sequence[str]) -> None:
 def add_show(app: typer.Typer, resource: str) -> None:
     @app.command()
     def show(context: typer.Context, identity: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-        """All that is known of one."""
+        """Show all fields of one object."""
         own = context_of(context)
         with own.client() as client:
             own.output.one(getattr(client, resource).retrieve(identity))
@@ -35,7 +35,7 @@ def add_show(app: typer.Typer, resource: str) -> None:
 def add_delete(app: typer.Typer, resource: str) -> None:
     @app.command()
     def delete(context: typer.Context, identity: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-        """For good."""
+        """Delete an object permanently."""
         own = context_of(context)
         with own.client() as client:
             getattr(client, resource).delete(identity)
@@ -43,22 +43,22 @@ def add_delete(app: typer.Typer, resource: str) -> None:
 
 
 def send(own: Context, client: Client, path: Path, *, purpose: str, mime_type: str = "application/jsonl") -> File:
-    """In parts if it is large, and then saying how to go on if it breaks off."""
+    """Uploads a file; a large one is sent in parts, with a note on how to continue an interrupted upload."""
     num_bytes = path.stat().st_size
     if num_bytes <= PART_BYTES:
         return client.files.upload(path, purpose=purpose)
     upload = client.uploads.create(filename=path.name, num_bytes=num_bytes, purpose=purpose, mime_type=mime_type)
-    own.output.note(f"If this breaks off: slipstream files upload {path} --resume {upload.id}")
+    own.output.note(f"If the upload is interrupted, run: slipstream files upload {path} --resume {upload.id}")
     return client.uploads.send(upload.id, path)
 
 
 def file_id_of(own: Context, client: Client, given: str) -> str:
-    """Of a file here, which is sent, or of one that is there already.
+    """Returns the id of a local file, which is uploaded, or the given id of an uploaded file.
 
-    Raises: typer.BadParameter: it looks like a path, and nothing is there.
+    Raises: typer.BadParameter: the argument looks like a path that does not exist.
     """
     if Path(given).is_file():
         return send(own, client, Path(given), purpose="batch").id
     if Path(given).suffix or len(Path(given).parts) != 1:
-        raise typer.BadParameter(f"there is no file {given} here")
+        raise typer.BadParameter(f"there is no local file {given}")
     return given

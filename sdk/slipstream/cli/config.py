@@ -1,4 +1,4 @@
-"""Where the command finds its URL and key: the environment, else what `slipstream login` wrote."""
+"""The command's URL and key, from the environment or from the file that `slipstream login` writes."""
 
 import json
 import os
@@ -19,9 +19,9 @@ def config_path() -> Path:
 
 
 def read_login() -> Login | None:
-    """The environment wins, each variable for itself; None if a URL or a key is nowhere.
+    """Reads URL and key; each environment variable overrides the file. None if the URL or the key is missing.
 
-    Raises: ValueError: the file is not one that `login` wrote.
+    Raises: ValueError: the file is damaged.
     """
     path = config_path()
     try:
@@ -37,7 +37,7 @@ def read_login() -> Login | None:
 
 
 def write_login(login: Login) -> Path:
-    """Readable by its owner alone, from its first byte on."""
+    """Writes the file, which is readable only by its owner from its creation on."""
     path = config_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")

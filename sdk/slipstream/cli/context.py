@@ -1,4 +1,4 @@
-"""What every command gets: where to write, and a client for whoever is logged in."""
+"""The context of every command: its output, and a client with the stored login."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Context:
     output: Output
 
     def client(self) -> Client:
-        """Raises: typer.BadParameter: nobody is logged in."""
+        """Raises: typer.BadParameter: there is no login."""
         try:
             login = read_login()
         except ValueError as error:

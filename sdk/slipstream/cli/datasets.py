@@ -7,7 +7,7 @@ import typer
 from slipstream.cli.common import add_delete, add_list, add_show, file_id_of
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: what is in a file, and what is wrong with it.")
+app = typer.Typer(no_args_is_help=True, help="Datasets: files of prompts, checked for errors.")
 
 INVALID = 4
 MOST_SHOWN = 10
@@ -20,10 +20,10 @@ add_delete(app, "datasets")
 @app.command()
 def check(
     context: typer.Context,
-    prompts: Annotated[str, typer.Argument(help="A file here, or the id of one that was uploaded.")],
-    model: Annotated[str | None, typer.Option(help="Whose tokens to count.")] = None,
+    prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
+    model: Annotated[str | None, typer.Option(help="The model whose tokenizer counts the tokens.")] = None,
 ) -> None:
-    """Read every line, at no cost; exit code 4 if one is bad."""
+    """Check every line of a file, free of charge; the exit code is 4 if a line is bad."""
     own = context_of(context)
     with own.client() as client:
         dataset = client.datasets.create(file_id=file_id_of(own, client, prompts), model=model)
@@ -31,13 +31,13 @@ def check(
         if dataset.status != "valid":
             for bad in dataset.errors["data"][:MOST_SHOWN]:
                 own.output.advice(f"line {bad['line']}: {bad['message']} [{bad['code']}]")
-            own.output.advice(f"`slipstream datasets errors {dataset.id}` has each bad line.")
+            own.output.advice(f"`slipstream datasets errors {dataset.id}` lists the bad lines.")
             raise typer.Exit(INVALID)
 
 
 @app.command()
 def errors(context: typer.Context, dataset_id: str) -> None:
-    """The bad lines, the first thousand."""
+    """List the bad lines, up to 1,000."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.datasets.errors(dataset_id), ("line", "column", "code", "message"))
@@ -49,7 +49,7 @@ def preview(
     dataset_id: str,
     limit: Annotated[int, typer.Option(min=1, max=20)] = 5,
 ) -> None:
-    """The first rows as the model will read them, one JSON object a line."""
+    """Print the first rows as the model will read them, one JSON object per line."""
     own = context_of(context)
     with own.client() as client:
         for row in client.datasets.preview(dataset_id, limit=limit):

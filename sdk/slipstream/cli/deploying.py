@@ -1,4 +1,4 @@
-"""`slipstream adapters`, `slipstream rollouts`, and how deployments do over time."""
+"""`slipstream adapters`, `slipstream rollouts`, and metrics and adapters of deployments."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ from slipstream.cli.common import add_delete, add_list, add_show
 from slipstream.cli.context import context_of
 from slipstream.cli.serving import deployments
 
-adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters, served beside a deployment's model.")
-rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: another speculator, on a share of the traffic first.")
+adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters, served in addition to a deployment's model.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: trying another speculator on a share of the traffic.")
 
 
 @deployments.command()
@@ -19,7 +19,7 @@ def metrics(
     deployment_id: str,
     bucket_width: Annotated[str, typer.Option(help="1m, 1h or 1d.")] = "1m",
 ) -> None:
-    """Acceptance, speed and latency over time; those stretches alone that had requests."""
+    """Show acceptance, speed and latency over time, for intervals with requests."""
     own = context_of(context)
     with own.client() as client:
         stretches = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
@@ -31,9 +31,9 @@ def metrics(
 def serve_adapters(
     context: typer.Context,
     deployment_id: str,
-    adapter_ids: Annotated[list[str] | None, typer.Argument(help="All of them from now on; none: no adapter.")] = None,
+    adapter_ids: Annotated[list[str] | None, typer.Argument(help="The complete new list; empty: no adapter.")] = None,
 ) -> None:
-    """The endpoint drains and restarts."""
+    """Replace a deployment's adapters; the endpoint drains and restarts."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
@@ -46,7 +46,7 @@ add_delete(adapters, "adapters")
 
 @adapters.command()
 def upload(context: typer.Context, folder: Path, name: str, model: str) -> None:
-    """Send the folder that peft wrote."""
+    """Upload a folder written by peft."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.adapters.upload(folder, name=name, model=model))
@@ -59,9 +59,9 @@ def create_rollout(
     speculator_id: str,
     share: Annotated[int | None, typer.Option(help="Percent of the requests, 1 to 50.")] = None,
     min_requests: int | None = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is promoted or rolled back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is promoted or rolled back.")] = False,
 ) -> None:
-    """Give another speculator a share of the requests; what both did decides."""
+    """Try another speculator on a share of the requests; the measured figures decide which one stays."""
     own = context_of(context)
     with own.client() as client:
         made = client.rollouts.create(
@@ -72,7 +72,7 @@ def create_rollout(
 
 @rollouts.command("list")
 def list_rollouts(context: typer.Context, deployment_id: str) -> None:
-    """Of one deployment, the newest first."""
+    """List the rollouts of a deployment, newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.rollouts.list(deployment_id), ("id", "speculator_id", "status", "reason", "created_at"))
@@ -80,7 +80,7 @@ def list_rollouts(context: typer.Context, deployment_id: str) -> None:
 
 @rollouts.command("show")
 def show_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
-    """All that is known of one."""
+    """Show all fields of a rollout."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.rollouts.retrieve(deployment_id, rollout_id))
@@ -88,7 +88,7 @@ def show_rollout(context: typer.Context, deployment_id: str, rollout_id: str) ->
 
 @rollouts.command("cancel")
 def cancel_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
-    """Back to what served before."""
+    """Cancel a rollout and return to the previous speculator."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.rollouts.cancel(deployment_id, rollout_id))

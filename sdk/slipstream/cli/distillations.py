@@ -7,7 +7,7 @@ import typer
 from slipstream.cli.common import add_list, add_show, file_id_of
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Distillations: your model's answers, for speculators to learn from.")
+app = typer.Typer(no_args_is_help=True, help="Distillations: your model's answers, as training data for speculators.")
 
 
 add_list(app, "distillations", ("id", "model", "status", "is_trainable", "created_at"))
@@ -18,11 +18,11 @@ add_show(app, "distillations")
 def create(
     context: typer.Context,
     model: str,
-    prompts: Annotated[str, typer.Argument(help="A file here, or the id of one that was uploaded.")],
-    quote_id: Annotated[str | None, typer.Option(help="Whose cap pauses it.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
+    quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the distillation.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
 ) -> None:
-    """Have the prompts answered by the model, and keep the token ids."""
+    """Let the model answer the prompts, and keep the token ids."""
     own = context_of(context)
     with own.client() as client:
         prompts_file = file_id_of(own, client, prompts)
@@ -32,7 +32,7 @@ def create(
 
 @app.command()
 def cancel(context: typer.Context, distillation_id: str) -> None:
-    """What is answered by then is kept."""
+    """Cancel a distillation; the answers so far are kept."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.distillations.cancel(distillation_id))

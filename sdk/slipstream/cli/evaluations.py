@@ -14,8 +14,8 @@ from slipstream.cli.output import Watch
 from slipstream.client import Client
 from slipstream.errors import CertificateError
 
-app = typer.Typer(no_args_is_help=True, help="Evaluations: what a speculator gains on held-out prompts.")
-certificates = typer.Typer(no_args_is_help=True, help="Certificates: that answers are the same, signed.")
+app = typer.Typer(no_args_is_help=True, help="Evaluations: measuring what a speculator gains on held-out prompts.")
+certificates = typer.Typer(no_args_is_help=True, help="Certificates: signed proof that answers are equal.")
 
 DIFFERENT = 4
 _COLUMNS = ("id", "speculator_id", "model", "status", "result", "created_at")
@@ -28,13 +28,13 @@ add_show(app, "evaluations")
 def create(
     context: typer.Context,
     speculator_id: str,
-    prompts: Annotated[str | None, typer.Option(help="A file here or the id of one; else what was held out.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A local file or a file id; default: held-out prompts.")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
     max_tokens: int | None = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the report is there.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:
-    """Answer prompts with and without the speculator, and compare."""
+    """Answer prompts with and without the speculator, and compare answers and speed."""
     own = context_of(context)
     with own.client() as client:
         evaluation = client.evaluations.create(
@@ -51,8 +51,10 @@ def create(
 
 
 @app.command("list")
-def list_(context: typer.Context, speculator_id: Annotated[str | None, typer.Option(help="Its alone.")] = None) -> None:
-    """All of them, the newest first."""
+def list_(
+    context: typer.Context, speculator_id: Annotated[str | None, typer.Option(help="Only of this speculator.")] = None
+) -> None:
+    """List evaluations, newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.evaluations.list(speculator_id=speculator_id), _COLUMNS)
@@ -60,7 +62,7 @@ def list_(context: typer.Context, speculator_id: Annotated[str | None, typer.Opt
 
 @app.command()
 def wait(context: typer.Context, evaluation_id: str) -> None:
-    """Until the report is there; exit code 4 if it fails or is cancelled."""
+    """Wait until the report is ready; the exit code is 4 if the evaluation fails or is cancelled."""
     own = context_of(context)
     with own.client() as client:
         _wait(own, client, evaluation_id)
@@ -68,7 +70,7 @@ def wait(context: typer.Context, evaluation_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, evaluation_id: str) -> None:
-    """Without a report."""
+    """Cancel an evaluation; there will be no report."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.evaluations.cancel(evaluation_id))
@@ -76,7 +78,7 @@ def cancel(context: typer.Context, evaluation_id: str) -> None:
 
 @app.command()
 def certificate(context: typer.Context, evaluation_id: str, to: Path) -> None:
-    """Save what was found, signed (JSON)."""
+    """Save the signed certificate (JSON)."""
     own = context_of(context)
     with own.client() as client:
         own.output.one({"path": str(client.evaluations.save_certificate(evaluation_id, to))})
@@ -84,7 +86,7 @@ def certificate(context: typer.Context, evaluation_id: str, to: Path) -> None:
 
 @app.command()
 def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
-    """Save the picture (PNG)."""
+    """Save the plot (PNG)."""
     own = context_of(context)
     with own.client() as client:
         own.output.one({"path": str(client.evaluations.plot(evaluation_id, to))})
@@ -93,9 +95,9 @@ def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
 @certificates.command()
 def key(
     context: typer.Context,
-    to: Annotated[Path | None, typer.Argument(help="Else where `verify` looks for it.")] = None,
+    to: Annotated[Path | None, typer.Argument(help="Default: where `verify` looks for it.")] = None,
 ) -> None:
-    """Fetch the public key of the service, once."""
+    """Download the service's public key; this is needed once."""
     own, path = context_of(context), to or _kept_key()
     with own.client() as client:
         pem = client.evaluations.public_key()
@@ -108,20 +110,22 @@ def key(
 def verify_(
     context: typer.Context,
     certificate_file: Annotated[Path, typer.Argument(metavar="FILE")],
-    public_key: Annotated[Path | None, typer.Option(help="PEM; else the one that `certificates key` kept.")] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
+    ] = None,
 ) -> None:
-    """Check a certificate without a network; exit code 1 if it is forged, 4 if it says that answers differ."""
+    """Verify a certificate offline; the exit code is 1 if it is forged, 4 if it says that answers differ."""
     path = public_key or _kept_key()
     if not path.exists():
         raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
     content = json.loads(certificate_file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise CertificateError("this is no certificate")
+        raise CertificateError("the file does not contain a certificate")
     statement = verify(content, path.read_bytes())
     own = context_of(context)
     own.output.one(statement)
     if statement.get("result") != EQUAL:
-        own.output.note("The signature is right, and what it says is that answers differ.")
+        own.output.note("The signature is valid, but the certificate says that answers differ.")
         raise typer.Exit(DIFFERENT)
 
 

@@ -8,7 +8,7 @@ import typer
 from slipstream.cli.common import add_delete, add_show, send
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Files: prompts in, answers out.")
+app = typer.Typer(no_args_is_help=True, help="Files: uploaded prompts and resulting answers.")
 
 COLUMNS = ("id", "filename", "bytes", "purpose", "status", "created_at")
 
@@ -18,9 +18,9 @@ def upload(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
     purpose: str = "batch",
-    resume: Annotated[str | None, typer.Option(help="Go on with the upload of this id.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue the upload with this id.")] = None,
 ) -> None:
-    """Send a file; a large one goes in parts."""
+    """Upload a file; a large one is sent in parts."""
     own = context_of(context)
     with own.client() as client:
         if resume is None:
@@ -30,8 +30,10 @@ def upload(
 
 
 @app.command("list")
-def list_(context: typer.Context, purpose: Annotated[str | None, typer.Option(help="These alone.")] = None) -> None:
-    """All of them, the newest first."""
+def list_(
+    context: typer.Context, purpose: Annotated[str | None, typer.Option(help="Only files with this purpose.")] = None
+) -> None:
+    """List files, newest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.files.list(purpose=purpose), COLUMNS)
@@ -42,7 +44,7 @@ add_show(app, "files")
 
 @app.command()
 def download(context: typer.Context, file_id: str, to: Path) -> None:
-    """Write the content to a file, which appears whole or not at all; one that broke off is gone on with."""
+    """Download a file, which appears complete or not at all; an interrupted download is continued."""
     own = context_of(context)
     with own.client() as client:
         own.output.one({"path": str(client.files.download(file_id, to))})

@@ -7,7 +7,7 @@ import typer
 from slipstream.cli.common import add_list, add_show
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: what batches, trainings and evaluations are to the workers.")
+app = typer.Typer(no_args_is_help=True, help="Jobs: the batches, trainings and evaluations that workers run.")
 
 add_list(app, "jobs", ("id", "kind", "status", "progress", "attempt", "created_at"))
 add_show(app, "jobs")
@@ -15,7 +15,7 @@ add_show(app, "jobs")
 
 @app.command()
 def cancel(context: typer.Context, job_id: str) -> None:
-    """What is finished is kept."""
+    """Cancel a job; finished work is kept."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.jobs.cancel(job_id))
@@ -23,7 +23,7 @@ def cancel(context: typer.Context, job_id: str) -> None:
 
 @app.command("events")
 def job_events(context: typer.Context, job_id: str) -> None:
-    """What happened to it, oldest first."""
+    """List the job's events, oldest first."""
     own = context_of(context)
     with own.client() as client:
         own.output.many(client.jobs.events(job_id), ("created_at", "type", "data"))
@@ -31,11 +31,13 @@ def job_events(context: typer.Context, job_id: str) -> None:
 
 def events(
     context: typer.Context,
-    types: Annotated[list[str] | None, typer.Option("--type", help="Such as batch.*; may be given again.")] = None,
-    object_id: Annotated[str | None, typer.Option(help="Of this object alone.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="From now on, as they happen, as JSON.")] = False,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", help="Type or pattern such as batch.*; may be repeated.")
+    ] = None,
+    object_id: Annotated[str | None, typer.Option(help="Only events of this object.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new events as they happen, as JSON.")] = False,
 ) -> None:
-    """What happened in the organization, the newest first."""
+    """List the organization's events, newest first."""
     own = context_of(context)
     with own.client() as client:
         if follow:

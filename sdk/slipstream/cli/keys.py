@@ -8,7 +8,7 @@ import typer
 from slipstream.cli.common import add_list, add_show
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="API keys: who may do what.")
+app = typer.Typer(no_args_is_help=True, help="API keys and their permissions.")
 
 add_list(app, "api_keys", ("id", "name", "hint", "scopes", "expires_at", "revoked_at", "last_used_at"))
 add_show(app, "api_keys")
@@ -18,11 +18,13 @@ add_show(app, "api_keys")
 def create(
     context: typer.Context,
     name: str,
-    scopes: Annotated[list[str] | None, typer.Option("--scope", help="May be given again; none: all you have.")] = None,
-    days: Annotated[int | None, typer.Option(min=1, help="It ends after so many.")] = None,
-    project_id: Annotated[str | None, typer.Option(help="Its usage counts there.")] = None,
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="May be repeated; default: your own scopes.")
+    ] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="Lifetime in days.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="The project that its usage counts for.")] = None,
 ) -> None:
-    """Make a key; it is shown this once."""
+    """Create a key; it is shown only once."""
     own = context_of(context)
     ends = None if days is None else int((datetime.now(UTC) + timedelta(days=days)).timestamp())
     with own.client() as client:
@@ -33,9 +35,9 @@ def create(
 def rotate(
     context: typer.Context,
     key_id: str,
-    grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key goes on for so long.")] = None,
+    grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key stays valid for this time.")] = None,
 ) -> None:
-    """Make a successor with the same rights; it is shown this once."""
+    """Replace a key by a new one with the same rights, which is shown only once."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.api_keys.rotate(key_id, grace_seconds=grace_seconds))
@@ -43,7 +45,7 @@ def rotate(
 
 @app.command()
 def revoke(context: typer.Context, key_id: str) -> None:
-    """Refuse it from the next request on, for good."""
+    """Revoke a key permanently, from the next request on."""
     own = context_of(context)
     with own.client() as client:
         client.api_keys.revoke(key_id)

@@ -1,8 +1,8 @@
-"""The command's entry point, and what each failure ends with.
+"""The command's entry point and its exit codes.
 
-Exit codes: 0 done · 1 the service or the network said no · 2 the command is wrong, or nobody is logged in
-3 there is no such object · 4 the batch, pipeline or evaluation failed, was rejected or cancelled, or a certificate says
-that answers differ · 130 interrupted
+Exit codes: 0 success · 1 the service returned an error or the network failed · 2 the command line is wrong, or there is
+no login · 3 the object does not exist · 4 the batch, pipeline or evaluation failed, was rejected or cancelled, the
+dataset has bad lines, or a certificate says that answers differ · 130 interrupted
 """
 
 import time
@@ -47,7 +47,7 @@ JOB_FAILED = 4
 
 
 class Reporting(TyperGroup):
-    """Turns the client's errors into a message and an exit code; usage errors are Typer's, with 2."""
+    """Turns the client's errors into a message and an exit code; Typer handles usage errors, with exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -85,7 +85,9 @@ app.add_typer(keys.app, name="keys")
 @app.callback()
 def begin(
     context: typer.Context,
-    is_json: Annotated[bool, typer.Option("--json", help="Objects as JSON, lists as one object a line.")] = False,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print objects as JSON, lists as one object per line.")
+    ] = False,
 ) -> None:
     """Slipstream: faster answers without changing a single token."""
     context.obj = Context(Output(is_json=is_json))
@@ -97,7 +99,7 @@ def login(
     base_url: Annotated[str, typer.Option(prompt="URL of the API, ending in /v1", envvar="SLIPSTREAM_BASE_URL")],
     api_key: Annotated[str, typer.Option(prompt="API key", hide_input=True, envvar="SLIPSTREAM_API_KEY")],
 ) -> None:
-    """Keep a URL and a key, once the service has taken them."""
+    """Store URL and key after checking them with the service."""
     with Client(base_url, api_key) as client:
         next(client.models.list(), None)
     path = write_login(Login(base_url, api_key))
@@ -107,12 +109,12 @@ def login(
 @app.command()
 def chat(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A deployment's name.")],
-    prompt: Annotated[str | None, typer.Argument(help="Else standard input.")] = None,
+    model: Annotated[str, typer.Argument(help="The name of a deployment.")],
+    prompt: Annotated[str | None, typer.Argument(help="Default: standard input.")] = None,
     max_tokens: int | None = None,
     temperature: float | None = None,
 ) -> None:
-    """Ask once; the answer is written as it comes."""
+    """Ask one question; the answer is streamed."""
     own = context_of(context)
     text = typer.get_text_stream("stdin").read() if prompt is None else prompt
     options = {"max_tokens": max_tokens, "temperature": temperature}
@@ -130,24 +132,27 @@ def chat(
 @app.command()
 def usage(
     context: typer.Context,
-    days: Annotated[int, typer.Option(min=1, max=366, help="How far to look back.")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=366, help="The period up to now.")] = 30,
 ) -> None:
-    """What was used and what it cost."""
+    """Show usage and its cost."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.usage.total(start_time=int(time.time()) - days * 86400))
 
 
 def _advice(error: Exception) -> str | None:
-    """What to do about it, where that is known here better than by the service."""
+    """Returns advice for errors whose solution depends on this command."""
     if isinstance(error, AuthenticationError):
-        return "`slipstream login` keeps another key; SLIPSTREAM_API_KEY goes before it."
+        return "Store another key with `slipstream login`; SLIPSTREAM_API_KEY takes precedence over it."
     if isinstance(error, APIConnectionError):
-        return "Does it run, and is that its URL? `slipstream login` keeps another; SLIPSTREAM_BASE_URL goes before it."
+        return (
+            "Check that the service runs at this URL. `slipstream login` stores another URL; "
+            "SLIPSTREAM_BASE_URL takes precedence over it."
+        )
     if isinstance(error, APIStatusError) and error.code == "unknown_url":
-        return "The URL of the API ends in /v1: `slipstream login`, or SLIPSTREAM_BASE_URL."
+        return "The URL of the API must end in /v1; set it with `slipstream login` or SLIPSTREAM_BASE_URL."
     if isinstance(error, PipelineFailed) and error.pipeline.status in ("failed", "cancelled"):
-        return f"`slipstream pipelines resume {error.pipeline.id}` goes on from there."
+        return f"`slipstream pipelines resume {error.pipeline.id}` continues from there."
     return None
 
 

@@ -7,7 +7,7 @@ import typer
 from slipstream.cli.common import add_delete, add_list, add_show
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Base models: what is answered with, and made faster.")
+app = typer.Typer(no_args_is_help=True, help="Base models: the models that speculators are trained for.")
 
 
 add_list(app, "base_models", ("id", "name", "status", "model_type", "is_shared"))
@@ -20,9 +20,9 @@ def register(
     context: typer.Context,
     name: str,
     source: Annotated[str, typer.Argument(help="A folder or s3://bucket/prefix that the operators allow.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is ready or refused.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is ready or refused.")] = False,
 ) -> None:
-    """Offer a folder of safetensors, once it has been checked."""
+    """Register a folder of safetensors as a base model; it is checked first."""
     own = context_of(context)
     with own.client() as client:
         made = client.base_models.create(name=name, source=source)

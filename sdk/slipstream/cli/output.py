@@ -1,4 +1,4 @@
-"""Objects on the terminal: a table or a list of fields for people, JSON for programs; progress and errors on stderr."""
+"""Output of objects as tables or lists of fields for people, or as JSON; progress and errors go to stderr."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from slipstream.types import Batch, Evaluation, Pipeline
 
-WIDEST = 1000  # where no terminal sets a width
+WIDEST = 1000  # the width if standard output is not a terminal
 
 
 class Output:
@@ -22,7 +22,7 @@ class Output:
         self.is_json = is_json
         self.console = Console(highlight=False)
         if not self.console.is_terminal:
-            self.console.width = WIDEST  # for grep and awk: a row is a line
+            self.console.width = WIDEST  # one line per row, for grep and awk
         self.errors = Console(stderr=True, highlight=False)
 
     def one(self, value: Any) -> None:
@@ -32,7 +32,7 @@ class Output:
         self.console.print(_fields(_plain(value)))
 
     def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
-        """JSON has one object a line with all of its fields, as they come."""
+        """Prints a table of these columns, or, as JSON, each object with all fields in a line, as it arrives."""
         if self.is_json:
             for value in values:
                 self.json(_plain(value))
@@ -50,27 +50,27 @@ class Output:
         self.console.out(json.dumps(value, ensure_ascii=False), highlight=False)
 
     def text(self, text: str, *, end: str = "\n") -> None:
-        """As it is: text of a model or a file is no markup."""
+        """Prints text without interpreting it as markup."""
         self.console.out(text, end=end, highlight=False)
 
     def note(self, message: str) -> None:
         self.errors.out(message, highlight=False)
 
     def error(self, message: str, **fields: object) -> None:
-        """With --json as one object, so that programs need not read sentences."""
+        """Prints an error, with --json as an object, so that programs need not parse sentences."""
         if self.is_json:
             self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
         else:
             self.errors.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
 
     def advice(self, message: str) -> None:
-        """For people alone."""
+        """Prints a message only for people, not with --json."""
         if not self.is_json:
             self.note(message)
 
 
 class Watch:
-    """Progress of a batch or a pipeline on stderr; nothing where stderr is no terminal."""
+    """Shows the progress of a batch, pipeline or evaluation on stderr, if stderr is a terminal."""
 
     def __init__(self, output: Output) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
@@ -117,12 +117,12 @@ class Watch:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    """Ids are for copying: on a narrow terminal they are folded, never cut off."""
+    """On a narrow terminal values are wrapped rather than truncated, so that ids can be copied."""
     return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """Fields that are not for the wire, such as the client in a `PipelineRun`, take no part in its repr."""
+    """Returns an object's fields. Internal ones, such as the client in a `PipelineRun`, are excluded from its repr."""
     if isinstance(value, dict):
         return value
     shown = [field.name for field in dataclasses.fields(value) if field.repr]
@@ -136,7 +136,7 @@ def _inner(value: Any) -> Any:
 
 
 def _fields(values: Mapping[str, Any]) -> Table:
-    """One a line, without what is absent."""
+    """One field per line, without absent ones."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, field in values.items():
         if field not in (None, "", [], {}):
@@ -145,7 +145,7 @@ def _fields(values: Mapping[str, Any]) -> Table:
 
 
 def _shown(name: str, value: object) -> RenderableType:
-    """Objects within objects as tables, two levels deep; `--json` has all of it."""
+    """Shows nested objects as tables, up to two levels deep; `--json` shows everything."""
     if isinstance(value, dict) and not _is_figure(value):
         return _fields({key: field for key, field in value.items() if not _is_nested(field)})
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -165,7 +165,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _is_figure(value: Mapping[str, Any]) -> bool:
-    """Money, or how far something is: one thing to a reader."""
+    """Whether the object is an amount of money or a progress, which is shown as one value."""
     return value.keys() in ({"value", "currency"}, {"done", "total", "unit"})
 
 

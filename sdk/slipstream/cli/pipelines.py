@@ -30,18 +30,18 @@ add_show(app, "pipelines")
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="What callers will put into `model`.")],
+    name: Annotated[str, typer.Argument(help="The endpoint's name, which requests put into `model`.")],
     model: str,
-    prompts: Annotated[str, typer.Argument(help="A file here, the id of an uploaded one, or of a distillation.")],
-    held_out: Annotated[int | None, typer.Option(help="So many prompts are kept for the evaluation.")] = None,
-    held_out_file: Annotated[str | None, typer.Option(help="Or the id of a file of them.")] = None,
+    prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
+    held_out: Annotated[int | None, typer.Option(help="Number of prompts for the evaluation.")] = None,
+    held_out_file: Annotated[str | None, typer.Option(help="Instead, a file id of prompts for the evaluation.")] = None,
     training: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,
-    quote_id: Annotated[str | None, typer.Option(help="Whose cap pauses it.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is live.")] = False,
+    quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the pipeline.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is live.")] = False,
 ) -> None:
-    """Prompts in, an endpoint out: distil, train, evaluate, gate, deploy."""
+    """Start a pipeline from prompts to an endpoint: distil, train, evaluate, gate, deploy."""
     own = context_of(context)
     is_distilled = prompts.startswith("distill_")
     with own.client() as client:
@@ -65,7 +65,7 @@ def create(
 
 @app.command()
 def wait(context: typer.Context, pipeline_id: str) -> None:
-    """Until it is live; exit code 4 if it fails, is rejected or cancelled."""
+    """Wait until the pipeline is live; the exit code is 4 if it fails, is rejected or cancelled."""
     own = context_of(context)
     with own.client() as client:
         _wait(own, client, pipeline_id)
@@ -73,7 +73,7 @@ def wait(context: typer.Context, pipeline_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, pipeline_id: str) -> None:
-    """Stages that are finished are kept; `resume` goes on behind them."""
+    """Cancel a pipeline; finished stages are kept, and `resume` continues after them."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.pipelines.cancel(pipeline_id))
@@ -81,7 +81,7 @@ def cancel(context: typer.Context, pipeline_id: str) -> None:
 
 @app.command()
 def resume(context: typer.Context, pipeline_id: str) -> None:
-    """Go on from the stage that failed or was cancelled."""
+    """Continue a pipeline from the stage that failed or was cancelled."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.pipelines.resume(pipeline_id))

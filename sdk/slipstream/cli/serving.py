@@ -10,8 +10,8 @@ import typer
 from slipstream.cli.common import add_delete, add_list, add_show, send
 from slipstream.cli.context import context_of
 
-speculators = typer.Typer(no_args_is_help=True, help="Speculators: what was trained.")
-deployments = typer.Typer(no_args_is_help=True, help="Deployments: endpoints, called by their name.")
+speculators = typer.Typer(no_args_is_help=True, help="Speculators: trained or imported drafters.")
+deployments = typer.Typer(no_args_is_help=True, help="Deployments: dedicated endpoints, addressed by name.")
 
 
 add_list(speculators, "speculators", ("id", "name", "version", "kind", "model", "status", "created_at"))
@@ -26,7 +26,7 @@ def export(
     to: Path,
     form: Annotated[str, typer.Option("--format", help="speculators, specforge, medusa, hugging_face or lorax.")],
 ) -> None:
-    """Write a speculator for another engine into a zip archive."""
+    """Export a speculator for another engine, as a zip archive."""
     own = context_of(context)
     with own.client() as client:
         file = client.speculators.export(speculator_id, format=form)
@@ -36,12 +36,12 @@ def export(
 @speculators.command("import")
 def import_speculator(
     context: typer.Context,
-    source: Annotated[Path, typer.Argument(exists=True, help="A folder, or a zip archive of one.")],
+    source: Annotated[Path, typer.Argument(exists=True, help="A folder, or a zip archive of a folder.")],
     form: Annotated[str, typer.Option("--format", help="speculators, specforge, medusa, hugging_face or lorax.")],
-    model: Annotated[str, typer.Option(help="What it was trained for.")],
-    name: Annotated[str, typer.Option(help="A name that is there already gets a next version.")],
+    model: Annotated[str, typer.Option(help="The model that it was trained for.")],
+    name: Annotated[str, typer.Option(help="An existing name gets a new version.")],
 ) -> None:
-    """Make a speculator of another engine's folder."""
+    """Create a speculator from another engine's folder."""
     own = context_of(context)
     with own.client() as client, tempfile.TemporaryDirectory() as folder:
         archive = source
@@ -53,7 +53,7 @@ def import_speculator(
 
 @speculators.command()
 def plot(context: typer.Context, speculator_id: str, to: Path) -> None:
-    """Save the picture of the latest evaluation (PNG)."""
+    """Save the plot of the latest evaluation (PNG)."""
     own = context_of(context)
     with own.client() as client:
         own.output.one({"path": str(client.speculators.plot(speculator_id, to))})
@@ -74,7 +74,7 @@ def create(context: typer.Context, name: str, model: str, speculator_id: str | N
 
 @deployments.command()
 def start(context: typer.Context, deployment_id: str) -> None:
-    """Bring it up again."""
+    """Start a stopped or failed deployment."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.start(deployment_id))
@@ -82,7 +82,7 @@ def start(context: typer.Context, deployment_id: str) -> None:
 
 @deployments.command()
 def stop(context: typer.Context, deployment_id: str) -> None:
-    """No new request reaches it; those it has are finished."""
+    """Stop a deployment; current requests are finished, new ones are refused."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.deployments.stop(deployment_id))

@@ -7,8 +7,8 @@ import typer
 from slipstream.cli.common import add_delete, add_list, add_show
 from slipstream.cli.context import context_of
 
-caps = typer.Typer(no_args_is_help=True, help="Spend caps: what may be spent in a calendar month, in US dollars.")
-quotes = typer.Typer(no_args_is_help=True, help="Quotes: what a batch of a dataset will cost, and may cost.")
+caps = typer.Typer(no_args_is_help=True, help="Spend caps: limits per calendar month, in US dollars.")
+quotes = typer.Typer(no_args_is_help=True, help="Quotes: estimates and limits of the cost of a batch.")
 
 
 add_list(caps, "spend_caps", ("id", "project_id", "amount", "spent", "is_reached"))
@@ -19,9 +19,9 @@ add_delete(caps, "spend_caps")
 def create(
     context: typer.Context,
     amount: float,
-    project_id: Annotated[str | None, typer.Option(help="Else for the whole organization.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="Default: the whole organization.")] = None,
 ) -> None:
-    """Pause what costs more than that in a month."""
+    """Create a cap; work is paused when the month's spending reaches the amount."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.spend_caps.create(amount=amount, project_id=project_id))
@@ -29,7 +29,7 @@ def create(
 
 @caps.command()
 def change(context: typer.Context, cap_id: str, amount: float) -> None:
-    """What a raised cap lets go on does so where it stopped."""
+    """Change a cap; paused work that fits the new cap continues where it stopped."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.spend_caps.update(cap_id, amount=amount))
@@ -44,11 +44,11 @@ def create_quote(
     context: typer.Context,
     dataset_id: str,
     basis: Annotated[
-        str, typer.Option(help="pilot: answers a few of the rows first; history: goes by earlier ones.")
+        str, typer.Option(help="pilot: answer some of the rows first; history: use earlier batches.")
     ] = "pilot",
-    cap: Annotated[float | None, typer.Option(help="What is run under the quote is paused there.")] = None,
+    cap: Annotated[float | None, typer.Option(help="Pause work under the quote at this amount.")] = None,
 ) -> None:
-    """Ask what a batch of the dataset will cost."""
+    """Estimate the cost of a batch of the dataset."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.quotes.create(dataset_id=dataset_id, basis=basis, cap=cap))
@@ -56,9 +56,11 @@ def create_quote(
 
 @quotes.command("cap")
 def cap_quote(
-    context: typer.Context, quote_id: str, amount: Annotated[float | None, typer.Argument(help="None: no cap.")] = None
+    context: typer.Context,
+    quote_id: str,
+    amount: Annotated[float | None, typer.Argument(help="Default: no cap.")] = None,
 ) -> None:
-    """Change where what is run under it is paused."""
+    """Change or remove the cap of a quote."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.quotes.update(quote_id, cap=amount))

@@ -1,4 +1,4 @@
-"""The decoding benchmark: its arithmetic, its peers against each other, and all of it without a GPU."""
+"""The decoding benchmark: its arithmetic, the equality of its peers, and a rehearsal without a GPU."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
-def test_a_pass_reads_what_the_published_model_weighs(name: str, gigabytes: float) -> None:
+def test_a_pass_reads_all_weights_of_the_published_model(name: str, gigabytes: float) -> None:
     config = ModelConfig.from_values(SHAPES[name])
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
@@ -50,7 +50,7 @@ def test_our_answers_are_those_of_the_peers(model: Decoder) -> None:
     assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == ours
 
 
-def test_a_rate_leaves_out_what_comes_before_the_first_token() -> None:
+def test_a_rate_excludes_the_time_before_the_first_token() -> None:
     assert plain.rate(8, 16, 144, short_seconds=1.5, long_seconds=3.5) == 8 * 128 / 2.0
     assert plain.rate(8, 16, 144, short_seconds=2.0, long_seconds=1.0) == 0.0
 
@@ -71,7 +71,7 @@ def test_library_products_and_attention_are_the_same_operations() -> None:
     torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_while_they_are_off_programs_are_made_of_the_librarys() -> None:
+def test_programs_without_exact_numerics_use_the_librarys_operations() -> None:
     places = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -90,7 +90,7 @@ def test_while_they_are_off_programs_are_made_of_the_librarys() -> None:
     assert current() == ours
 
 
-def test_steps_are_set_beside_the_plain_one_of_their_context(model: Decoder) -> None:
+def test_steps_are_compared_with_the_plain_step_of_their_context(model: Decoder) -> None:
     taken = [
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
@@ -102,7 +102,7 @@ def test_steps_are_set_beside_the_plain_one_of_their_context(model: Decoder) -> 
     assert "share_of_bandwidth" not in table_of[1]
 
 
-def test_a_speedup_is_foreseen_from_acceptance_and_steps() -> None:
+def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert foreseen(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
@@ -129,7 +129,7 @@ def test_attention_is_judged_by_its_bytes_and_one_wrong_kernel_fails() -> None:
     assert [verdict.status for verdict in verdicts(results)][-2:] == ["FAIL", "FAIL"]
 
 
-def test_a_section_that_fails_or_comes_too_late_is_named_and_the_others_stand() -> None:
+def test_failed_and_skipped_sections_are_named_and_others_stay_valid() -> None:
     saved: list[dict[str, Any]] = []
 
     def broken() -> None:
@@ -141,7 +141,7 @@ def test_a_section_that_fails_or_comes_too_late_is_named_and_the_others_stand() 
     )
     assert not passed
     assert saved[-1] == {"failed": {"b": "RuntimeError: out of memory"}, "left_out": [], "a": 1, "c": 2}
-    assert saved[0]["a"] == 1, "saved after each section"
+    assert saved[0]["a"] == 1, "results must be saved after each section"
     assert suite.run_sections([("a", lambda: 1)], 0.0, saved.append)
     assert saved[-1] == {"failed": {}, "left_out": ["a"]}
 
@@ -170,7 +170,7 @@ def test_a_rehearsal_goes_through_every_section(
     )
 
 
-def test_speculation_on_a_folder_is_measured_beside_plain_decoding(
+def test_speculation_of_a_folder_is_compared_with_plain_decoding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_tiny_model(tmp_path / "tiny-model")
@@ -195,4 +195,4 @@ def test_speculation_on_a_folder_is_measured_beside_plain_decoding(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert decode.main(["--device", "cuda"]) == 2
-    assert "no NVIDIA GPU is at hand" in capsys.readouterr().err
+    assert "there is no NVIDIA GPU" in capsys.readouterr().err

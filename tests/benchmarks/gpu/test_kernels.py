@@ -1,4 +1,4 @@
-"""The kernels' benchmark: its checks find planted faults, its arithmetic is right, and all of it runs without a GPU."""
+"""The kernel benchmark: its checks find planted faults, its arithmetic is correct, and it can run without a GPU."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
 def case_of(fill: int, extra: int = 0) -> Case:
-    """A kernel that should write four ones; it writes `fill`, and `extra` behind the end."""
+    """A kernel that should write four ones; it writes `fill`, and `extra` elements beyond the end."""
 
     def run() -> list[Tensor]:
         out = torch.empty(4)
@@ -46,7 +46,7 @@ def test_an_element_that_was_not_written_fails() -> None:
     assert found.error != found.error, "NaN"
 
 
-def test_a_write_behind_the_end_is_found_where_it_was() -> None:
+def test_the_position_of_an_out_of_bounds_write_is_found() -> None:
     found = check(case_of(4, extra=2))
     assert found.error == 0.0
     assert found.damage == ["8 bytes around 16, the first at 16"]
@@ -54,7 +54,7 @@ def test_a_write_behind_the_end_is_found_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bfloat16, torch.float64])
-def test_memory_is_poisoned_in_every_way_of_asking_for_it(dtype: torch.dtype) -> None:
+def test_memory_is_poisoned_by_every_allocation_function(dtype: torch.dtype) -> None:
     like = torch.zeros(3, dtype=dtype)
     with Poisoned():
         made = [torch.empty(3, dtype=dtype), torch.empty_like(like), like.new_empty(3)]
@@ -75,7 +75,7 @@ def test_a_copy_moves_every_byte_twice_and_a_product_multiplies_and_adds() -> No
     assert product_flops(2, 3, 5) == 60
 
 
-def test_arms_take_turns_there_and_back() -> None:
+def test_arms_alternate_in_both_directions() -> None:
     order: list[str] = []
 
     def arm(name: str, seconds: float) -> float:
@@ -96,7 +96,7 @@ def test_windows_are_all_beginnings_all_ends_and_each_row() -> None:
     ]
 
 
-def test_a_row_that_looks_at_its_neighbours_is_found() -> None:
+def test_a_row_that_depends_on_its_neighbours_is_found() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     honest = Rows("own", 4, lambda some: [x[some] * 2])
     assert different_windows(honest, windows(4)) == []
@@ -104,7 +104,7 @@ def test_a_row_that_looks_at_its_neighbours_is_found() -> None:
     assert len(different_windows(mixed, windows(4))) == len(windows(4))
 
 
-def test_rows_that_are_not_numbers_are_not_equal() -> None:
+def test_rows_of_nan_are_not_equal() -> None:
     nothing = Rows("nan", 2, lambda some: [torch.full((2, 1), torch.nan)[some]])
     assert different_windows(nothing, [slice(0, 1)]) == ["0:1"]
 
@@ -151,7 +151,9 @@ def test_a_failing_case_fails_the_command_and_not_the_others(monkeypatch: pytest
     assert printed[-1].count("| yes |") == 1
 
 
-def test_what_time_leaves_out_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_skipped_for_lack_of_time_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
     assert kernels.main(["--device", "cpu", "--minutes", "-1"]) == 0
     assert "left out" in capsys.readouterr().out
@@ -160,11 +162,11 @@ def test_what_time_leaves_out_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.main([]) == 2
-    assert "no NVIDIA GPU is at hand" in capsys.readouterr().err
+    assert "there is no NVIDIA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["3", "2/2", "a/b", "1/"])
-def test_a_share_of_the_cases_is_a_part_of_parts(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_share_of_the_cases_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.part_of("1/4") == (1, 4)
     with pytest.raises(SystemExit):
         kernels.main(["--warm", wrong])

@@ -1,11 +1,11 @@
-"""gpu.sh: every part has its turn and its time, whatever becomes of the others, and the table comes last."""
+"""gpu.sh runs every part with a time limit, even if other parts fail, and prints the table last."""
 
 import os
 import subprocess
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.sh"
-# Stands in for Python: notes what it was asked for, fails where it is told to, and says what the last part prints.
+# A fake Python that records its arguments, fails where it is told to, and prints the output of the last part.
 STUB = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -44,17 +44,17 @@ def test_all_parts_run_and_the_table_comes_last(tmp_path: Path) -> None:
     assert any("--model m --prompts p --speculator s1 --speculator s2" in call for call in calls)
 
 
-def test_a_part_that_fails_is_named_and_loses_nothing_of_the_others(tmp_path: Path) -> None:
+def test_a_failed_part_is_named_and_the_others_run(tmp_path: Path) -> None:
     code, out, calls = run(tmp_path, "benchmarks.kernels --device")
     assert code == 1
     assert "failed: kernels;" in out
     assert "what went wrong" in out
     assert out.splitlines()[-1] == "THE TABLE"
-    assert any("--shape qwen3-8b" in call for call in calls), "later parts ran"
+    assert any("--shape qwen3-8b" in call for call in calls), "later parts must run"
     assert "speculation: left out" in out
 
 
-def test_the_parts_together_stay_below_nine_minutes() -> None:
+def test_the_limits_of_all_parts_add_up_to_less_than_nine_minutes() -> None:
     lines = [line.strip() for line in SCRIPT.read_text(encoding="utf-8").splitlines()]
     seconds = [int(line.split()[2]) for line in lines if line.startswith("part ")]
     assert len(seconds) == 6

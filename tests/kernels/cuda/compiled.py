@@ -1,8 +1,8 @@
-"""Compiles what the launchers launch for an H100, where there is none.
+"""Compiles the kernels for an H100 on a machine without a GPU.
 
-A driver that launches nothing stands in for CUDA's. Tensors are those of real models, empty and never touched, so they
-take no memory. Prints one JSON line a kernel: its name, how much memory it shares, and what ptxas made of it. The
-argument says which: "layers" or "beside layers", so that two can work at once.
+A fake driver replaces CUDA's and launches nothing. Tensors have the shapes of real models; they are never written and
+so take no memory. Prints one line of JSON per kernel: its name, its shared memory, and ptxas's statistics. The argument
+selects "layers" or "beside layers", so that two processes can share the work.
 """
 
 import json
@@ -118,7 +118,7 @@ def heads(M: int, V: int, K: int) -> None:
 
 
 def rounds() -> None:
-    """Trees from candidates to acceptance, and what rows choose."""
+    """Trees from candidates to acceptance, and sampling."""
     trees = grow_trees(integers(8, 16, 8), empty(8, 16, 8), 64)
     tables = Commit(
         slot_tables=integers(8, 32_768, dtype=torch.int32),
@@ -155,7 +155,7 @@ def layers() -> None:
     layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
     layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
     layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
-    attend(16, 28, 4, 128)  # seven heads a group
+    attend(16, 28, 4, 128)  # seven heads per group
     attend(16, 16, 8, 256)
 
 

@@ -14,10 +14,10 @@ DTYPES = [torch.float32, BFLOAT16]
 
 
 def make(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers."""
+    """Normally distributed numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What must be overwritten, and must not be read."""
+    """An output tensor filled with NaN, which must be overwritten and never read."""
     return torch.full(shape, torch.nan, device=DEVICE).to(dtype)

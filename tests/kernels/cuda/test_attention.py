@@ -1,4 +1,4 @@
-"""Attention on CUDA: right, and equal to the bit for a chain, a tree and plain decoding."""
+"""Attention on CUDA is correct, and bitwise equal for chains, trees and plain decoding."""
 
 import pytest
 import torch
@@ -45,10 +45,10 @@ def test_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_splits_follow_the_short_ones(dtype: torch.dtype) -> None:
+def test_long_splits_follow_short_ones(dtype: torch.dtype) -> None:
     k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
     q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled(3300)
-    lengths = [2111, 2112, 3200]  # prefixes of 2048, of 2048 and of 3136: the last goes into a second long split
+    lengths = [2111, 2112, 3200]  # prefixes of 2048, 2048 and 3136; the last has a second long split
 
     out = attend(q, k, v, table, lengths, [[], [], []])
 

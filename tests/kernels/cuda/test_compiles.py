@@ -1,4 +1,4 @@
-"""What the interpreter can't tell: the kernels compile for an H100, fit into it, and multiply by one instruction."""
+"""Properties that the interpreter cannot check: kernels compile for an H100, fit, and use one matrix instruction."""
 
 import json
 import os
@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True, slots=True)
 class Compiled:
     kernels: list[dict[str, Any]]
-    folder: Path  # what the compiler left, a folder for each variant of a kernel
+    folder: Path  # the compiler's output, with a folder for each variant of a kernel
 
     def products(self, kernel: str) -> set[str]:
-        """The instructions by which all variants of a kernel multiply matrices."""
+        """The instructions that all variants of a kernel use to multiply matrices."""
         sources = [file.read_text(encoding="utf-8") for file in self.folder.glob(f"*/{kernel}.ptx")]
         return {found for source in sources for found in re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync[\w.]+", source)}
 
@@ -56,13 +56,13 @@ def test_every_kernel_compiles_for_an_h100(compiled: Compiled) -> None:
 
 
 def test_no_kernel_spills_and_two_programs_fit_an_sm(compiled: Compiled) -> None:
-    # triton 3.6 puts 8 bytes on the stack where 3.7 needs none; what counts is a spill in every turn of a loop
+    # triton 3.6 uses 8 bytes of stack where 3.7 uses none; only spills inside loops matter
     assert [kernel for kernel in compiled.kernels if kernel["stack"] > 8] == []
     assert [kernel for kernel in compiled.kernels if kernel["shared"] > 113 * 1024] == []
 
 
 def test_any_number_of_rows_goes_through_one_instruction(compiled: Compiled) -> None:
-    """Which is what makes a row's bits its own: another instruction may round sums in another way."""
+    """This keeps the bits of a row invariant, because another instruction may round sums differently."""
     rows_to_the_right = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
     pairs_to_the_left = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
     for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):

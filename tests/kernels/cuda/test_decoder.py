@@ -1,4 +1,4 @@
-"""A decoder's layers on CUDA: the bits of one operation after the other, and near those of the CPU."""
+"""A decoder's layers on CUDA have the bits of the single operations, and agree with the CPU within a tolerance."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -43,7 +43,7 @@ def _swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def interpret_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU, tensors of the CPU go through the kernels of CUDA."""
+    """Without a GPU, CPU tensors use the CUDA kernels in the interpreter."""
     if not HAS_GPU:
         for name, operation in (
             ("linear", _linear),

@@ -1,4 +1,4 @@
-"""Filtered sampling of rows: the tokens that sampling one by one on the host gives."""
+"""Filtered sampling of rows gives the tokens of sampling row by row on the host."""
 
 import pytest
 import torch
@@ -34,9 +34,9 @@ def rows_of(filters: list[tuple[int, float, float]], temperature: float) -> RowS
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.9])
 @pytest.mark.parametrize("V", [5, 1023, 1025, 3000])
-def test_samples_what_the_host_samples(V: int, temperature: float) -> None:
+def test_samples_the_hosts_tokens(V: int, temperature: float) -> None:
     logits = 3.0 * torch.randn(len(FILTERS), V, generator=torch.Generator().manual_seed(V))
-    logits[:, 1] = logits[:, 3]  # equals: the lower token comes first
+    logits[:, 1] = logits[:, 3]  # of equal logits the lower token comes first
     ours = sample_filtered_rows(logits.to(DEVICE), rows_of(FILTERS, temperature)).tolist()
     expected = [
         sample_token(

@@ -1,4 +1,4 @@
-"""Products on CUDA: right, and with rows that do not know of each other."""
+"""Products on CUDA are correct, and their rows do not depend on each other."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: int) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-def test_weights_of_one_byte_give_the_product_of_what_they_stand_for(dtype: torch.dtype, kind: torch.dtype) -> None:
+def test_one_byte_weights_give_the_product_of_their_values(dtype: torch.dtype, kind: torch.dtype) -> None:
     M, N, K = 17, 70, 130
     data = (torch.randn(N, K) * 40).clamp(-127, 127).to(kind).to(DEVICE)
     x, scales, add_to = make(M, K, seed=1, dtype=dtype), make(N, seed=2).abs() / 40, make(M, N, seed=3)
@@ -39,7 +39,7 @@ def test_weights_of_one_byte_give_the_product_of_what_they_stand_for(dtype: torc
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("K", [200, 768])  # whole, and in splits
+@pytest.mark.parametrize("K", [200, 768])  # without and with splits
 def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, kind: torch.dtype | None, K: int) -> None:
     x, w = make(130, K, seed=4, dtype=dtype), make(70, K, seed=5, dtype=dtype)
     data = w if kind is None else (w * 20).to(kind)

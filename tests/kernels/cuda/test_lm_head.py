@@ -1,4 +1,4 @@
-"""The head on CUDA: the reference's tokens, the published noise, and rows that do not know of each other."""
+"""The LM head on CUDA gives the reference's tokens and noise, and its rows do not depend on each other."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ SEEDS = [0, 1, 2**63 + 9, 2**64 - 1, 12345]
 
 
 def rows_for(M: int, temperature: float | None = None) -> SampledRows:
-    """Every third row greedy, unless there is a temperature for all."""
+    """Every third row is greedy, unless `temperature` is given for all rows."""
     temperatures = [(0.0, 0.7, 1.3)[m % 3] if temperature is None else temperature for m in range(M)]
     return SampledRows.of(temperatures, [SEEDS[m % 5] for m in range(M)], [m * 977 for m in range(M)], DEVICE)
 
 
 def spread(x: Tensor) -> Tensor:
-    """float32 sums in another order move a logit by less than the winners lie apart."""
+    """Scales inputs so that the order of float32 sums cannot change which logit is the largest."""
     return (x * 4).round() / 4
 
 
@@ -40,7 +40,7 @@ def test_noise_is_drawn_from_the_words_of_the_reference() -> None:
     out = torch.empty(4, 64, dtype=torch.float64, device=DEVICE)
     _noise_kernel[(1,)](rows.seeds, rows.positions, tokens.to(DEVICE), out, BLOCK=64)
     expected = gumbel_rows_reference(seeds, positions, tokens.expand(4, -1))
-    # A word of another bit would be off by 2**-32 at least, and mostly by far more: logarithms of two libraries.
+    # The tolerance covers the logarithms of two libraries; a wrong bit in a word has a larger effect.
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-13, atol=1e-13)
 
 
@@ -103,7 +103,7 @@ def test_of_equal_logits_the_lowest_token_wins() -> None:
 def test_finds_the_best_tokens_and_the_mass_of_all(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, V: int, count: int
 ) -> None:
-    monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # candidates merged at a time, so that two rounds are needed
+    monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # small chunks, so that merging takes two rounds
     x, weight = spread(make(3, 16, seed=1)).to(dtype), spread(make(V, 16, seed=2)).to(dtype)
     vocab = torch.arange(V, device=DEVICE) * 3 + 1
     ours = best_tokens(x, Head(data=weight, vocab=vocab), count, None)
@@ -123,7 +123,7 @@ def test_one_byte_heads_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_chooses_the_same_in_any_company(dtype: torch.dtype) -> None:
+def test_a_row_chooses_the_same_token_in_any_batch(dtype: torch.dtype) -> None:
     x, head, rows = make(35, 64, seed=1, dtype=dtype), Head(data=make(130, 64, seed=2, dtype=dtype)), rows_for(35)
     sampled, best = sample_rows(x, head, rows, None), best_tokens(x, head, 4, None)
     for some in (slice(0, 1), slice(34, 35), slice(3, 20)):

@@ -1,4 +1,4 @@
-"""Stacked updates on CUDA: right, and for each row as if it were alone."""
+"""Stacked updates on CUDA are correct, and each row has the same bits as alone."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def make_stack(A: int, R: int, K: int, N: int, dtype: torch.dtype) -> LoraStack:
 
 
 def ids(*runs: tuple[int, int]) -> Tensor:
-    """(adapter, rows) after each other."""
+    """Runs of (adapter, number of rows)."""
     return torch.cat([torch.full((rows,), adapter) for adapter, rows in runs]).to(DEVICE)
 
 
@@ -29,14 +29,14 @@ def test_adds_each_rows_own_update(dtype: torch.dtype, R: int, K: int, N: int) -
     stacked_lora(x, out, adapters, stack)
     stacked_lora_reference(x, expected, adapters, stack)
 
-    # float32: sums of K and of R products; bfloat16: what is between the products may round to the other side
+    # float32: sums of K and of R products; bfloat16: the intermediate result may round differently
     tolerance = 1e-5 * (K * R) ** 0.5 if dtype == torch.float32 else 0.01 * (K * R) ** 0.5
     torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
-    assert torch.equal(out[17:20], make(M, N, seed=4)[17:20]), "rows without an adapter keep their bits"
+    assert torch.equal(out[17:20], make(M, N, seed=4)[17:20]), "rows without an adapter must not change"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     stack, x = make_stack(2, 8, 600, 70, dtype), make(40, 600, seed=3, dtype=dtype)
     adapters, together = ids((1, 20), (-1, 5), (0, 15)), torch.zeros(40, 70, device=DEVICE)
     stacked_lora(x, together, adapters, stack)
@@ -46,7 +46,7 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
         assert torch.equal(alone, together[some]), some
 
 
-def test_ranks_filled_up_with_zeros_change_no_bit() -> None:
+def test_padding_the_rank_with_zeros_changes_no_bit() -> None:
     small, x = make_stack(1, 5, 64, 70, torch.float32), make(3, 64, seed=3)
     filled = LoraStack(
         torch.cat((small.down, torch.zeros(1, 27, 64, device=DEVICE)), 1),
@@ -60,5 +60,5 @@ def test_ranks_filled_up_with_zeros_change_no_bit() -> None:
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
-def test_no_rows_are_left_alone() -> None:
+def test_a_pass_without_rows_changes_nothing() -> None:
     stacked_lora(make(0, 8, seed=1), make(0, 4, seed=2), ids((0, 0)), make_stack(1, 2, 8, 4, torch.float32))

@@ -1,4 +1,4 @@
-"""Losses of a head in pieces: against autograd on whole logits, gradients by finite differences."""
+"""Chunked losses of a head agree with autograd on whole logits, and gradients with finite differences."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def problem(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def plain(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher) -> Tensor:
-    """[M], on whole logits."""
+    """The losses [M], from whole logits."""
     log_p = (hidden @ weight.T).log_softmax(-1)
     if not isinstance(against, Teacher):
         return functional.nll_loss(log_p, against, reduction="none")
@@ -90,13 +90,13 @@ def test_excluded_tokens_of_the_teacher_cost_nothing(implementation: str) -> Non
 
 def test_refuses_a_target_of_the_wrong_kind() -> None:
     hidden, weight, labels, scale = problem(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
-    with pytest.raises(ValueError, match="KL does not go with Tensor"):
+    with pytest.raises(ValueError, match="KL does not accept Tensor"):
         linear_loss(Loss.KL, hidden, weight, labels, scale)
 
 
 @pytest.mark.parametrize("soft_weight", [0.0, 0.3])
 @pytest.mark.parametrize("V", [1, 63, 4096, 4097])
-def test_a_blend_of_labels_and_probabilities_is_the_references(V: int, soft_weight: float) -> None:
+def test_a_blend_of_labels_and_probabilities_agrees_with_the_reference(V: int, soft_weight: float) -> None:
     generator = torch.Generator().manual_seed(V)
     probabilities = torch.rand(4, V, generator=generator).softmax(-1).to(DEVICE) if soft_weight else None
     blend = Blend(
@@ -106,7 +106,7 @@ def test_a_blend_of_labels_and_probabilities_is_the_references(V: int, soft_weig
         soft_weight=soft_weight,
     )
     logits = make(6, V, seed=V)
-    logits[0, blend.labels[0]] = 9.0  # right
+    logits[0, blend.labels[0]] = 9.0  # a correct prediction
     for gradient in (True, False):
         ours, theirs = logits.clone(), logits.clone()
         sums, expected = (

@@ -1,4 +1,4 @@
-"""Medusa heads in one product, on CUDA and by the reference, against head by head."""
+"""Medusa heads in one product, on CUDA and in the reference, agree with a computation head by head."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.kernels.cuda.device import DTYPES, make
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "heads", "H", "K"), [(1, 1, 16, 16), (5, 3, 24, 24), (17, 4, 300, 364)])
-def test_each_head_adds_what_it_makes_of_the_row(dtype: torch.dtype, M: int, heads: int, H: int, K: int) -> None:
+def test_each_head_adds_its_product_to_the_row(dtype: torch.dtype, M: int, heads: int, H: int, K: int) -> None:
     x, weight, bias = make(M, K, seed=1, dtype=dtype), make(heads, H, K, seed=2, dtype=dtype), make(heads, H, seed=3)
     out = on_device(x, linear_parts(x, weight.view(-1, K), None, bias.view(-1)), heads)
     for head in range(heads):

@@ -1,4 +1,4 @@
-"""Operations on single rows on CUDA against their references, from whole products and from splits."""
+"""Operations on single rows on CUDA agree with their references, for whole products and for splits."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from kernels.swiglu import swiglu_reference
 from tests.kernels.cuda.device import BFLOAT16, DEVICE, make, poisoned
 
 OUT = [torch.float32, BFLOAT16]
-# float32: two libraries' roots and exponentials; bfloat16: a result may fall to the other side of a rounding boundary.
+# float32: roots and exponentials differ between libraries; bfloat16: a result may round differently.
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
@@ -23,7 +23,7 @@ def assert_near(ours: Tensor, reference: Tensor) -> None:
 
 
 def make_parts(splits: int, M: int, N: int, *, whole: bool = False) -> tuple[Parts, Tensor]:
-    """A product, and what it adds up to."""
+    """A product in splits, and its sum."""
     sums = make(splits, M, N, seed=1)
     if whole:
         return Parts(sums=sums), sums.sum(0)
@@ -58,8 +58,8 @@ def test_swiglu_agrees_with_its_reference(dtype: torch.dtype, splits: int, width
     assert_near(swiglu(parts, dtype), swiglu_reference(x, dtype))
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # numpy's, in the interpreter: exp(1e4) is infinite, as it should be
-def test_swiglu_stands_extreme_gates() -> None:
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy's warning in the interpreter: exp(1e4) is infinite, as intended
+def test_swiglu_handles_extreme_gates() -> None:
     gates = torch.tensor([[-1e4, -90.0, -87.0, 0.0, 87.0, 90.0, 1e4, 3.0] * 2], device=DEVICE)
     out = swiglu(Parts(sums=torch.cat((gates, torch.ones_like(gates)), dim=1).unsqueeze(0)), torch.float32)
     torch.testing.assert_close(out, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-30)
@@ -89,7 +89,7 @@ def test_rope_write_agrees_with_its_reference(
     assert queries[:, Hq * D :].isnan().all()
     assert_near(k[slots], k_reference[slots])
     assert_near(v[slots], v_reference[slots])
-    assert k[[4, 6, 7]].isnan().all(), "slots that no row names stay untouched"
+    assert k[[4, 6, 7]].isnan().all(), "unused slots must not be written"
 
 
 def test_rotates_a_product_in_place() -> None:

@@ -1,4 +1,4 @@
-"""Trees on CUDA: the same whole numbers as the references, which are those of the engine."""
+"""Trees on CUDA equal those of the references, which equal the engine's."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.kernels.cuda.device import DEVICE
 
 
 def candidates(B: int, depths: int, k: int, *, coarse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """coarse: chances with equals among their products."""
+    """coarse: chances whose products contain equal values."""
     generator = torch.Generator().manual_seed(B * 100 + depths * 10 + k)
     tokens = torch.randint(0, 9, (B, depths, k), generator=generator)
     chances = torch.rand(B, depths, k, generator=generator)
@@ -23,7 +23,7 @@ SIZES = [(1, 1, 1, 1), (2, 3, 2, 5), (2, 4, 3, 15), (1, 4, 3, 16), (2, 6, 5, 64)
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("B", "depths", "k", "budget"), SIZES)
-def test_grows_the_reference_tree(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
+def test_grows_the_references_tree(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
     tokens, chances = candidates(B, depths, k, coarse=coarse)
     ours, reference = grow_trees(tokens, chances, budget), grow_trees_reference(tokens, chances, budget)
     assert torch.equal(ours.counts, reference.counts)
@@ -39,7 +39,7 @@ def test_a_tree_has_no_more_nodes_than_there_are_paths() -> None:
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_the_reference_tree_is_the_engines(coarse: bool) -> None:
+def test_the_references_tree_is_the_engines(coarse: bool) -> None:
     tokens, chances = candidates(2, 5, 4, coarse=coarse)
     trees = grow_trees_reference(tokens, chances, 40)
     for b in range(2):
@@ -49,7 +49,7 @@ def test_the_reference_tree_is_the_engines(coarse: bool) -> None:
 
 
 def verified(trees: Trees, chosen: torch.Tensor) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
-    """Both ways' results and tables."""
+    """Results and slot tables of kernel and reference."""
     B, N = trees.tokens.shape
     results = []
     for accept in (accept_trees, accept_trees_reference):
@@ -64,13 +64,13 @@ def verified(trees: Trees, chosen: torch.Tensor) -> tuple[tuple[Accepted, torch.
 
 
 @pytest.mark.parametrize("N", [1, 7, 8, 15, 16, 60])
-def test_accepts_what_the_reference_accepts(N: int) -> None:
+def test_accepts_the_same_nodes_as_the_reference(N: int) -> None:
     B = 6
     generator = torch.Generator().manual_seed(N)
     parents = torch.stack([torch.randint(-1, max(node, 1), (B,), generator=generator) for node in range(N)], 1)
     parents = torch.minimum(parents, torch.arange(N) - 1)
     trees = Trees(
-        torch.randint(0, 3, (B, N), generator=generator).to(DEVICE),  # few tokens: equal siblings too
+        torch.randint(0, 3, (B, N), generator=generator).to(DEVICE),  # siblings may be equal
         parents.to(DEVICE),
         torch.zeros(B, N, device=DEVICE),
         torch.randint(0, N + 1, (B,), generator=generator).to(DEVICE),

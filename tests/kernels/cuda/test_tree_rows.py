@@ -1,4 +1,4 @@
-"""Rows of a verify pass: as the reference lays them out, and as the engine does on the host."""
+"""The layout of the rows of a verify pass equals the reference's, and the engine's on the host."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LAST = 40
 
 
 def make(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
-    """Random trees no deeper than `depth`; what lies beyond a count is poison."""
+    """Random trees no deeper than `depth`; entries beyond a count are invalid."""
     generator = torch.Generator().manual_seed(B * 1000 + N)
     counts = torch.randint(0, N + 1, (B,), generator=generator)
     parents = torch.full((B, N), -2)
@@ -47,7 +47,7 @@ def flat(rows: TreeRows) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("B", "N", "depth"), [(1, 0, 1), (3, 0, 4), (1, 1, 1), (2, 7, 3), (3, 15, 15), (2, 63, 8)])
-def test_lays_out_what_the_reference_does(B: int, N: int, depth: int) -> None:
+def test_the_layout_equals_the_references(B: int, N: int, depth: int) -> None:
     trees, roots = make(B, N, depth=depth)
     others = replace(roots, slot_tables=roots.slot_tables.clone())
     ours = flat(tree_rows(trees, roots, depth=depth, last_position=LAST))
@@ -56,7 +56,7 @@ def test_lays_out_what_the_reference_does(B: int, N: int, depth: int) -> None:
         assert torch.equal(one, other)
 
 
-def test_the_reference_lays_out_what_the_engine_would() -> None:
+def test_the_references_layout_equals_the_engines() -> None:
     trees, roots = make(3, 15, depth=5)
     rows = tree_rows_reference(trees, roots, depth=5, last_position=1000)
     attention = rows.rows.attention

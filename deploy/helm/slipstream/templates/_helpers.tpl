@@ -31,7 +31,7 @@ capabilities: {drop: [ALL]}
   valueFrom: {secretKeyRef: {name: {{ .root.Values.secretName }}, key: {{ .key }}, optional: {{ .optional | default false }}}}
 {{- end }}
 
-{{/* What every process needs; `database` is the key of the secret that holds the URL of its role. */}}
+{{/* Variables of every process; `database` is the key of the secret that holds the database URL with its role. */}}
 {{- define "slipstream.env" -}}
 - {name: SLIPSTREAM_ALLOWED_HOSTS, value: {{ .root.Values.host | quote }}}
 - {name: SLIPSTREAM_S3_BUCKET, value: {{ .root.Values.s3.bucket | quote }}}
@@ -48,20 +48,20 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{/* API, console and gateway in one; two Deployments run it. */}}
+{{/* One container with API, console and gateway; two Deployments use it. */}}
 {{- define "slipstream.webContainer" -}}
 - name: web
   image: {{ include "slipstream.image" (dict "root" .root "name" "web") }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}
   env:
-    - {name: FORWARDED_ALLOW_IPS, value: "*"}  # the network policy lets nobody but the ingress in
+    - {name: FORWARDED_ALLOW_IPS, value: "*"}  # the network policy admits only the ingress
     {{- include "slipstream.env" (dict "root" .root "database" "SLIPSTREAM_DATABASE_URL") | nindent 4 }}
   ports: [{name: http, containerPort: 8000}]
   startupProbe: {httpGet: {path: /livez, port: http}, periodSeconds: 2, failureThreshold: 60}
   livenessProbe: {httpGet: {path: /livez, port: http}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
   readinessProbe: {httpGet: {path: /readyz, port: http}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 2}
-  lifecycle: {preStop: {exec: {command: [sleep, "10"]}}}  # until no proxy sends anything here any more
+  lifecycle: {preStop: {exec: {command: [sleep, "10"]}}}  # time for proxies to stop sending requests to this pod
   resources: {{- toYaml .resources | nindent 4 }}
   volumeMounts:
     - {name: data, mountPath: /data}
@@ -70,7 +70,7 @@ capabilities: {drop: [ALL]}
     - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
 
-{{/* Waits for the migrations of this version: a pod never serves with a schema it does not know. */}}
+{{/* Waits until the migrations of this version are applied, so that a pod never runs with an older schema. */}}
 {{- define "slipstream.migrated" -}}
 - name: migrated
   image: {{ include "slipstream.image" (dict "root" .root "name" .image) }}

@@ -1,4 +1,4 @@
-"""A body that is right for every operation that takes one, and which of its members name something else.
+"""A valid body for every operation that takes one, and the members of the body that name another object.
 
 The generated tests fail for an operation that is missing here.
 """
@@ -13,7 +13,7 @@ from tests.control.world import World
 @dataclass(frozen=True, slots=True)
 class Body:
     make: Callable[[World], dict[str, Any]]
-    # member: the parameter of `World.id_of` that it holds
+    # member of the body -> the parameter of `World.id_of` whose value it holds
     refers: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Sends the right request to any route: what tests that walk over all of them have in common."""
+"""Sends a valid request to any route, for tests that cover all routes."""
 
 import json
 from typing import Any
@@ -14,16 +14,16 @@ WRITING = ("POST", "PUT", "PATCH")
 
 
 def path_of(route: Route, world: World, **values: str) -> str:
-    """With ids of the world's own things, but for `values`."""
+    """Path with the ids of the world's objects, except those in `values`."""
     return route.path.format_map({name: world.id_of(route.kind_of(name)) for name in route.parameters} | values)
 
 
 def call(client: Client, world: World, method: str, route: Route, path: str, body: dict[str, Any] | None = None) -> Any:
-    """With a right body unless one is given, so that nothing but the path can be at fault."""
+    """Sends a valid body unless one is given, so that only the path can cause an error."""
     if method not in WRITING:
         response = client.generic(method, path)
         if response.streaming:
-            response.close()  # the file that it reads
+            response.close()  # closes the file that it reads
         return response
     entry = BODIES[f"{method} {route.path}"]
     if entry is FORM:

@@ -9,11 +9,11 @@ from tests.leaks import answers_checked, secrets_in
 
 
 @pytest.fixture(autouse=True)
-def _nothing_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """S8, for each test there is."""
+def _check_for_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Promise S8, checked after every test."""
     with answers_checked():
         yield
-    assert secrets_in(caplog.text) == [], "a secret stands in the log"
+    assert secrets_in(caplog.text) == [], "the log contains a secret"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Plain functions that make one row each, with defaults for whatever a test does not care about."""
+"""Plain functions that make one row each, with defaults for all values that do not matter to a test."""
 
 import io
 import itertools
@@ -28,7 +28,7 @@ def make_key(organization: Organization | None = None, **values: Any) -> tuple[A
 
 
 def client_of(organization: Organization) -> Client:
-    """Django's test client, signed in as the organization. A 500 comes back as a response, as it would live."""
+    """Django's test client with a key of the organization. It returns a 500 as a response and does not raise."""
     _, token = make_key(organization)
     return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
 
@@ -40,7 +40,7 @@ def make_file(
     filename: str = "rows.jsonl",
     purpose: str = File.Purpose.BATCH,
 ) -> File:
-    """`content` may be rows, one JSON object a line."""
+    """Args: content: text, bytes or rows, which become one JSON object per line."""
     if not isinstance(content, (bytes, str)):
         content = "".join(f"{json.dumps(row)}\n" for row in content)
     data = content.encode() if isinstance(content, str) else content
@@ -50,7 +50,7 @@ def make_file(
 
 
 def make_base_model(name: str | None = None, organization: Organization | None = None) -> BaseModel:
-    """The row alone; `tests.tiny_model` writes a folder with weights."""
+    """Makes only the row; `tests.tiny_model` writes a folder with weights."""
     return BaseModel.objects.create(
         name=name or f"model-{next(_number)}",
         organization=organization,
@@ -61,7 +61,7 @@ def make_base_model(name: str | None = None, organization: Organization | None =
 
 
 def make_job(organization: Organization | None = None, *, kind: str = Job.Kind.TRAINING, **values: Any) -> Job:
-    """The row alone, without the event that `job_submit` writes."""
+    """Makes only the row, without the event that `job_submit` writes."""
     return Job.objects.create(organization=organization or make_organization(), kind=kind, **values)
 
 

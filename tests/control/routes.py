@@ -1,4 +1,4 @@
-"""Every route of the API, read off the URL table: what generated tests walk over."""
+"""Every route of the API, read from the URL table, for generated tests."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """What the parameter names: OpenAI's path calls two kinds of things `job_id`."""
+        """The kind of object that the parameter names: OpenAI's paths use `job_id` for two kinds."""
         return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property

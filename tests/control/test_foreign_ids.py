@@ -1,7 +1,8 @@
-"""S1: what belongs to another organization does not exist, on any route, in any place of a request.
+"""S1: objects of another organization are not found, on any route and in any part of a request.
 
-Generated from the URL table: a new operation without an entry in `bodies` or `world` fails here. Neither by its words
-nor by its time does an answer tell whether an id is a stranger's or nobody's: both ask the database the same.
+The tests are generated from the URL table: a new operation without an entry in `bodies` or `world` fails here. Neither
+the text nor the time of an answer reveals whether an id is another organization's or does not exist, because both
+cases send the same queries to the database.
 """
 
 import re
@@ -33,7 +34,7 @@ BY_BODY = [
 ]
 LISTS = [pytest.param(route, id=route.path) for route, method in OPERATIONS if method == "GET" and not route.parameters]
 NOWHERE = "nothing-of-this-name"
-_VALUE = re.compile(r"""'(?:[^']|'')*'|\b\d+\b|"s\d+_x\d+\"""")  # also a savepoint's name
+_VALUE = re.compile(r"""'(?:[^']|'')*'|\b\d+\b|"s\d+_x\d+\"""")  # includes names of savepoints
 
 
 @pytest.fixture
@@ -47,38 +48,40 @@ def theirs(other_organization: Organization) -> World:
 
 
 def check_same_answer(foreign: str, request_of: Callable[[str], Any]) -> None:
-    """Args: request_of: sends a request with this id."""
-    request_of(NOWHERE)  # what only a first request does is done: a key's first use, numbers of events
+    """Args: request_of: sends a request with the given id."""
+    request_of(NOWHERE)  # a first request does more, such as recording the first use of its key
 
     (answer, asked), (other, asked_for_other) = listen(request_of, foreign), listen(request_of, NOWHERE)
 
     assert answer.status_code == 404
-    assert answer.content.decode().replace(foreign, NOWHERE) == other.content.decode(), "it tells what there is"
-    assert asked == asked_for_other, "its time tells what there is"
+    assert answer.content.decode().replace(foreign, NOWHERE) == other.content.decode(), (
+        "the text of the answer reveals that the id exists"
+    )
+    assert asked == asked_for_other, "the queries reveal that the id exists"
 
 
 def listen(request_of: Callable[[str], Any], identity: str) -> tuple[Any, list[str]]:
-    """The answer, and what was asked of the database for it, without values."""
+    """Returns: the answer, and the queries sent to the database for it, without their values."""
     with CaptureQueriesContext(connection) as queries:
         answer = request_of(identity)
     return answer, [_VALUE.sub("?", query["sql"]) for query in queries.captured_queries]
 
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
-def test_every_operation_is_known_here(route: Route, method: str, ours: World) -> None:
+def test_every_operation_has_a_test_body_and_test_ids(route: Route, method: str, ours: World) -> None:
     assert method not in WRITING or f"{method} {route.path}" in BODIES
     assert all(ours.id_of(route.kind_of(name)) for name in route.parameters)
 
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
-def test_with_ids_of_our_own_the_same_requests_find_something(
+def test_the_same_requests_with_own_ids_find_their_objects(
     route: Route, method: str, client: Client, ours: World
 ) -> None:
-    """Else the tests below would pass for any reason."""
+    """Otherwise the tests below could pass for another reason."""
     response = call(client, ours, method, route, path_of(route, ours))
     missing = response.status_code == 404 and response.json()["error"]["code"] not in (
-        "plot_not_found",  # of a speculator that was found
-        "model_not_found",  # of the gateway, which is asked for no deployment of ours here
+        "plot_not_found",  # the speculator was found, but it has no plot
+        "model_not_found",  # the gateway, which is not asked for a deployment of ours here
     )
 
     assert not missing, response.content
@@ -86,7 +89,7 @@ def test_with_ids_of_our_own_the_same_requests_find_something(
 
 
 @pytest.mark.parametrize(("route", "method", "parameter"), BY_PATH)
-def test_an_id_of_others_in_the_path_is_unknown(
+def test_an_id_of_another_organization_in_the_path_is_not_found(
     route: Route, method: str, parameter: str, client: Client, ours: World, theirs: World
 ) -> None:
     def request_of(identity: str) -> Any:
@@ -96,7 +99,7 @@ def test_an_id_of_others_in_the_path_is_unknown(
 
 
 @pytest.mark.parametrize(("route", "method", "member", "kind"), BY_BODY)
-def test_an_id_of_others_in_the_body_is_unknown(
+def test_an_id_of_another_organization_in_the_body_is_not_found(
     route: Route, method: str, member: str, kind: str, client: Client, ours: World, theirs: World
 ) -> None:
     body, path = BODIES[f"{method} {route.path}"].make(ours), path_of(route, ours)
@@ -108,18 +111,20 @@ def test_an_id_of_others_in_the_body_is_unknown(
 
 
 @pytest.mark.parametrize("route", LISTS)
-def test_lists_show_nothing_of_others(route: Route, client: Client, ours: World, theirs: World) -> None:
+def test_lists_show_no_objects_of_another_organization(
+    route: Route, client: Client, ours: World, theirs: World
+) -> None:
     foreign, own = theirs.everything(), ours.everything()
 
     for query in ("", *(f"{name}={value}" for name, value in foreign.items()), "start_time=0"):
         shown = client.get(f"{route.path}?{query}").content.decode()
         assert [value for value in foreign.values() if value in shown.replace(query.partition("=")[2], "")] == []
         assert theirs.organization.pk not in shown
-    assert own, "there is something to be shown beside it"
+    assert own, "the list must show rows of its own organization"
 
 
 @pytest.mark.parametrize("route", LISTS)
-def test_the_second_page_does_not_begin_behind_somebody_elses_row(
+def test_a_page_cannot_start_after_a_row_of_another_organization(
     route: Route, client: Client, ours: World, theirs: World
 ) -> None:
     ours.everything()

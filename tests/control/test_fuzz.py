@@ -1,7 +1,7 @@
-"""S3: requests that no client would send, on every operation. Never a 5xx, and always an answer of the document.
+"""S3: unusual requests to every operation are never answered with a 5xx, and always as the document describes.
 
-Cases are made from the document; most of them then get ids of things that are there, so that they come further than
-to a 404. Each starts from the same rows: what it changes is rolled back.
+Cases are generated from the document. Most of them then get ids of existing objects, because they would otherwise end
+in a 404. Each starts from the same rows: its changes are rolled back.
 """
 
 import random
@@ -41,8 +41,8 @@ CHECKS = [
     response_schema_conformance,
 ]
 CASES, SOAK_CASES = 2_000, 10_000
-REAL_IDS = 0.75  # the share of cases that name what is there
-# Members of bodies that name something, and what: a parameter of `World.id_of`.
+SHARE_WITH_EXISTING_IDS = 0.75  # the share of cases that name existing objects
+# Member of a body that names an object -> the parameter of `World.id_of` with its id.
 REFERENCES = {
     "file_id": "file_id", "input_file_id": "file_id", "prompts_file": "file_id", "held_out_file": "file_id",
     "training_file": "file_id", "validation_file": "file_id", "model": "name", "dataset_id": "counted_dataset_id",
@@ -52,7 +52,7 @@ REFERENCES = {
 
 
 class Fuzzer:
-    """`num_answers`: by status."""
+    """Sends cases. `num_answers` counts the answers by status."""
 
     def __init__(self, organization: Organization) -> None:
         _, token = make_key(organization)
@@ -63,16 +63,16 @@ class Fuzzer:
         self.num_answers: Counter[int] = Counter()
 
     def send(self, case: Case[Any]) -> None:
-        """Raises: what the checks raise, with the request as a curl command."""
-        if self._random.random() < REAL_IDS:
-            self._name_real_things(case)
+        """Raises: the errors of the checks, which show the request as a curl command."""
+        if self._random.random() < SHARE_WITH_EXISTING_IDS:
+            self._insert_existing_ids(case)
         with transaction.atomic():
             response = case.call(headers=self._headers)
             transaction.set_rollback(True)
         self.num_answers[response.status_code] += 1
         case.validate_response(response, checks=CHECKS, headers=self._headers)
 
-    def _name_real_things(self, case: Case[Any]) -> None:
+    def _insert_existing_ids(self, case: Case[Any]) -> None:
         is_fine_tuning = case.path.startswith("/v1/fine_tuning/")
         for name in case.path_parameters or ():
             case.path_parameters[name] = self._ids[f"fine_tuning_{name}" if is_fine_tuning else name]
@@ -84,9 +84,7 @@ class Fuzzer:
 
 @pytest.fixture
 def fuzzer(organization: Organization, one_connection: None, monkeypatch: pytest.MonkeyPatch) -> Fuzzer:
-    monkeypatch.setattr(
-        django_settings, "SLIPSTREAM", get_config().model_copy(update={"requests_per_minute": 0})
-    )
+    monkeypatch.setattr(django_settings, "SLIPSTREAM", get_config().model_copy(update={"requests_per_minute": 0}))
     return Fuzzer(organization)
 
 
@@ -98,7 +96,7 @@ def operations() -> Iterator[APIOperation[Any, Any, Any, Any]]:
 
 
 def _application(environ: Any, start_response: Any) -> list[bytes]:
-    """Ours, read to the end and closed, as a server does."""
+    """The application; its response is read to the end and closed, as a server does."""
     answer = _wsgi()(environ, start_response)
     try:
         return [b"".join(answer)]
@@ -108,12 +106,12 @@ def _application(environ: Any, start_response: Any) -> list[bytes]:
 
 @cache
 def _wsgi() -> WSGIHandler:
-    """One for all requests: it looks at every static file when it is made."""
+    """One handler for all requests, because its creation scans all static files."""
     return get_wsgi_application()
 
 
 def cases_of(operation: APIOperation[Any, Any, Any, Any]) -> st.SearchStrategy[Case[Any]]:
-    """Right ones and wrong ones, where there is anything to be wrong about."""
+    """Valid cases, and invalid ones if the operation has any input."""
     right = operation.as_strategy(GenerationMode.POSITIVE)
     has_input = operation.body or operation.query or operation.path_parameters
     return right | operation.as_strategy(GenerationMode.NEGATIVE) if has_input else right
@@ -135,19 +133,19 @@ def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
 
         with subtests.test(operation.label):
             run()
-    assert sum(fuzzer.num_answers.values()) >= num_cases * 0.9, "operations with few different requests end early"
-    assert fuzzer.num_answers[200] + fuzzer.num_answers[201] > num_cases / 10, "else only refusals are tested"
+    assert sum(fuzzer.num_answers.values()) >= num_cases * 0.9, (
+        "fewer requests than operations with few distinct cases can explain"
+    )
+    assert fuzzer.num_answers[200] + fuzzer.num_answers[201] > num_cases / 10, (
+        "too few accepted requests: only refusals are tested"
+    )
 
 
-@pytest.mark.timeout(900)  # a busy machine was seen to take six minutes
-def test_two_thousand_requests_made_from_the_document_are_answered_as_it_says(
-    fuzzer: Fuzzer, subtests: Any
-) -> None:
+@pytest.mark.timeout(900)  # the test took six minutes on a busy machine
+def test_two_thousand_generated_requests_are_answered_as_documented(fuzzer: Fuzzer, subtests: Any) -> None:
     fuzz(fuzzer, CASES, subtests)
 
 
 @pytest.mark.soak
-def test_ten_thousand_requests_made_from_the_document_are_answered_as_it_says(
-    fuzzer: Fuzzer, subtests: Any
-) -> None:
+def test_ten_thousand_generated_requests_are_answered_as_documented(fuzzer: Fuzzer, subtests: Any) -> None:
     fuzz(fuzzer, SOAK_CASES, subtests)

@@ -1,4 +1,4 @@
-"""The check that is made of every answer and log sees what it looks for, and nothing where there is nothing."""
+"""The check for secrets in answers and logs finds every kind of leak, and reports no harmless text."""
 
 import pytest
 from django.conf import settings
@@ -23,7 +23,7 @@ from tests.source_tree import ROOT
         "whsec_" + "A" * 32,
     ],
 )
-def test_each_leak_is_seen(text: str) -> None:
+def test_each_kind_of_leak_is_found(text: str) -> None:
     assert leaks_in(f"before {text} after") != []
     with pytest.raises(AssertionError, match="holds"):
         check_answer("/v1/jobs", HttpResponse(text))
@@ -38,5 +38,5 @@ def test_a_new_key_may_be_shown_once_and_never_logged(db: None) -> None:
     assert secrets_in(f"request failed key={token}") == [token]
 
 
-def test_plain_words_are_no_leak() -> None:
+def test_plain_words_are_not_a_leak() -> None:
     assert leaks_in("Select a model from the list, and update your settings where you set them. sk_live_...abcd") == []

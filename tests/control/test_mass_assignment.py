@@ -1,4 +1,4 @@
-"""S11: no request writes what is the server's to write, whatever member it is sent in."""
+"""S11: no request can write a field that only the server may write, in any member of a body."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ SENTINEL = "written-by-a-stranger"
 OURS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
 FIELDS = sorted({field.attname for model in OURS for field in model._meta.concrete_fields}
                 | {field.name for model in OURS for field in model._meta.concrete_fields})  # fmt: skip
-GATEWAY = ("/v1/chat/completions", "/v1/completions")  # the engine refuses what it does not know
+GATEWAY = ("/v1/chat/completions", "/v1/completions")  # the engine refuses unknown members
 WRITES = [
     (route, method)
     for route in api_routes()
@@ -50,7 +50,7 @@ def world(organization: Organization) -> World:
 
 
 def stored() -> str:
-    """Every row of every table of ours."""
+    """Every row of every table of the project."""
     return json.dumps([list(model._default_manager.values()) for model in OURS], default=str)
 
 
@@ -59,10 +59,8 @@ def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("route", "method"), json_bodies())
-def test_a_member_that_a_body_does_not_have_is_refused_by_name(
-    route: Route, method: str, client: Client, world: World
-) -> None:
-    """Each of them alone: the first unknown one would hide that another is taken."""
+def test_the_error_for_an_undeclared_member_names_it(route: Route, method: str, client: Client, world: World) -> None:
+    """Sends each member alone: the error for one unknown member would hide that another is accepted."""
     body, path = BODIES[f"{method} {route.path}"].make(world), path_of(route, world)
 
     for name in sorted(set(FIELDS) - declared(route, method)):
@@ -73,7 +71,9 @@ def test_a_member_that_a_body_does_not_have_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("route", "method"), params(NO_BODY))
-def test_what_takes_no_body_writes_nothing_of_one(route: Route, method: str, client: Client, world: World) -> None:
+def test_an_operation_without_a_body_ignores_the_members_of_one(
+    route: Route, method: str, client: Client, world: World
+) -> None:
     response = send(client, method, path_of(route, world), dict.fromkeys(FIELDS, SENTINEL))
 
     assert response.status_code < 500
@@ -81,7 +81,7 @@ def test_what_takes_no_body_writes_nothing_of_one(route: Route, method: str, cli
 
 
 @pytest.mark.parametrize(("route", "method"), params(FORM))
-def test_a_form_writes_its_own_fields_alone(route: Route, method: str, client: Client, world: World) -> None:
+def test_a_form_writes_only_its_declared_fields(route: Route, method: str, client: Client, world: World) -> None:
     fields = {name: SENTINEL for name in FIELDS if name not in ("file", "data", "purpose")}
 
     response = client.post(path_of(route, world), {**fields, **form_file(route), "purpose": "batch"})
@@ -90,7 +90,7 @@ def test_a_form_writes_its_own_fields_alone(route: Route, method: str, client: C
     assert SENTINEL not in stored()
 
 
-def test_the_sentinel_would_be_found(world: World) -> None:
+def test_a_written_sentinel_would_be_found(world: World) -> None:
     Organization.objects.filter(pk=world.organization.pk).update(name=SENTINEL)
 
     assert SENTINEL in stored()
@@ -98,7 +98,7 @@ def test_the_sentinel_would_be_found(world: World) -> None:
 
 
 def declared(route: Route, method: str) -> set[str]:
-    """The members that the document gives the operation's body."""
+    """The members that the OpenAPI document declares for the operation's body."""
     document = generate()
     operation = document["paths"][route.path][method.lower()]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]

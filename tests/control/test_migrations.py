@@ -1,7 +1,7 @@
-"""U2: a release's processes and those of the release before it work on one database, so migrations only add.
+"""U2: processes of a release and of the previous release share one database, so migrations only add.
 
-What the older code does not know, it neither reads nor writes: so nothing it uses may go, and what it leaves out of an
-INSERT must have a value of the database's own.
+Older code neither reads nor writes new columns. So no table or column that it uses may be removed, and every column
+that it leaves out of an INSERT needs a default in the database.
 """
 
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ import pytest
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 
-# Beginnings of complaints, and why the older release does not mind.
+# Start of a complaint -> the reason why the previous release still works.
 SAFE = {
-    "batches.0002_count_unanswered_rows add": "nothing had been released before it",
-    "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application gives each new one",
+    "batches.0002_count_unanswered_rows add": "there was no earlier release",
+    "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
 }
-TAKES_AWAY = (
+REMOVING_OPERATIONS = (
     migrations.DeleteModel,
     migrations.RemoveField,
     migrations.RenameField,
     migrations.RenameModel,
     migrations.AlterModelTable,
-    migrations.RunSQL,  # nobody can tell what it does: RunPython with the schema editor can be read
+    migrations.RunSQL,  # its effect cannot be analysed; use RunPython with the schema editor
 )
 
 
 def operations() -> Iterator[tuple[str, Any, Any]]:
-    """Of all our migrations after each app's first: the migration's name, the operation, the state before it."""
+    """Operations of all migrations except the first of each app: migration name, operation, state before it."""
     loader = MigrationLoader(None)
     for key in sorted(key for key in loader.disk_migrations if not key[1].startswith("0001")):
         migration = loader.disk_migrations[key]
@@ -40,8 +40,8 @@ def operations() -> Iterator[tuple[str, Any, Any]]:
 
 
 def complaint(operation: Any, state: Any, app: str) -> str | None:
-    """What an older release would stumble over."""
-    if isinstance(operation, TAKES_AWAY):
+    """The reason why the operation would break the previous release, or None."""
+    if isinstance(operation, REMOVING_OPERATIONS):
         return f"{type(operation).__name__} takes away what the older release uses"
     if isinstance(operation, migrations.AddField) and not is_optional(operation.field):
         return f"add {operation.name}: the older release inserts rows without it; null=True or db_default"
@@ -61,14 +61,14 @@ def is_optional(field: Any) -> bool:
     return field.null or field.many_to_many or field.db_default is not models.NOT_PROVIDED
 
 
-def test_migrations_only_add_what_an_older_release_can_live_with() -> None:
+def test_migrations_are_compatible_with_the_previous_release() -> None:
     found = []
     for name, operation, state in operations():
         if (said := complaint(operation, state, name.partition(".")[0])) is not None:
             found.append(f"{name} {said}")
 
     assert [line for line in found if not any(line.startswith(safe) for safe in SAFE)] == []
-    assert all(any(line.startswith(safe) for line in found) for safe in SAFE), "an exception that nobody needs"
+    assert all(any(line.startswith(safe) for line in found) for safe in SAFE), "an entry of SAFE matches no complaint"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_migrations_only_add_what_an_older_release_can_live_with() -> None:
     ],
     ids=lambda value: value.describe() if hasattr(value, "describe") else "",
 )
-def test_the_linter_knows_what_takes_away(operation: Any, is_refused: bool) -> None:
+def test_the_check_finds_operations_that_remove_or_tighten(operation: Any, is_refused: bool) -> None:
     state = MigrationLoader(None).project_state()
 
     assert (complaint(operation, state, "jobs") is not None) is is_refused

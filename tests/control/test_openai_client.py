@@ -1,4 +1,4 @@
-"""The official client, unchanged, against the API: over real HTTP messages, without a socket."""
+"""OpenAI's official, unchanged client against the API, with real HTTP messages but without a socket."""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def official(organization: Organization, one_connection: None) -> Iterator[opena
         yield client
 
 
-def test_files_live_their_whole_life(official: openai.OpenAI) -> None:
+def test_files_are_uploaded_listed_downloaded_and_deleted(official: openai.OpenAI) -> None:
     content = b'{"custom_id": "1"}\n'
     made = official.files.create(
         file=("rows.jsonl", content), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200}
@@ -63,7 +63,7 @@ def test_a_large_file_is_sent_in_parts(official: openai.OpenAI) -> None:
     assert official.uploads.cancel(cancelled.id).status == "cancelled"
 
 
-def test_lists_are_paged_to_their_end(official: openai.OpenAI) -> None:
+def test_lists_are_paged_to_the_end(official: openai.OpenAI) -> None:
     ids = [official.files.create(file=("a", b"1"), purpose="user_data").id for _ in range(5)]
 
     assert [file.id for file in official.files.list(limit=2)] == ids[::-1]
@@ -71,7 +71,7 @@ def test_lists_are_paged_to_their_end(official: openai.OpenAI) -> None:
     assert official.files.wait_for_processing(ids[0]).status == "processed"
 
 
-def test_batches_live_their_whole_life(official: openai.OpenAI) -> None:
+def test_batches_are_created_cancelled_and_listed_with_their_errors(official: openai.OpenAI) -> None:
     make_base_model("tiny")
     content = "".join(json.dumps(chat_row(str(i))) + "\n" for i in range(3)).encode()
     file = official.files.create(file=("rows.jsonl", content), purpose="batch")
@@ -106,7 +106,7 @@ def test_batches_live_their_whole_life(official: openai.OpenAI) -> None:
     assert error_file.expires_at is not None
 
 
-def test_fine_tuning_jobs_live_their_whole_life(official: openai.OpenAI) -> None:
+def test_fine_tuning_jobs_are_created_run_listed_and_cancelled(official: openai.OpenAI) -> None:
     make_base_model("tiny")
     answer = {"role": "assistant", "content": "!"}
     rows = [{"messages": [{"role": "user", "content": f"{n}?"}, answer]} for n in range(9)]
@@ -137,7 +137,7 @@ def test_fine_tuning_jobs_live_their_whole_life(official: openai.OpenAI) -> None
     assert refused.value.param == "suffix"
 
 
-def test_a_request_is_done_once_however_often_it_is_sent(official: openai.OpenAI) -> None:
+def test_a_request_with_an_idempotency_key_takes_effect_once(official: openai.OpenAI) -> None:
     make_base_model("tiny")
     file = official.files.create(file=("rows.jsonl", json.dumps(chat_row()).encode()), purpose="batch")
 

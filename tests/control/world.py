@@ -1,4 +1,4 @@
-"""One of everything that an organization can have, for tests that walk over all routes."""
+"""One object of every kind that an organization can have, for tests that cover all routes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +48,7 @@ from tests.control.workflows.pipelines.helpers import make_pipeline
 
 @dataclass
 class World:
-    """Each thing is made when it is first asked for."""
+    """Objects of one organization, each made on first access."""
 
     organization: Organization
 
@@ -76,7 +76,7 @@ class World:
 
     @cached_property
     def counted_dataset(self) -> Dataset:
-        """As if the model's tokenizer had been there."""
+        """A dataset with token counts, as if the model's tokenizer had been present."""
         made = dataset_create(organization=self.organization, file=self.file, base_model=self.base_model)
         Dataset.objects.filter(pk=made.pk).update(num_tokens=1000)
         made.refresh_from_db()
@@ -115,13 +115,11 @@ class World:
 
     @cached_property
     def distillation(self) -> Distillation:
-        return distillation_create(
-            organization=self.organization, base_model=self.base_model, prompts_file=self.file
-        )
+        return distillation_create(organization=self.organization, base_model=self.base_model, prompts_file=self.file)
 
     @cached_property
     def spend_cap(self) -> SpendCap:
-        """Of the project, so that one of the whole organization can be made beside it."""
+        """A cap of the project, so that a test can create one of the whole organization."""
         return spend_cap_create(organization=self.organization, project=self.project, nanousd=10**15)
 
     @cached_property
@@ -146,7 +144,7 @@ class World:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """One that has found everything equal."""
+        """An evaluation in which all outputs were equal."""
         made = evaluation_start(speculator=self.speculator, prompts=self.file, rows_key="rows", settings={})
         evaluation_finish(evaluation=made, report={}, evidence=make_evidence(), plots_prefix="e")
         made.refresh_from_db()
@@ -200,7 +198,7 @@ class World:
         return endpoint_test(endpoint=self.endpoint)
 
     def id_of(self, parameter: str) -> str:
-        """What a path's or a body's parameter of this name can be. Raises: KeyError: unknown here."""
+        """A valid id for the parameter of a path or body. Raises: KeyError: the parameter is unknown."""
         made: dict[str, Any] = {
             "key_id": lambda: self.key_id,
             "member_id": lambda: self.member.public_id,
@@ -230,7 +228,7 @@ class World:
         return str(made[parameter]())
 
     def everything(self) -> dict[str, str]:
-        """One id for each parameter there is."""
+        """One id for each parameter."""
         names = (
             "key_id", "member_id", "project_id", "file_id", "upload_id", "dataset_id", "batch_id", "name", "model_id",
             "deployment_name", "speculator_id", "job_id", "fine_tuning_job_id", "pipeline_id", "deployment_id",

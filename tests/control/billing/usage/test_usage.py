@@ -1,4 +1,4 @@
-"""Usage and costs in OpenAI's buckets."""
+"""Usage and costs, in time buckets as OpenAI's API returns them."""
 
 import datetime as dt
 from itertools import pairwise
@@ -53,7 +53,7 @@ def results(page: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(result[name] for name in names) for bucket in page["data"] for result in bucket["results"]]
 
 
-def test_what_is_used_in_a_minute_is_added_up(organization: Organization) -> None:
+def test_usage_within_one_minute_is_summed(organization: Organization) -> None:
     for second in (0, 30, 59):
         add(organization, NOON + dt.timedelta(seconds=second), input=10, output=1)
     add(organization, NOON + MINUTE, input=1)
@@ -63,7 +63,7 @@ def test_what_is_used_in_a_minute_is_added_up(organization: Organization) -> Non
 
 
 @pytest.mark.parametrize(("width", "num_buckets", "filled"), [("1m", 60, 0), ("1h", 24, 0), ("1d", 2, 0)])
-def test_buckets_cover_the_time_used_or_not(
+def test_buckets_without_usage_are_listed_too(
     client: Client, organization: Organization, width: str, num_buckets: int, filled: int
 ) -> None:
     add(organization, NOON, input=5)
@@ -91,7 +91,7 @@ def test_pages_follow_each_other_to_the_end(client: Client, organization: Organi
     assert page["next_page"] is None
 
 
-def test_usage_is_grouped_and_narrowed(client: Client, organization: Organization) -> None:
+def test_usage_can_be_grouped_and_filtered(client: Client, organization: Organization) -> None:
     add(organization, input=1, model="a", api_key_id="k1", project_id="p1")
     add(organization, input=2, model="a", api_key_id="k2", is_batch=True)
     add(organization, input=4, model="b", api_key_id="k1", project_id="p1")
@@ -105,7 +105,7 @@ def test_usage_is_grouped_and_narrowed(client: Client, organization: Organizatio
     assert results(usage(client, "batch=false"), "input_tokens") == [(5,)]
 
 
-def test_nobody_sees_what_others_use(client: Client, other_organization: Organization) -> None:
+def test_usage_of_another_organization_is_not_shown(client: Client, other_organization: Organization) -> None:
     add(other_organization, input=9)
 
     assert results(usage(client), "input_tokens") == []
@@ -129,13 +129,13 @@ def test_nobody_sees_what_others_use(client: Client, other_organization: Organiz
         ("start_time=0&" + "models=x&" * 101, "models"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(client: Client, query: str, param: str) -> None:
+def test_an_invalid_query_is_refused(client: Client, query: str, param: str) -> None:
     response = client.get(f"/v1/organization/usage/completions?{query}")
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_costs_are_those_of_the_day(client: Client, organization: Organization) -> None:
+def test_costs_are_those_of_the_prices_at_the_time_of_use(client: Client, organization: Organization) -> None:
     price_set(model="", input_nanousd=100, output_nanousd=400)
     add(organization, input=1_000_000, output=500_000)
     price_set(model="", input_nanousd=999, output_nanousd=999)
@@ -169,7 +169,7 @@ def test_a_model_may_have_a_price_of_its_own_and_batches_cost_half(organization:
     assert list(rows) == [10_000, 5_000, 1_000]
 
 
-def test_a_batchs_shards_count_once_for_the_key_and_project_that_asked_for_it(organization: Organization) -> None:
+def test_shards_of_a_batch_are_counted_once_for_the_key_and_project_that_created_it(organization: Organization) -> None:
     model = make_base_model("m")
     project = project_create(organization=organization, name="p")
     key, token = make_key(organization, project=project)
@@ -192,7 +192,7 @@ def test_a_batchs_shards_count_once_for_the_key_and_project_that_asked_for_it(or
     assert (record.api_key_id, record.project_id) == (key.pk, project.pk)
 
 
-def test_a_caller_is_forgotten_with_the_request(organization: Organization) -> None:
+def test_no_caller_is_set_after_a_request(organization: Organization) -> None:
     assert client_of(organization).get("/v1/models").status_code == 200
     assert current_caller() is None
     assert client_of(organization).get("/v1/files/none").status_code == 404

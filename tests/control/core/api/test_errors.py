@@ -24,14 +24,14 @@ def test_an_unknown_route_is_404_in_openais_shape(client: Client, path: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/files/a%00", "/v1/models/%00", "/v1/files?after=%00"])
-def test_a_zero_byte_names_nothing(client: Client, path: str) -> None:
+def test_a_zero_byte_in_an_id_is_404(client: Client, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "/v1/files"), ("DELETE", "/v1/models"), ("POST", "/v1/files/file-1")]
 )
-def test_a_wrong_method_is_405_and_names_the_right_ones(client: Client, method: str, path: str) -> None:
+def test_a_wrong_method_is_405_and_the_allowed_methods_are_named(client: Client, method: str, path: str) -> None:
     answer = client.generic(method, path)
 
     assert answer.status_code == 405
@@ -39,7 +39,9 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(client: Client, method: 
     assert "GET" in answer["Allow"]
 
 
-def test_a_crash_is_500_without_its_cause(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_answered_with_500_and_its_cause_is_not_shown(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(*args: object, **kwargs: object) -> None:
         raise RuntimeError("secret detail")
 
@@ -78,7 +80,7 @@ def test_a_crash_outside_of_any_view_is_500_in_the_same_shape(client: Client, mo
         (b"a=1", "text/plain", 415),
     ],
 )
-def test_a_body_that_is_no_json_object_is_the_callers_mistake(
+def test_a_body_that_is_not_a_json_object_is_a_client_error(
     client: Client, body: bytes, content_type: str, status: int
 ) -> None:
     answer = client.generic("POST", "/v1/batches", body, content_type=content_type)
@@ -100,7 +102,7 @@ def test_a_body_that_is_no_json_object_is_the_callers_mistake(
         "Bearer sk_live_" + "a" * 44,
     ],
 )
-def test_whatever_is_no_key_is_401(db: None, header: str | None) -> None:
+def test_an_invalid_api_key_is_401(db: None, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
 
     answer = Client(raise_request_exception=False).get("/v1/models", headers=headers)
@@ -110,7 +112,7 @@ def test_whatever_is_no_key_is_401(db: None, header: str | None) -> None:
     assert error_of(answer)["type"] == "authentication_error"
 
 
-def test_every_answer_has_a_request_id_and_a_callers_own_is_kept(db: None) -> None:
+def test_every_answer_has_a_request_id_and_one_sent_by_the_caller_is_kept(db: None) -> None:
     _, token = make_key()
     client = Client(headers={"Authorization": f"Bearer {token}"})
 
@@ -139,7 +141,7 @@ def test_every_answer_has_a_request_id_and_a_callers_own_is_kept(db: None) -> No
         ),
     ],
 )
-def test_who_chooses_wrongly_is_told_the_choices(client: Client, path: str, body: Any, words: str) -> None:
+def test_the_error_for_an_invalid_choice_lists_the_choices(client: Client, path: str, body: Any, words: str) -> None:
     answer = client.post(path, body, content_type="application/json")
 
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Bodies of requests: what is accepted, and what the error says of what is not."""
+"""Validation of request bodies: accepted values, and the error messages for others."""
 
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ class Body(RequestModel):
         ({"share": None}, {"share": None}),
     ],
 )
-def test_what_can_only_mean_one_thing_is_accepted(given: dict[str, Any], taken: dict[str, Any]) -> None:
+def test_values_with_only_one_possible_meaning_are_accepted(given: dict[str, Any], taken: dict[str, Any]) -> None:
     body = parse_request(Body, {"name": "x", **given})
 
     assert body.model_dump(include=set(taken)) == taken
@@ -56,7 +56,9 @@ def test_what_can_only_mean_one_thing_is_accepted(given: dict[str, Any], taken: 
         ({"nested": {"repeat": 1}}, "nested.repeat", "unknown_parameter", "nested.repeat"),
     ],
 )
-def test_an_error_names_the_field_and_what_it_takes(given: dict[str, Any], param: str, code: str, words: str) -> None:
+def test_an_error_names_the_field_and_the_accepted_values(
+    given: dict[str, Any], param: str, code: str, words: str
+) -> None:
     body = {name: value for name, value in ({"name": "x"} | given).items() if value is not ...}
 
     with pytest.raises(ApiError) as caught:
@@ -66,6 +68,6 @@ def test_an_error_names_the_field_and_what_it_takes(given: dict[str, Any], param
     assert words in caught.value.message
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
+def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(ApiError, match="must be a JSON object, got list"):
         parse_request(Body, [])

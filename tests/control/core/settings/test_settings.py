@@ -26,7 +26,7 @@ def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_environment_alone_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_are_read_from_the_environment_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLIPSTREAM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("SLIPSTREAM_SHARD_ROWS", "64")
     monkeypatch.setenv("SLIPSTREAM_REDIS_URL", "")
@@ -40,7 +40,7 @@ def test_the_environment_alone_decides(monkeypatch: pytest.MonkeyPatch, tmp_path
     "values",
     [{"shard_rows": 0}, {"shard_rows": 257}, {"lease_seconds": 15, "renew_seconds": 10}, {"max_upload_bytes": 0}],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Config(**values)
 
@@ -61,12 +61,12 @@ def test_a_database_url_becomes_djangos_settings() -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://host/name", "postgresql://host", "sqlite:///x"])
-def test_a_database_url_of_another_kind_is_refused_without_showing_it(url: str) -> None:
+def test_an_unsupported_database_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="must be postgresql://"):
         database_settings(Config.model_validate({"database_url": url}))
 
 
-def test_migrations_say_what_the_models_say(tmp_path: Path) -> None:
+def test_no_change_of_a_model_lacks_a_migration(tmp_path: Path) -> None:
     done = manage("makemigrations", "--check", "--dry-run", SLIPSTREAM_DATA_DIR=str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +94,7 @@ def test_production_does_not_start_without_a_secret(tmp_path: Path) -> None:
     assert "SLIPSTREAM_SECRET_KEY must be set" in done.stderr
 
 
-def test_the_embedded_secret_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
+def test_the_embedded_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     script = "import json\nfrom django.conf import settings\nprint(json.dumps(settings.SECRET_KEY))"
 
     keys = [

@@ -30,7 +30,7 @@ def staged_names() -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def test_an_upload_comes_back_as_openais_object_and_byte_for_byte(client: Client) -> None:
+def test_an_upload_is_answered_with_openais_object_and_downloaded_byte_for_byte(client: Client) -> None:
     content = bytes(range(256)) * 20_000  # 5 MB: more than Django would keep in memory
 
     answer = upload(client, content)
@@ -61,7 +61,7 @@ def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, orga
     assert client.get(f"/v1/files/{body['id']}").status_code == 404
 
 
-def test_what_a_killed_server_left_behind_is_deleted_after_a_day() -> None:
+def test_staged_files_of_a_killed_server_are_deleted_after_a_day() -> None:
     left, current = new_staging_path(), new_staging_path()
     for path in (left, current):
         path.write_bytes(b"half an upload")
@@ -123,7 +123,7 @@ def test_a_file_over_the_limit_is_refused_and_leaves_nothing(client: Client, set
     assert staged_names() == []
 
 
-def test_a_form_that_breaks_off_is_refused_and_leaves_nothing(client: Client) -> None:
+def test_a_truncated_form_is_refused_and_leaves_nothing(client: Client) -> None:
     body = (
         b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
         b"Content-Transfer-Encoding: base64\r\n\r\n%%%%" + b"%" * 100_000
@@ -151,7 +151,7 @@ def test_a_deleted_file_is_gone_with_its_bytes(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_files_of_another_organization_are_not_there(client: Client, other_organization: Organization) -> None:
+def test_files_of_another_organization_are_not_found(client: Client, other_organization: Organization) -> None:
     file = make_file(other_organization)
 
     answers = [
@@ -165,7 +165,7 @@ def test_files_of_another_organization_are_not_there(client: Client, other_organ
     assert client_of(other_organization).get(f"/v1/files/{file.pk}").status_code == 200
 
 
-def test_pages_hold_every_file_once_newest_first(client: Client, organization: Organization) -> None:
+def test_pages_list_every_file_once_and_the_newest_first(client: Client, organization: Organization) -> None:
     made = [make_file(organization).pk for _ in range(5)]
     seen, after = [], ""
     while True:
@@ -188,7 +188,7 @@ def test_a_limit_out_of_range_is_refused(client: Client, limit: str) -> None:
     assert answer.json()["error"]["param"] == "limit"
 
 
-def test_a_row_that_cannot_be_written_takes_its_bytes_along(
+def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
     organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[str] = []
@@ -226,7 +226,7 @@ def test_a_row_that_cannot_be_written_takes_its_bytes_along(
         ),
     ],
 )
-def test_a_form_beyond_all_measure_is_refused_and_leaves_nothing(
+def test_an_excessive_form_is_refused_and_leaves_nothing(
     client: Client, content_type: str, body: bytes, status: int
 ) -> None:
     answer = client.generic("POST", "/v1/files", body, content_type=content_type)

@@ -40,7 +40,7 @@ def test_under_asgi_a_large_object_is_sent_in_chunks(stored: str) -> None:
         tracemalloc.stop()
 
     assert seen == [(number, CHUNK_BYTES) for number in range(NUM_CHUNKS)]
-    assert peak_bytes < 6 * CHUNK_BYTES  # of 16
+    assert peak_bytes < 6 * CHUNK_BYTES  # the object has 16 of them
 
 
 def test_the_name_is_quoted_so_that_it_cannot_add_a_header(stored: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether and when a failed attempt is followed by another."""
+"""Whether a failed attempt is retried, and after which delay."""
 
 import pytest
 
@@ -20,29 +20,29 @@ def failure(failure_class: FailureClass) -> Failure:
         (FailureClass.BUG, 3),
     ],
 )
-def test_a_class_has_its_number_of_tries(failure_class: FailureClass, tries: int) -> None:
+def test_a_failure_class_has_its_number_of_attempts(failure_class: FailureClass, tries: int) -> None:
     asked = failure(failure_class)
     verdicts = [final_failure(asked, earlier=n, stalled_attempts=0) for n in range(tries)]
     assert verdicts == [None] * (tries - 1) + [asked]
 
 
-def test_infra_is_retried_for_ever_with_progress_and_three_times_without() -> None:
+def test_infra_failures_are_retried_without_limit_while_there_is_progress_and_three_times_otherwise() -> None:
     asked = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="message")
     assert final_failure(asked, earlier=1000, stalled_attempts=2) is None
     given_up = final_failure(asked, earlier=0, stalled_attempts=3)
     assert given_up is not None
     assert given_up.code == "worker_crash_loop"
-    assert "worker_crashed: message" in given_up.message, "the operator wants to know the last cause"
+    assert "worker_crashed: message" in given_up.message, "the operator needs to see the last cause"
 
 
-def test_what_is_known_to_be_the_cause_keeps_its_code() -> None:
+def test_a_failure_with_a_known_cause_keeps_its_code() -> None:
     full = Failure(failure_class=FailureClass.INFRA, code="disk_full", message="message")
     given_up = final_failure(full, earlier=0, stalled_attempts=3)
     assert given_up is not None
     assert (given_up.failure_class, given_up.code) == (FailureClass.INFRA, "disk_full")
 
 
-def test_pauses_double_up_to_a_cap() -> None:
+def test_delays_between_attempts_double_up_to_a_limit() -> None:
     longest = [max(backoff_seconds(n, first=5, cap=60) for _ in range(300)) for n in range(1, 7)]
     for bound, seen in zip([5, 10, 20, 40, 60, 60], longest, strict=True):
         assert bound / 2 < seen <= bound

@@ -25,7 +25,7 @@ def refused(token: str) -> bool:
     return False
 
 
-def test_a_new_key_has_its_form_and_reads_back() -> None:
+def test_a_new_key_has_the_documented_format_and_can_be_parsed() -> None:
     token = new_token()
     text = str(token)
 
@@ -56,7 +56,7 @@ def test_one_mistyped_character_is_noticed_without_the_database(position: int, c
 
 
 @given(st.text(max_size=60))
-def test_any_other_text_is_no_key(text: str) -> None:
+def test_any_other_text_is_not_a_key(text: str) -> None:
     with pytest.raises(MalformedKey):
         parse_token(text)
 
@@ -71,7 +71,7 @@ def test_only_a_hash_of_the_secret_is_stored(db: None) -> None:
     assert stored["last4"] == token[-4:]
 
 
-def test_a_key_opens_its_organization_alone(db: None) -> None:
+def test_a_key_gives_access_to_its_organization_only(db: None) -> None:
     ours, theirs = make_organization(), make_organization()
     _, token = make_key(ours)
     make_key(theirs)
@@ -90,7 +90,7 @@ def test_an_unknown_key_is_refused(db: None) -> None:
     assert refused(str(new_token()))
 
 
-def test_a_key_ends_when_it_expires(db: None) -> None:
+def test_an_expired_key_is_refused(db: None) -> None:
     _, ended = make_key(expires_at=timezone.now() - SECOND)
     _, going = make_key(expires_at=timezone.now() + 60 * SECOND)
 
@@ -107,7 +107,7 @@ def test_a_revoked_key_is_refused_from_then_on_and_stays_revoked(db: None) -> No
     assert Client().get("/v1/models", headers={"Authorization": f"Bearer {token}"}).status_code == 401
 
 
-def test_use_is_noted_at_most_once_a_minute(db: None) -> None:
+def test_the_last_use_of_a_key_is_recorded_at_most_once_a_minute(db: None) -> None:
     key, token = make_key()
     api_key_authenticate(token)
     key.refresh_from_db()

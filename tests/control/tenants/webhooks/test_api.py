@@ -1,4 +1,4 @@
-"""/v1/webhook_endpoints, and the switch that must be off in production."""
+"""/v1/webhook_endpoints, and the setting for private targets, which must be off in production."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def private_allowed(settings: LazySettings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"webhooks_allow_private": True})
 
 
-def test_an_endpoint_is_made_changed_and_deleted(client: Client) -> None:
+def test_an_endpoint_is_created_changed_and_deleted(client: Client) -> None:
     made = post(client, PATH, {"url": "https://example.com/a", "events": ["batch.*"], "description": "ours"})
     path = f"{PATH}/{made['id']}"
     changes = {"url": "https://example.com/b", "events": ["*"], "enabled": False}
@@ -53,7 +53,7 @@ def test_an_endpoint_is_made_changed_and_deleted(client: Client) -> None:
         ({}, "url"),
     ],
 )
-def test_what_makes_no_endpoint_is_refused(client: Client, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_endpoint_is_refused(client: Client, body: dict[str, Any], param: str) -> None:
     assert post(client, PATH, body, status=400)["error"]["param"] == param
 
 
@@ -64,7 +64,7 @@ def test_an_endpoint_cannot_be_moved_to_a_private_address(client: Client, organi
     assert response.json()["error"]["code"] == "invalid_url"
 
 
-def test_there_is_a_limit_to_endpoints(client: Client, organization: Organization) -> None:
+def test_the_number_of_endpoints_is_limited(client: Client, organization: Organization) -> None:
     for _ in range(MAX_ENDPOINTS):
         make_endpoint(organization)
 
@@ -91,7 +91,7 @@ def test_deliveries_are_listed_and_replayed(client: Client, organization: Organi
     assert (replayed["status"], replayed["attempt"], replayed["event_id"]) == ("pending", 0, failed["event_id"])
 
 
-def test_a_test_event_is_asked_for_and_seen_in_the_deliveries(client: Client, organization: Organization) -> None:
+def test_a_requested_test_event_appears_in_the_deliveries(client: Client, organization: Organization) -> None:
     endpoint, _ = make_endpoint(organization, "job.failed")
 
     delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
@@ -103,14 +103,16 @@ def test_a_test_event_is_asked_for_and_seen_in_the_deliveries(client: Client, or
 
 
 @pytest.mark.usefixtures("private_allowed")
-def test_private_targets_are_for_tests_and_fail_the_check_before_a_deployment(client: Client) -> None:
+def test_the_deployment_check_fails_if_private_targets_are_allowed(client: Client) -> None:
     assert post(client, PATH, {"url": "http://127.0.0.1:8000/hook"})["enabled"]
 
     with pytest.raises(SystemCheckError, match=r"webhooks\.E001"):
         call_command("check", deploy=True)
 
 
-def test_without_them_the_check_says_nothing_about_webhooks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_private_targets_the_deployment_check_reports_no_webhook_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     call_command("check", deploy=True)
 
     assert "webhooks" not in capsys.readouterr().err

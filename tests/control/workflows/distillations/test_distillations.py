@@ -1,4 +1,4 @@
-"""A model's answers as training data, and pipelines that begin with them."""
+"""Distillations, which make a model's answers training data, and pipelines that start from one."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def pipeline_body(organization: Organization, distillation: Any, **body: Any) ->
     }  # fmt: skip
 
 
-def test_it_is_a_batch_over_the_model(client: Client, organization: Organization, model: BaseModel) -> None:
+def test_a_distillation_is_a_batch_over_the_model(client: Client, organization: Organization, model: BaseModel) -> None:
     made = distil(client, organization, metadata={"for": "tests"})
 
     batch = client.get(f"/v1/batches/{made['batch_id']}").json()
@@ -55,7 +55,9 @@ def test_it_is_a_batch_over_the_model(client: Client, organization: Organization
     assert client.get(f"/v1/distillations/{made['id']}").json()["is_trainable"]
 
 
-def test_cancelling_it_cancels_the_batch(client: Client, organization: Organization, model: BaseModel) -> None:
+def test_cancelling_a_distillation_cancels_its_batch(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
     made = distil(client, organization)
 
     cancelled = post(client, f"/v1/distillations/{made['id']}/cancel", {}, status=200)
@@ -66,7 +68,7 @@ def test_cancelling_it_cancels_the_batch(client: Client, organization: Organizat
 
 def test_one_distillation_trains_two_speculators(client: Client, organization: Organization, model: BaseModel) -> None:
     made = distil(client, organization)
-    end(made, Batch.Status.CANCELLED)  # what was answered is worth training on all the same
+    end(made, Batch.Status.CANCELLED)  # the answers of a cancelled batch can still be used for training
 
     for kind in ("medusa", "eagle3"):
         shown = post(client, "/v1/pipelines", pipeline_body(organization, made, name=kind, training={"kind": kind}))
@@ -103,7 +105,7 @@ def test_a_pipeline_needs_answers_of_its_own_model(
     assert not Pipeline.objects.exists()
 
 
-def test_a_distillation_of_others_does_not_exist(
+def test_a_distillation_of_another_organization_is_not_found(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     _, token = make_key(other_organization)
@@ -116,7 +118,7 @@ def test_a_distillation_of_others_does_not_exist(
     assert refused["error"]["code"] == "distillation_not_found"
 
 
-def test_all_stages_of_a_pipeline_are_on_the_account_of_the_key_that_asked_for_it(
+def test_usage_of_all_stages_of_a_pipeline_is_attributed_to_the_key_that_created_it(
     organization: Organization, model: BaseModel
 ) -> None:
     key, token = make_key(organization, project=project_create(organization=organization, name="p"))
@@ -125,7 +127,7 @@ def test_all_stages_of_a_pipeline_are_on_the_account_of_the_key_that_asked_for_i
     shown = post(client, "/v1/pipelines", {"name": "fast", "model": "m", "prompts_file": prompts.pk})
     pipeline = Pipeline.objects.get(pk=shown["id"])
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")
-    pipelines_reconcile()  # a worker: no request tells whose it is
+    pipelines_reconcile()  # runs as in a worker, without a request that names the organization
     end_training(Pipeline.objects.get(pk=pipeline.pk))
 
     kinds = set(Job.objects.values_list("kind", flat=True))

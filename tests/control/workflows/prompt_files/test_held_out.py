@@ -1,4 +1,4 @@
-"""Held-out prompts: never trained on, the same ones every time."""
+"""Held-out prompts are never used for training, and the same ones are chosen every time."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def ids_of(file: File) -> list[str]:
 @pytest.mark.parametrize(
     ("num_rows", "asked", "expected"), [(2, None, 1), (20, None, 2), (160, None, 16), (40, 32, 32)]
 )
-def test_the_asked_share_is_held_out_and_every_row_is_on_one_side(
+def test_the_requested_share_is_held_out_and_every_row_is_in_one_part(
     organization: Organization, num_rows: int, asked: int | None, expected: int
 ) -> None:
     rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=asked)
@@ -46,9 +46,9 @@ def test_the_same_rows_are_held_out_whatever_their_order(organization: Organizat
     assert sorted(ids_of(first)) == sorted(ids_of(second))
 
 
-def test_bad_lines_stay_and_keep_their_numbers(organization: Organization) -> None:
+def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organization) -> None:
     good = [json.dumps(row) for row in rows(30)]
-    text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # and one custom_id twice
+    text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # one custom_id appears twice
     rest, held_out = split_prompts(make_file(organization, text), held_out=12)
     assert lines_of(rest)[10] == b"{not json\n"
     assert lines_of(rest)[31] == lines_of(rest)[0] == good[0].encode() + b"\n"
@@ -63,7 +63,7 @@ def test_too_few_rows_are_refused(organization: Organization, num_rows: int, ask
     assert (refusal.value.status, refusal.value.code) == (400, "too_few_rows")
 
 
-def test_held_out_rows_are_stored_as_workers_read_them(organization: Organization) -> None:
+def test_held_out_rows_are_stored_in_the_format_of_workers(organization: Organization) -> None:
     model = make_base_model()
     assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == 3
     with get_storage().open("k/rows.jsonl") as source:
@@ -72,7 +72,7 @@ def test_held_out_rows_are_stored_as_workers_read_them(organization: Organizatio
     assert {row["body"]["model"] for row in stored} == {model.name}
 
 
-def test_a_bad_held_out_line_is_named(organization: Organization) -> None:
+def test_the_error_for_an_invalid_held_out_line_names_it(organization: Organization) -> None:
     file = make_file(organization, json.dumps(chat_row()) + "\n{oops\n")
     with pytest.raises(ApiError) as refusal:
         normalise_held_out(file, base_model=make_base_model(), key="k")

@@ -18,14 +18,7 @@ from control.operations.openapi.shapes import Deleted, Page
 from control.operations.openapi.spending_shapes import QuoteObject, SpendCapObject
 from control.serving.captures.serializers import CaptureInput
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
-from control.tenants.administration.serializers import (
-    ApiKeyInput,
-    ApiKeyRotateInput,
-    MemberInput,
-    MemberUpdateInput,
-    ProjectInput,
-)
-from control.tenants.webhooks.serializers import EndpointInput, EndpointUpdateInput, RotateSecretInput
+from control.tenants.events.schemas import EventObject
 from control.workflows.batches.serializers import BatchInput
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
@@ -50,38 +43,6 @@ STRETCHES = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("ApiKeysView", "GET"): Operation(id="api_keys.list", response=Page[own.ApiKeyObject], query=PAGING),
-    ("ApiKeysView", "POST"): Operation(
-        id="api_keys.create", response=own.NewApiKeyObject, status=201, request=ApiKeyInput
-    ),
-    ("ApiKeyView", "GET"): Operation(id="api_keys.retrieve", response=own.ApiKeyObject),
-    ("ApiKeyView", "DELETE"): Operation(id="api_keys.delete", response=Deleted),
-    ("ApiKeyRotateView", "POST"): Operation(
-        id="api_keys.rotate", response=own.NewApiKeyObject, status=201, request=ApiKeyRotateInput
-    ),
-    ("MembersView", "GET"): Operation(id="members.list", response=Page[own.MemberObject], query=PAGING),
-    ("MembersView", "POST"): Operation(
-        id="members.create", response=own.MemberObject, status=201, request=MemberInput
-    ),
-    ("MemberView", "GET"): Operation(id="members.retrieve", response=own.MemberObject),
-    ("MemberView", "PATCH"): Operation(
-        id="members.update", response=own.MemberObject, request=MemberUpdateInput
-    ),
-    ("MemberView", "DELETE"): Operation(id="members.delete", response=Deleted),
-    ("ProjectsView", "GET"): Operation(
-        id="projects.list", response=Page[own.ProjectObject], query=PAGING
-    ),
-    ("ProjectsView", "POST"): Operation(
-        id="projects.create", response=own.ProjectObject, status=201, request=ProjectInput
-    ),
-    ("ProjectView", "GET"): Operation(id="projects.retrieve", response=own.ProjectObject),
-    ("ProjectView", "PATCH"): Operation(
-        id="projects.update", response=own.ProjectObject, request=ProjectInput
-    ),
-    ("ProjectArchiveView", "POST"): Operation(id="projects.archive", response=own.ProjectObject),
-    ("AuditEventsView", "GET"): Operation(
-        id="audit_events.list", response=Page[own.AuditEventObject], query=PAGING
-    ),
     ("DatasetsView", "GET"): Operation(
         id="datasets.list", response=Page[own.DatasetObject], query=PAGING
     ),
@@ -226,7 +187,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("DeploymentView", "DELETE"): Operation(id="deployments.delete", response=Deleted),
     ("DeploymentEventsView", "GET"): Operation(
-        id="deployments.events", response=Page[own.EventObject], query=PAGING
+        id="deployments.events", response=Page[EventObject], query=PAGING
     ),
     ("DeploymentMetricsView", "GET"): Operation(
         id="deployments.metrics",
@@ -238,43 +199,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("DeploymentStopView", "POST"): Operation(
         id="deployments.stop", response=own.DeploymentObject, status=202
-    ),
-    ("EventsView", "GET"): Operation(
-        id="events.list",
-        response=Page[own.EventObject],
-        also=EVENTS,
-        query={**PAGING, "types": "Names or patterns, with commas.", "object_id": "Of this object alone."},
-    ),
-    ("EventView", "GET"): Operation(id="events.retrieve", response=own.EventObject),
-    ("EndpointsView", "GET"): Operation(
-        id="webhook_endpoints.list", response=Page[own.WebhookEndpointObject], query=PAGING
-    ),
-    ("EndpointsView", "POST"): Operation(
-        id="webhook_endpoints.create", response=own.WebhookEndpointWithSecret, status=201, request=EndpointInput
-    ),
-    ("EndpointView", "GET"): Operation(
-        id="webhook_endpoints.retrieve", response=own.WebhookEndpointObject
-    ),
-    ("EndpointView", "PATCH"): Operation(
-        id="webhook_endpoints.update", response=own.WebhookEndpointObject, request=EndpointUpdateInput
-    ),
-    ("EndpointView", "DELETE"): Operation(id="webhook_endpoints.delete", response=Deleted),
-    ("EndpointRotateView", "POST"): Operation(
-        id="webhook_endpoints.rotate_secret", response=own.WebhookEndpointWithSecret, request=RotateSecretInput
-    ),
-    ("EndpointTestView", "POST"): Operation(
-        id="webhook_endpoints.test", response=own.WebhookDeliveryObject, status=202
-    ),
-    ("DeliveriesView", "GET"): Operation(
-        id="webhook_endpoints.deliveries.list",
-        response=Page[own.WebhookDeliveryObject],
-        query={**PAGING, "status": "`pending`, `succeeded` or `failed` alone."},
-    ),
-    ("DeliveryView", "GET"): Operation(
-        id="webhook_endpoints.deliveries.retrieve", response=own.WebhookDeliveryObject
-    ),
-    ("DeliveryReplayView", "POST"): Operation(
-        id="webhook_endpoints.deliveries.replay", response=own.WebhookDeliveryObject, status=202
     ),
     ("UsageView", "GET"): Operation(
         id="usage.retrieve",

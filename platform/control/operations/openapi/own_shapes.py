@@ -17,40 +17,6 @@ class Failure(Shape):
     message: str
 
 
-class ApiKeyObject(Shape):
-    id: str
-    object: Literal["api_key"]
-    name: str
-    hint: str = Field(description="Its first and last characters.")
-    scopes: list[str]
-    project_id: str | None
-    deployment_ids: list[str] | None = Field(description="The only ones it may use; null: all.")
-    rotated_from: str | None
-    created_at: Unix
-    expires_at: Unix | None
-    revoked_at: Unix | None
-    last_used_at: Unix | None
-
-
-class NewApiKeyObject(ApiKeyObject):
-    key: str | None = Field(description="Shown this once; null when an Idempotency-Key repeats the answer.")
-
-
-class MemberObject(Shape):
-    id: str
-    object: Literal["member"]
-    email: str
-    role: Literal["owner", "member"]
-
-
-class ProjectObject(Shape):
-    id: str
-    object: Literal["project"]
-    name: str
-    created_at: Unix
-    archived_at: Unix | None
-
-
 class BaseModelObject(Shape):
     id: str
     object: Literal["base_model"]
@@ -206,72 +172,6 @@ class DeploymentObject(Shape):
     error: Failure | None
     created_at: Unix
     healthy_at: Unix | None
-
-
-class EventData(Shape):
-    id: str
-
-
-class EventObject(Shape):
-    id: str
-    object: Literal["event"]
-    type: str
-    created_at: Unix
-    data: EventData
-
-
-class WebhookEndpointObject(Shape):
-    id: str
-    object: Literal["webhook_endpoint"]
-    url: str
-    description: str
-    events: list[str]
-    enabled: bool
-    disabled_reason: Literal["by_customer", "gone", "failing"] | None
-    failing_since: Unix | None
-    created_at: Unix
-
-
-class WebhookEndpointWithSecret(WebhookEndpointObject):
-    secret: str | None = Field(description="Shown this once; null when an Idempotency-Key repeats the answer.")
-
-
-class DeliveryAttempt(Shape):
-    at: Unix
-    status_code: int | None
-    error: str | None
-    milliseconds: int
-
-
-class WebhookDeliveryObject(Shape):
-    id: str
-    object: Literal["webhook_delivery"]
-    endpoint_id: str
-    event_id: str
-    event_type: str
-    object_id: str
-    status: Literal["pending", "succeeded", "failed"]
-    attempt: int
-    history: list[DeliveryAttempt]
-    next_attempt_at: Unix | None
-    created_at: Unix
-    finished_at: Unix | None
-
-
-class Reference(Shape):
-    type: str
-    id: str
-
-
-class AuditEventObject(Shape):
-    id: str
-    object: Literal["audit_event"]
-    action: str
-    actor: Reference
-    target: Reference
-    ip: str | None
-    request_id: str
-    created_at: Unix
 
 
 class UsageTotal(Shape):

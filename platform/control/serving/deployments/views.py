@@ -28,8 +28,8 @@ from control.serving.deployments.services import (
 )
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.views import OrganizationView
+from control.tenants.events.schemas import EventObject
 from control.tenants.events.selectors import events_list
-from control.tenants.events.serializers import event_body
 from control.tenants.events.services import events_number
 
 
@@ -92,7 +92,7 @@ class DeploymentEventsView(_OneDeployment):
     def get(self, request: Request, deployment_id: str) -> Response:
         events_number(self.organization)
         events = events_list(self.organization, object_id=self.deployment(deployment_id).pk)
-        return paginate(events, request, event_body, by="seq", id_field="id")
+        return paginate(events, request, EventObject.of, by="seq", id_field="id")
 
 
 class DeploymentMetricsView(_OneDeployment):

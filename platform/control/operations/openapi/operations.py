@@ -8,17 +8,11 @@ from collections.abc import Mapping
 from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput
 from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
 from control.data.files.schemas import FileObject
-from control.models.adapters.serializers import AdapterInput
-from control.models.catalog.serializers import BaseModelInput
 from control.operations.openapi import openai_shapes as openai
 from control.operations.openapi import own_shapes as own
-from control.operations.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage
 from control.operations.openapi.distillation_shapes import DistillationObject
 from control.operations.openapi.shapes import Deleted, Page
 from control.operations.openapi.spending_shapes import QuoteObject, SpendCapObject
-from control.serving.captures.serializers import CaptureInput
-from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
-from control.tenants.events.schemas import EventObject
 from control.workflows.batches.serializers import BatchInput
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
@@ -39,7 +33,6 @@ BUCKETS = {
     "limit": "How many buckets.",
     "page": "`next_page` of the page before.",
 }
-STRETCHES = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -66,16 +59,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         response=LINES,
         query={"after": "How many rows the caller has already.", "follow": "`true`: until the batch has ended."},
     ),
-    ("ModelsView", "GET"): Operation(id="models.list", response=openai.ModelList),
-    ("ModelView", "GET"): Operation(id="models.retrieve", response=openai.ModelObject),
-    ("BaseModelsView", "GET"): Operation(
-        id="base_models.list", response=Page[own.BaseModelObject], query=PAGING
-    ),
-    ("BaseModelsView", "POST"): Operation(
-        id="base_models.create", response=own.BaseModelObject, status=201, request=BaseModelInput
-    ),
-    ("BaseModelView", "GET"): Operation(id="base_models.retrieve", response=own.BaseModelObject),
-    ("BaseModelView", "DELETE"): Operation(id="base_models.delete", response=Deleted),
     ("SpeculatorsView", "GET"): Operation(
         id="speculators.list", response=Page[own.SpeculatorObject], query=PAGING
     ),
@@ -132,26 +115,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("PipelineView", "GET"): Operation(id="pipelines.retrieve", response=own.PipelineObject),
     ("PipelineCancelView", "POST"): Operation(id="pipelines.cancel", response=own.PipelineObject),
     ("PipelineResumeView", "POST"): Operation(id="pipelines.resume", response=own.PipelineObject),
-    ("CaptureView", "GET"): Operation(id="deployments.capture.retrieve", response=own.CaptureObject),
-    ("CaptureView", "POST"): Operation(
-        id="deployments.capture.set", response=own.CaptureObject, request=CaptureInput
-    ),
-    ("CaptureView", "DELETE"): Operation(id="deployments.capture.end", response=Deleted),
-    ("CaptureFileView", "POST"): Operation(
-        id="deployments.capture.file", response=FileObject, status=201
-    ),
     ("QuotesView", "GET"): Operation(id="quotes.list", response=Page[QuoteObject], query=PAGING),
     ("QuotesView", "POST"): Operation(
         id="quotes.create", response=QuoteObject, status=201, request=QuoteInput
     ),
     ("QuoteView", "GET"): Operation(id="quotes.retrieve", response=QuoteObject),
     ("QuoteView", "PATCH"): Operation(id="quotes.update", response=QuoteObject, request=QuoteUpdateInput),
-    ("AdaptersView", "GET"): Operation(id="adapters.list", response=Page[AdapterObject], query=PAGING),
-    ("AdaptersView", "POST"): Operation(
-        id="adapters.create", response=AdapterObject, status=201, request=AdapterInput
-    ),
-    ("AdapterView", "GET"): Operation(id="adapters.retrieve", response=AdapterObject),
-    ("AdapterView", "DELETE"): Operation(id="adapters.delete", response=Deleted),
     ("DistillationsView", "GET"): Operation(
         id="distillations.list", response=Page[DistillationObject], query=PAGING
     ),
@@ -175,31 +144,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         id="spend_caps.update", response=SpendCapObject, request=SpendCapUpdateInput
     ),
     ("SpendCapView", "DELETE"): Operation(id="spend_caps.delete", response=Deleted),
-    ("DeploymentsView", "GET"): Operation(
-        id="deployments.list", response=Page[own.DeploymentObject], query=PAGING
-    ),
-    ("DeploymentsView", "POST"): Operation(
-        id="deployments.create", response=own.DeploymentObject, status=201, request=DeploymentInput
-    ),
-    ("DeploymentView", "GET"): Operation(id="deployments.retrieve", response=own.DeploymentObject),
-    ("DeploymentView", "PATCH"): Operation(
-        id="deployments.update", response=own.DeploymentObject, request=DeploymentUpdateInput
-    ),
-    ("DeploymentView", "DELETE"): Operation(id="deployments.delete", response=Deleted),
-    ("DeploymentEventsView", "GET"): Operation(
-        id="deployments.events", response=Page[EventObject], query=PAGING
-    ),
-    ("DeploymentMetricsView", "GET"): Operation(
-        id="deployments.metrics",
-        response=DeploymentMetricsPage,
-        query={name: text for name, text in BUCKETS.items() if name in STRETCHES},
-    ),
-    ("DeploymentStartView", "POST"): Operation(
-        id="deployments.start", response=own.DeploymentObject, status=202
-    ),
-    ("DeploymentStopView", "POST"): Operation(
-        id="deployments.stop", response=own.DeploymentObject, status=202
-    ),
     ("UsageView", "GET"): Operation(
         id="usage.retrieve",
         response=own.UsageTotal,

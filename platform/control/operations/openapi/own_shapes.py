@@ -4,30 +4,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from control.operations.openapi.deployment_shapes import ServedAdapter
+from control.core.api.schemas import Failure
 from control.operations.openapi.openai_shapes import Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 from control.queue.jobs.schemas import Progress
-
-
-class Failure(Shape):
-    """Of a pipeline or a deployment."""
-
-    code: str
-    message: str
-
-
-class BaseModelObject(Shape):
-    id: str
-    object: Literal["base_model"]
-    name: str
-    status: Literal["checking", "ready", "refused"]
-    error: Failure | None = Field(description="Why it was refused.")
-    source: str | None = Field(description="Where you registered it from.")
-    model_type: str | None
-    revision: str | None = Field(description="Of its weights; a speculator serves the one it was trained for.")
-    is_shared: bool
-    created_at: Unix
 
 
 class SpeculatorObject(Shape):
@@ -41,17 +21,6 @@ class SpeculatorObject(Shape):
     target_revision: str
     training: Figures
     report: Figures | None
-    created_at: Unix
-
-
-class CaptureObject(Shape):
-    """Of a deployment whose requests are kept."""
-
-    object: Literal["capture"]
-    deployment_id: str
-    hours: int = Field(description="A request is deleted when it is so old.")
-    num_requests: int
-    oldest_at: Unix | None
     created_at: Unix
 
 
@@ -158,20 +127,6 @@ class PipelineObject(Shape):
     error: Failure | None
     created_at: Unix
     finished_at: Unix | None
-
-
-class DeploymentObject(Shape):
-    id: str
-    object: Literal["deployment"]
-    name: str = Field(description="What callers put into `model`.")
-    model: str
-    speculator_id: str | None
-    adapters: list[ServedAdapter]
-    desired_state: Literal["running", "stopped"]
-    state: Literal["provisioning", "ready", "degraded", "stopping", "stopped", "failed"]
-    error: Failure | None
-    created_at: Unix
-    healthy_at: Unix | None
 
 
 class UsageTotal(Shape):

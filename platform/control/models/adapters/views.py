@@ -1,44 +1,39 @@
-"""/v1/adapters: LoRA adapters for deployments to serve."""
+"""/v1/adapters: LoRA adapters that deployments can serve."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
-from control.data.files.selectors import file_get
+from control.core.api.schemas import Deleted, Page
+from control.models.adapters.requests import create_from
+from control.models.adapters.schemas import AdapterInput, AdapterObject
 from control.models.adapters.selectors import adapter_get, adapters_list
-from control.models.adapters.serializers import AdapterInput, adapter_body
-from control.models.adapters.services import adapter_create, adapter_delete
-from control.models.catalog.selectors import base_model_get
+from control.models.adapters.services import adapter_delete
 from control.tenants.authentication.views import OrganizationView
 
 
 class AdaptersView(OrganizationView):
     scope = "models"
 
+    @operation("adapters.list", response=Page[AdapterObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(adapters_list(self.organization), request, adapter_body)
+        return paginate(adapters_list(self.organization), request, AdapterObject.of)
 
-    def post(self, request: Request) -> Response:
-        """From two uploaded files, which are checked and copied."""
-        form = AdapterInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        adapter = adapter_create(
-            organization=self.organization,
-            name=values["name"],
-            base_model=base_model_get(self.organization, values["model"]),
-            config_file=file_get(self.organization, values["config_file"], param="config_file"),
-            weights_file=file_get(self.organization, values["weights_file"], param="weights_file"),
-        )
-        return Response(adapter_body(adapter), status=201)
+    @operation("adapters.create", request=AdapterInput, response=AdapterObject, status=201)
+    def post(self, request: Request, body: AdapterInput) -> AdapterObject:
+        """Checks and copies two uploaded files."""
+        return AdapterObject.of(create_from(self.organization, body))
 
 
 class AdapterView(OrganizationView):
     scope = "models"
 
-    def get(self, request: Request, adapter_id: str) -> Response:
-        return Response(adapter_body(adapter_get(self.organization, adapter_id)))
+    @operation("adapters.retrieve", response=AdapterObject)
+    def get(self, request: Request, adapter_id: str) -> AdapterObject:
+        return AdapterObject.of(adapter_get(self.organization, adapter_id))
 
-    def delete(self, request: Request, adapter_id: str) -> Response:
+    @operation("adapters.delete", response=Deleted)
+    def delete(self, request: Request, adapter_id: str) -> Deleted:
         adapter_delete(adapter=adapter_get(self.organization, adapter_id))
-        return Response({"id": adapter_id, "object": "adapter", "deleted": True})
+        return Deleted(id=adapter_id, object="adapter")

@@ -1,44 +1,41 @@
-"""Routes of models and speculators."""
+"""/v1/base_models: the models that speculators are trained for."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
-from control.models.catalog.intake import base_model_delete, base_model_submit
-from control.models.catalog.selectors import (
-    base_model_by_id,
-    registered_models_list,
-)
-from control.models.catalog.serializers import (
-    BaseModelInput,
-    registered_model_body,
-)
+from control.core.api.schemas import Deleted, Page
+from control.models.catalog.intake import base_model_delete
+from control.models.catalog.requests import create_from
+from control.models.catalog.schemas import BaseModelInput, BaseModelObject
+from control.models.catalog.selectors import base_model_by_id, registered_models_list
 from control.tenants.authentication.views import OrganizationView
 
 
 class BaseModelsView(OrganizationView):
-    """Models as they were registered: your own, and those that everybody may use."""
-
     scope = "models"
 
+    @operation("base_models.list", response=Page[BaseModelObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(registered_models_list(self.organization), request, registered_model_body)
+        """The models that you registered, and those that every organization may use."""
+        return paginate(registered_models_list(self.organization), request, BaseModelObject.of)
 
-    def post(self, request: Request) -> Response:
-        """Its files are checked by a worker: `status` becomes `ready`, or `refused` with an `error`."""
-        form = BaseModelInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        model = base_model_submit(organization=self.organization, **form.validated_data)
-        return Response(registered_model_body(model), status=201)
+    @operation("base_models.create", request=BaseModelInput, response=BaseModelObject, status=201)
+    def post(self, request: Request, body: BaseModelInput) -> BaseModelObject:
+        """A worker checks the model's files: `status` becomes `ready`, or `refused` with an `error`."""
+        return BaseModelObject.of(create_from(self.organization, body))
 
 
 class BaseModelView(OrganizationView):
     scope = "models"
 
-    def get(self, request: Request, model_id: str) -> Response:
-        return Response(registered_model_body(base_model_by_id(self.organization, model_id)))
+    @operation("base_models.retrieve", response=BaseModelObject)
+    def get(self, request: Request, model_id: str) -> BaseModelObject:
+        return BaseModelObject.of(base_model_by_id(self.organization, model_id))
 
-    def delete(self, request: Request, model_id: str) -> Response:
-        """Only your own, and only while nothing was made with it."""
+    @operation("base_models.delete", response=Deleted)
+    def delete(self, request: Request, model_id: str) -> Deleted:
+        """You can delete only your own models, and only those that nothing was made with."""
         base_model_delete(base_model=base_model_by_id(self.organization, model_id), organization=self.organization)
-        return Response({"id": model_id, "object": "base_model", "deleted": True})
+        return Deleted(id=model_id, object="base_model")

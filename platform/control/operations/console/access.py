@@ -15,7 +15,7 @@ from control.operations.console.base import CreatableAdmin, RowsAdmin, service_a
 from control.operations.console.sidebar import SidebarEntry
 from control.tenants.accounts.models import ApiKey, Member, Project, User
 from control.tenants.administration.limits import LimitValues, limits_set
-from control.tenants.administration.serializers import DEFAULT_GRACE
+from control.tenants.administration.schemas import DEFAULT_GRACE
 from control.tenants.administration.services import (
     api_key_create,
     api_key_revoke,

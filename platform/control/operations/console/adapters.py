@@ -4,11 +4,11 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from control.models.adapters.models import Adapter
+from control.models.adapters.requests import CREATE_ADAPTER
 from control.models.adapters.services import adapter_delete
 from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
 from control.operations.console.rendering import link, table
-from control.operations.console.serving_asks import CREATE_ADAPTER
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.deployments.models import Deployment
 

@@ -17,24 +17,20 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 from control.models.catalog.intake import base_model_delete
 from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.requests import REGISTER_MODEL
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import service_action
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
-from control.operations.console.serving_asks import (
-    CHANGE_DEPLOYMENT,
-    CREATE_DEPLOYMENT,
-    EXPORT_SPECULATOR,
-    IMPORT_SPECULATOR,
-    REGISTER_MODEL,
-    SET_CAPTURE,
-)
+from control.operations.console.serving_asks import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.operations.console.sidebar import SidebarEntry
+from control.serving.captures.requests import SET_CAPTURE
 from control.serving.deployments.figures import stretches
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.serving.rollouts.requests import ROLL_OUT
 from control.tenants.events.models import Event

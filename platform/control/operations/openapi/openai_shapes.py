@@ -84,20 +84,6 @@ class BatchObject(Shape):
     warnings: list[Any] = Field(description="Ours: what was taken though it was not quite right.")
 
 
-class ModelObject(Shape):
-    id: str
-    object: Literal["model"]
-    created: Unix
-    owned_by: str
-
-
-class ModelList(Shape):
-    """It has no pages."""
-
-    object: Literal["list"]
-    data: list[ModelObject]
-
-
 class FineTuningError(Shape):
     code: str
     message: str

@@ -21,15 +21,11 @@ FAILURES = {
 
 
 class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
-    """Names the body of a PATCH as drf-spectacular does for serializers, and requires none of its members."""
+    """Requires no member of the body of a PATCH."""
 
     target_class = "control.core.api.schemas.RequestModel"
     match_subclasses = True
     priority = 1  # before the one for every model
-
-    def get_name(self, auto_schema: AutoSchema, direction: str) -> str:
-        name: str = super().get_name(auto_schema, direction)  # type: ignore[no-untyped-call]
-        return f"Patched{name}" if auto_schema.method == "PATCH" else name
 
     def map_serializer(self, auto_schema: AutoSchema, direction: str) -> Any:
         schema = super().map_serializer(auto_schema, direction)  # type: ignore[no-untyped-call]
@@ -60,7 +56,9 @@ class OperationSchema(AutoSchema):
         return [{"key": []}]
 
     def get_request_serializer(self) -> Any:
-        return self._entry().request
+        """For PATCH, a subclass: drf-spectacular sets `partial` on the class that it gets, which POST may share."""
+        request = self._entry().request
+        return type(request.__name__, (request,), {}) if request and self.method == "PATCH" else request
 
     def get_override_parameters(self) -> list[Any]:
         query = [

@@ -1,12 +1,14 @@
-"""/v1/deployments/{id}/capture: keep requests for some hours, and make them the prompts of a pipeline."""
+"""/v1/deployments/{id}/capture keeps a deployment's requests for some hours and makes files of prompts from them."""
 
 from rest_framework.request import Request
-from rest_framework.response import Response
 
+from control.core.api.operation import operation
+from control.core.api.schemas import Deleted
 from control.data.files.schemas import FileObject
+from control.serving.captures.requests import create_from
+from control.serving.captures.schemas import CaptureInput, CaptureObject
 from control.serving.captures.selectors import capture_of
-from control.serving.captures.serializers import CaptureInput, capture_body
-from control.serving.captures.services import capture_end, capture_export, capture_set
+from control.serving.captures.services import capture_end, capture_export
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
 from control.tenants.authentication.views import OrganizationView
@@ -20,25 +22,24 @@ class _OneDeployment(OrganizationView):
 
 
 class CaptureView(_OneDeployment):
-    def get(self, request: Request, deployment_id: str) -> Response:
-        return Response(capture_body(capture_of(self.deployment(deployment_id))))
+    @operation("deployments.capture.retrieve", response=CaptureObject)
+    def get(self, request: Request, deployment_id: str) -> CaptureObject:
+        return CaptureObject.of(capture_of(self.deployment(deployment_id)))
 
-    def post(self, request: Request, deployment_id: str) -> Response:
-        """Requests that are answered from now on are kept for `hours`, without their answers."""
-        deployment = self.deployment(deployment_id)
-        form = CaptureInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        return Response(capture_body(capture_set(deployment=deployment, hours=form.validated_data["hours"])))
+    @operation("deployments.capture.set", request=CaptureInput, response=CaptureObject)
+    def post(self, request: Request, deployment_id: str, body: CaptureInput) -> CaptureObject:
+        """From now on, requests to the deployment are kept for `hours`, without their answers."""
+        return CaptureObject.of(create_from(self.deployment(deployment_id), body))
 
-    def delete(self, request: Request, deployment_id: str) -> Response:
-        """Nothing is kept any more, and what was is deleted at once. Files made of it stay."""
+    @operation("deployments.capture.end", response=Deleted)
+    def delete(self, request: Request, deployment_id: str) -> Deleted:
+        """Ends the capture and deletes the requests that were kept. Files made from them stay."""
         capture_end(capture=capture_of(self.deployment(deployment_id)))
-        return Response({"id": deployment_id, "object": "capture", "deleted": True})
+        return Deleted(id=deployment_id, object="capture")
 
 
 class CaptureFileView(_OneDeployment):
-    """A file of all different requests that are kept, for `prompts_file` of a pipeline or a distillation."""
-
-    def post(self, request: Request, deployment_id: str) -> Response:
-        file = capture_export(capture=capture_of(self.deployment(deployment_id)))
-        return Response(FileObject.of(file).model_dump(), status=201)
+    @operation("deployments.capture.file", response=FileObject, status=201)
+    def post(self, request: Request, deployment_id: str) -> FileObject:
+        """Makes a file of the kept requests, each once, for `prompts_file` of a pipeline or a distillation."""
+        return FileObject.of(capture_export(capture=capture_of(self.deployment(deployment_id))))

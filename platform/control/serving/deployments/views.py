@@ -1,4 +1,4 @@
-"""/v1/deployments: ask for an endpoint, look at it, give it another speculator, start, stop and delete it."""
+"""/v1/deployments: create an endpoint, show it, change what it serves, start, stop and delete it."""
 
 from django.utils import timezone
 from rest_framework.request import Request
@@ -6,55 +6,41 @@ from rest_framework.response import Response
 
 from control.billing.usage.query import has_more, parse_window
 from control.core.api.errors import ApiError
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
-from control.models.adapters.selectors import adapters_get
-from control.models.catalog.models import Speculator
-from control.models.catalog.selectors import base_model_get, speculator_get
+from control.core.api.schemas import Deleted, Page
 from control.serving.deployments.figures import stretches
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.selectors import deployment_get, deployments_list
-from control.serving.deployments.serializers import (
+from control.serving.deployments.requests import create_from, update_from
+from control.serving.deployments.schemas import (
     DeploymentInput,
+    DeploymentMetrics,
+    DeploymentMetricsPage,
+    DeploymentObject,
     DeploymentUpdateInput,
-    deployment_json,
-    metrics_body,
 )
-from control.serving.deployments.services import (
-    deployment_create,
-    deployment_delete,
-    deployment_start,
-    deployment_stop,
-    deployment_update,
-)
-from control.tenants.accounts.models import Organization
+from control.serving.deployments.selectors import deployment_get, deployments_list
+from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.tenants.authentication.views import OrganizationView
+from control.tenants.events.schemas import EventObject
 from control.tenants.events.selectors import events_list
-from control.tenants.events.serializers import event_body
 from control.tenants.events.services import events_number
 
 
 class DeploymentsView(OrganizationView):
     scope = "deployments"
 
+    @operation("deployments.list", response=Page[DeploymentObject], query=PAGING)
     def get(self, request: Request) -> Response:
         rows = deployments_list(self.organization, only=self.key.deployment_ids)
-        return paginate(rows, request, deployment_json)
+        return paginate(rows, request, DeploymentObject.of)
 
-    def post(self, request: Request) -> Response:
+    @operation("deployments.create", request=DeploymentInput, response=DeploymentObject, status=201)
+    def post(self, request: Request, body: DeploymentInput) -> DeploymentObject:
         if self.key.deployment_ids is not None:
             message = "This key is restricted to deployments that exist; it cannot create others."
             raise ApiError(403, message, "insufficient_scope")
-        form = DeploymentInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        deployment = deployment_create(
-            organization=self.organization,
-            name=values["name"],
-            base_model=base_model_get(self.organization, values["model"]),
-            speculator=_speculator(self.organization, values["speculator_id"]),
-            adapters=adapters_get(self.organization, values["adapters"]),
-        )
-        return Response(deployment_json(deployment), status=201)
+        return DeploymentObject.of(create_from(self.organization, body))
 
 
 class _OneDeployment(OrganizationView):
@@ -65,71 +51,70 @@ class _OneDeployment(OrganizationView):
 
 
 class DeploymentView(_OneDeployment):
-    def get(self, request: Request, deployment_id: str) -> Response:
-        return Response(deployment_json(self.deployment(deployment_id)))
+    @operation("deployments.retrieve", response=DeploymentObject)
+    def get(self, request: Request, deployment_id: str) -> DeploymentObject:
+        return DeploymentObject.of(self.deployment(deployment_id))
 
-    def patch(self, request: Request, deployment_id: str) -> Response:
-        """Another speculator, or null for none; other adapters. The endpoint drains and restarts."""
-        deployment = self.deployment(deployment_id)
-        form = DeploymentUpdateInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values, speculator, adapters = form.validated_data, deployment.speculator, None
-        if "speculator_id" in values:
-            speculator = _speculator(self.organization, values["speculator_id"])
-        if "adapters" in values:
-            adapters = adapters_get(self.organization, values["adapters"])
-        deployment_update(deployment=deployment, speculator=speculator, adapters=adapters)
-        return Response(deployment_json(self.deployment(deployment_id)))
+    @operation("deployments.update", request=DeploymentUpdateInput, response=DeploymentObject)
+    def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
+        """Serves with another speculator, or with none if it is null, or with other adapters.
 
-    def delete(self, request: Request, deployment_id: str) -> Response:
+        The endpoint finishes its requests and restarts.
+        """
+        update_from(self.deployment(deployment_id), body)
+        return DeploymentObject.of(self.deployment(deployment_id))
+
+    @operation("deployments.delete", response=Deleted)
+    def delete(self, request: Request, deployment_id: str) -> Deleted:
         deployment = deployment_delete(deployment=self.deployment(deployment_id))
-        return Response({"id": deployment.pk, "object": "deployment", "deleted": True})
+        return Deleted(id=deployment.pk, object="deployment")
 
 
 class DeploymentEventsView(_OneDeployment):
-    """What became of it, newest first."""
-
+    @operation("deployments.events", response=Page[EventObject], query=PAGING)
     def get(self, request: Request, deployment_id: str) -> Response:
+        """The events of this deployment."""
         events_number(self.organization)
         events = events_list(self.organization, object_id=self.deployment(deployment_id).pk)
-        return paginate(events, request, event_body, by="seq", id_field="id")
+        return paginate(events, request, EventObject.of, by="seq", id_field="id")
 
 
 class DeploymentMetricsView(_OneDeployment):
-    """Over time, as its engine counted: of the last hour by the minute, unless asked for otherwise. Kept for 7 days."""
-
-    def get(self, request: Request, deployment_id: str) -> Response:
+    @operation(
+        "deployments.metrics",
+        response=DeploymentMetricsPage,
+        query={
+            "start_time": "Unix seconds; by default one hour ago.",
+            "end_time": "Unix seconds; by default now.",
+            "bucket_width": "`1m` (the default), `1h` or `1d`.",
+            "limit": "The number of buckets.",
+            "page": "`next_page` of the previous page.",
+        },
+    )
+    def get(self, request: Request, deployment_id: str) -> DeploymentMetricsPage:
+        """Figures over time, as the engine counted them. They are kept for 7 days."""
         deployment, params = self.deployment(deployment_id), request.query_params.copy()
         params.setdefault("bucket_width", "1m")
         params.setdefault("start_time", str(int(timezone.now().timestamp()) - 3600))
         window = parse_window(params)
-        found = stretches(deployment, window)
+        found, seconds = stretches(deployment, window), window.width.seconds
         more = has_more(params, window)
-        return Response(
-            {
-                "object": "page",
-                "data": [metrics_body(at, stretch, seconds=window.width.seconds) for at, stretch in found.items()],
-                "has_more": more,
-                "next_page": str(int(window.end.timestamp())) if more else None,
-            }
+        return DeploymentMetricsPage(
+            data=[DeploymentMetrics.of(start, stretch, seconds=seconds) for start, stretch in found.items()],
+            has_more=more,
+            next_page=str(int(window.end.timestamp())) if more else None,
         )
 
 
 class DeploymentStartView(_OneDeployment):
-    """202: the answer shows the wish; the state follows."""
-
-    def post(self, request: Request, deployment_id: str) -> Response:
-        deployment = deployment_start(deployment=self.deployment(deployment_id))
-        return Response(deployment_json(deployment), status=202)
+    @operation("deployments.start", response=DeploymentObject, status=202)
+    def post(self, request: Request, deployment_id: str) -> DeploymentObject:
+        """Sets `desired_state` to `running`. `state` follows within seconds."""
+        return DeploymentObject.of(deployment_start(deployment=self.deployment(deployment_id)))
 
 
 class DeploymentStopView(_OneDeployment):
-    """202: no new request reaches the endpoint from now on; those it has are finished."""
-
-    def post(self, request: Request, deployment_id: str) -> Response:
-        deployment = deployment_stop(deployment=self.deployment(deployment_id))
-        return Response(deployment_json(deployment), status=202)
-
-
-def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:
-    return None if speculator_id is None else speculator_get(organization, speculator_id)
+    @operation("deployments.stop", response=DeploymentObject, status=202)
+    def post(self, request: Request, deployment_id: str) -> DeploymentObject:
+        """From now on no new request reaches the endpoint. It finishes the requests that it has."""
+        return DeploymentObject.of(deployment_stop(deployment=self.deployment(deployment_id)))

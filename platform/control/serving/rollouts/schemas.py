@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import IntRange, Number, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.serving.rollouts.decision import Terms
@@ -58,8 +58,8 @@ class RolloutObject(ResponseModel):
     max_acceptance_drop: float
     max_error_rate: float
     max_seconds: int
-    reason: RolloutReason | None
-    figures: RolloutComparison | None = Field(description="The figures that decided the rollout.")
+    reason: SkipValidation[RolloutReason | None]
+    figures: SkipValidation[RolloutComparison | None] = Field(description="The figures that decided the rollout.")
     created_at: Unix
     started_at: Unix | None = Field(description="When the canary was ready.")
     finished_at: Unix | None

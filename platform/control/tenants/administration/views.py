@@ -1,14 +1,14 @@
-"""/v1/api_keys, /v1/members and /v1/projects: all under the scope `admin`."""
+"""/v1/api_keys, /v1/members and /v1/projects. All of them need the scope `admin`."""
 
 import datetime as dt
 
-from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from control.core.api.errors import ApiError
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
-from control.tenants.accounts.models import ApiKey, Member
+from control.core.api.schemas import Deleted, Page
+from control.tenants.accounts.models import Member
 from control.tenants.accounts.scopes import ADMIN
 from control.tenants.accounts.selectors import (
     api_key_get,
@@ -18,19 +18,19 @@ from control.tenants.accounts.selectors import (
     project_get,
     projects_list,
 )
-from control.tenants.administration.serializers import (
+from control.tenants.administration.requests import create_from
+from control.tenants.administration.schemas import (
     ApiKeyInput,
+    ApiKeyObject,
     ApiKeyRotateInput,
     MemberInput,
+    MemberObject,
     MemberUpdateInput,
+    NewApiKeyObject,
     ProjectInput,
-    api_key_body,
-    member_body,
-    new_api_key_body,
-    project_body,
+    ProjectObject,
 )
 from control.tenants.administration.services import (
-    api_key_create,
     api_key_revoke,
     api_key_rotate,
     member_change,
@@ -41,7 +41,6 @@ from control.tenants.administration.services import (
     project_rename,
     refuse_wider_scopes,
 )
-from control.tenants.administration.signals import key_restricting
 from control.tenants.authentication.views import OrganizationView
 
 
@@ -49,125 +48,103 @@ class ApiKeysView(OrganizationView):
     scope = ADMIN
     not_replayed = ("key",)
 
+    @operation("api_keys.list", response=Page[ApiKeyObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(api_keys_list(self.organization), request, api_key_body, by="created_at")
+        return paginate(api_keys_list(self.organization), request, ApiKeyObject.of, by="created_at")
 
-    def post(self, request: Request) -> Response:
-        """Without `scopes`, the new key may do what the calling one may."""
-        form = ApiKeyInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        deployment_ids, project_id = values["deployment_ids"], values["project_id"]
-        scopes = values["scopes"] or (None if deployment_ids else self.key.scopes)
-        if scopes is not None:
-            refuse_wider_scopes(granting=self.key, scopes=scopes)
-        key_restricting.send(ApiKey, organization=self.organization, deployment_ids=deployment_ids or ())
-        key, token = api_key_create(
-            organization=self.organization,
-            name=values["name"],
-            expires_at=_future(values["expires_at"]),
-            scopes=scopes,
-            project=None if project_id is None else project_get(self.organization, project_id),
-            deployment_ids=deployment_ids,
-        )
-        return Response(new_api_key_body(key, token), status=201)
+    @operation("api_keys.create", request=ApiKeyInput, response=NewApiKeyObject, status=201)
+    def post(self, request: Request, body: ApiKeyInput) -> NewApiKeyObject:
+        """Without `scopes`, the new key gets the scopes of the key that creates it."""
+        key, token = create_from(self.key, body)
+        return NewApiKeyObject.of(key, key=token)
 
 
 class ApiKeyView(OrganizationView):
     scope = ADMIN
 
-    def get(self, request: Request, key_id: str) -> Response:
-        return Response(api_key_body(api_key_get(self.organization, key_id)))
+    @operation("api_keys.retrieve", response=ApiKeyObject)
+    def get(self, request: Request, key_id: str) -> ApiKeyObject:
+        return ApiKeyObject.of(api_key_get(self.organization, key_id))
 
-    def delete(self, request: Request, key_id: str) -> Response:
-        """Requests with this key are refused from now on, for good. The row stays."""
+    @operation("api_keys.delete", response=Deleted)
+    def delete(self, request: Request, key_id: str) -> Deleted:
+        """Revokes the key for good: requests with it are refused from now on. The key can still be retrieved."""
         key = api_key_revoke(key=api_key_get(self.organization, key_id))
-        return Response({"id": key.pk, "object": "api_key", "deleted": True})
+        return Deleted(id=key.pk, object="api_key")
 
 
 class ApiKeyRotateView(OrganizationView):
     scope = ADMIN
     not_replayed = ("key",)
 
-    def post(self, request: Request, key_id: str) -> Response:
-        """A new key with the same rights. The old one goes on for `grace_seconds`, a day unless said otherwise."""
+    @operation("api_keys.rotate", request=ApiKeyRotateInput, response=NewApiKeyObject, status=201)
+    def post(self, request: Request, key_id: str, body: ApiKeyRotateInput) -> NewApiKeyObject:
+        """Creates a key with the same rights. The old key works for another `grace_seconds`, by default for a day."""
         key = api_key_get(self.organization, key_id)
-        form = ApiKeyRotateInput(data=request.data)
-        form.is_valid(raise_exception=True)
         refuse_wider_scopes(granting=self.key, scopes=key.scopes)
-        grace = dt.timedelta(seconds=form.validated_data["grace_seconds"])
-        return Response(new_api_key_body(*api_key_rotate(key=key, grace=grace)), status=201)
+        created, token = api_key_rotate(key=key, grace=dt.timedelta(seconds=body.grace_seconds))
+        return NewApiKeyObject.of(created, key=token)
 
 
 class MembersView(OrganizationView):
     scope = ADMIN
 
+    @operation("members.list", response=Page[MemberObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(members_list(self.organization), request, member_body, by="public_id", id_field="public_id")
+        return paginate(members_list(self.organization), request, MemberObject.of, by="public_id", id_field="public_id")
 
-    def post(self, request: Request) -> Response:
-        form = MemberInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        email, role = form.validated_data["email"], Member.Role(form.validated_data["role"])
-        member = member_invite(organization=self.organization, email=email, role=role)
-        return Response(member_body(member), status=201)
+    @operation("members.create", request=MemberInput, response=MemberObject, status=201)
+    def post(self, request: Request, body: MemberInput) -> MemberObject:
+        role = Member.Role(body.role)
+        return MemberObject.of(member_invite(organization=self.organization, email=body.email, role=role))
 
 
 class MemberView(OrganizationView):
     scope = ADMIN
 
-    def get(self, request: Request, member_id: str) -> Response:
-        return Response(member_body(member_get(self.organization, member_id)))
+    @operation("members.retrieve", response=MemberObject)
+    def get(self, request: Request, member_id: str) -> MemberObject:
+        return MemberObject.of(member_get(self.organization, member_id))
 
-    def patch(self, request: Request, member_id: str) -> Response:
+    @operation("members.update", request=MemberUpdateInput, response=MemberObject)
+    def patch(self, request: Request, member_id: str, body: MemberUpdateInput) -> MemberObject:
         member = member_get(self.organization, member_id)
-        form = MemberUpdateInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        return Response(member_body(member_change(member=member, role=Member.Role(form.validated_data["role"]))))
+        return MemberObject.of(member_change(member=member, role=Member.Role(body.role)))
 
-    def delete(self, request: Request, member_id: str) -> Response:
+    @operation("members.delete", response=Deleted)
+    def delete(self, request: Request, member_id: str) -> Deleted:
         member = member_get(self.organization, member_id)
         member_remove(member=member)
-        return Response({"id": member.public_id, "object": "member", "deleted": True})
+        return Deleted(id=member.public_id, object="member")
 
 
 class ProjectsView(OrganizationView):
     scope = ADMIN
 
+    @operation("projects.list", response=Page[ProjectObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(projects_list(self.organization), request, project_body)
+        return paginate(projects_list(self.organization), request, ProjectObject.of)
 
-    def post(self, request: Request) -> Response:
-        form = ProjectInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        project = project_create(organization=self.organization, name=form.validated_data["name"])
-        return Response(project_body(project), status=201)
+    @operation("projects.create", request=ProjectInput, response=ProjectObject, status=201)
+    def post(self, request: Request, body: ProjectInput) -> ProjectObject:
+        return ProjectObject.of(project_create(organization=self.organization, name=body.name))
 
 
 class ProjectView(OrganizationView):
     scope = ADMIN
 
-    def get(self, request: Request, project_id: str) -> Response:
-        return Response(project_body(project_get(self.organization, project_id)))
+    @operation("projects.retrieve", response=ProjectObject)
+    def get(self, request: Request, project_id: str) -> ProjectObject:
+        return ProjectObject.of(project_get(self.organization, project_id))
 
-    def patch(self, request: Request, project_id: str) -> Response:
-        project = project_get(self.organization, project_id)
-        form = ProjectInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        return Response(project_body(project_rename(project=project, name=form.validated_data["name"])))
+    @operation("projects.update", request=ProjectInput, response=ProjectObject)
+    def patch(self, request: Request, project_id: str, body: ProjectInput) -> ProjectObject:
+        return ProjectObject.of(project_rename(project=project_get(self.organization, project_id), name=body.name))
 
 
 class ProjectArchiveView(OrganizationView):
     scope = ADMIN
 
-    def post(self, request: Request, project_id: str) -> Response:
-        return Response(project_body(project_archive(project=project_get(self.organization, project_id))))
-
-
-def _future(moment: int | None) -> dt.datetime | None:
-    if moment is None:
-        return None
-    expires_at = dt.datetime.fromtimestamp(moment, tz=dt.UTC)
-    if expires_at <= timezone.now():
-        raise ApiError(400, "expires_at must lie in the future.", "invalid_value", "expires_at")
-    return expires_at
+    @operation("projects.archive", response=ProjectObject)
+    def post(self, request: Request, project_id: str) -> ProjectObject:
+        return ProjectObject.of(project_archive(project=project_get(self.organization, project_id)))

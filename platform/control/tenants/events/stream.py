@@ -23,12 +23,11 @@ from control.core.api.errors import ApiError
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.accounts.selectors import is_valid
 from control.tenants.events.models import Event
+from control.tenants.events.schemas import EventObject
 from control.tenants.events.selectors import events_list
-from control.tenants.events.serializers import event_body
 from control.tenants.events.services import events_number
 from control.tenants.row_security.scope import as_tenant
 
-CONTENT_TYPE = "text/event-stream"
 RETRY_MILLISECONDS = 2000
 BATCH = 100
 MAX_STREAMS = 10  # of one organization, in this process
@@ -103,5 +102,5 @@ def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
 
 
 def _message(event: Event) -> bytes:
-    data = json.dumps(event_body(event), separators=(",", ":"))
+    data = json.dumps(EventObject.of(event).as_json(), separators=(",", ":"))
     return f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode()

@@ -22,7 +22,7 @@ from standardwebhooks import Webhook
 
 from control.core.observability import metrics
 from control.core.settings.config import get_config
-from control.tenants.events.serializers import event_body
+from control.tenants.events.schemas import EventObject
 from control.tenants.webhooks.models import WebhookDelivery
 from control.tenants.webhooks.results import Attempt, delivery_attempted, delivery_exhausted
 from control.tenants.webhooks.schedule import PAUSES
@@ -51,7 +51,7 @@ class Sender:
         if delivery.attempt > len(PAUSES):  # the sender of each attempt died
             delivery_exhausted(delivery=delivery, now=now)
             return True
-        body = json.dumps(event_body(delivery.event), separators=(",", ":")).encode()
+        body = json.dumps(EventObject.of(delivery.event).as_json(), separators=(",", ":")).encode()
         started = time.monotonic()
         answer = self.send(
             delivery.endpoint.url,

@@ -225,3 +225,10 @@ def test_models_in_use_and_everybodys_stay(client: Client, organization: Organiz
     for model, status in ((shared, 403), (own, 409)):
         assert client.delete(f"/v1/base_models/{model.pk}").status_code == status
     register(client, roots / organization.pk / "m", name="own", status=409)
+
+
+def test_an_error_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
+    model = make_base_model(organization=organization)
+    BaseModel.objects.update(status=BaseModel.Status.REFUSED, error={"reason": "no weights"})
+
+    assert client.get(f"/v1/base_models/{model.pk}").json()["error"] == {"reason": "no weights"}

@@ -165,3 +165,24 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(db: None, organ
         deployment_create(organization=organization, name="fast", base_model=model)
 
     assert Deployment.objects.count() == 1
+
+
+@pytest.mark.parametrize("error", [{"code": "crashed", "exit_code": 1}, "crashed", []])
+def test_an_error_that_an_older_version_stored_is_shown_as_it_is(
+    client: Client, organization: Organization, error: object
+) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+    Deployment.objects.update(error=error)
+
+    assert client.get(f"/v1/deployments/{deployment.pk}").json()["error"] == error
+    assert client.get("/v1/deployments").json()["data"][0]["error"] == error
+
+
+def test_an_update_must_change_something(client: Client, organization: Organization) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+
+    response = client.patch(f"/v1/deployments/{deployment.pk}", {}, content_type="application/json")
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("missing_required_parameter", "speculator_id")

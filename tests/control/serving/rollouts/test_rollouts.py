@@ -223,3 +223,14 @@ def test_a_deployment_that_does_not_serve_has_nothing_to_compare_with(
     observe(deployment, state=State.STOPPED)
 
     assert begin(client, deployment, new, status=409)["error"]["code"] == "deployment_not_ready"
+
+
+def test_figures_that_an_older_version_stored_are_shown_as_they_are(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
+    made = begin(client, deployment, new)
+    Rollout.objects.update(figures={"canary": {"requests": 5}}, reason={"code": "worse"})
+
+    found = shown(client, made)
+
+    assert (found["figures"], found["reason"]) == ({"canary": {"requests": 5}}, {"code": "worse"})

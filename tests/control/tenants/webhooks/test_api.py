@@ -10,6 +10,7 @@ from django.test import Client
 
 from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import MAX_ENDPOINTS
 from control.tenants.webhooks.transport import Answer
@@ -116,3 +117,24 @@ def test_without_private_targets_the_deployment_check_reports_no_webhook_error(
     call_command("check", deploy=True)
 
     assert "webhooks" not in capsys.readouterr().err
+
+
+def test_a_delivery_whose_history_an_older_version_stored_is_shown_as_it_is(
+    client: Client, organization: Organization
+) -> None:
+    endpoint, _ = make_endpoint(organization)
+    delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
+    WebhookDelivery.objects.update(history=[{"at": 1, "status": "500"}])
+
+    shown = client.get(f"{PATH}/{endpoint.pk}/deliveries/{delivery['id']}").json()
+
+    assert shown == {**delivery, "history": [{"at": 1, "status": "500"}]}
+
+
+def test_an_event_type_of_an_older_version_does_not_hide_the_endpoint(
+    client: Client, organization: Organization
+) -> None:
+    endpoint, _ = make_endpoint(organization)
+    WebhookEndpoint.objects.update(events=["batch.finished", 1])
+
+    assert client.get(f"{PATH}/{endpoint.pk}").json()["events"] == ["batch.finished", 1]

@@ -1,0 +1,19 @@
+"""Carries out requests for captures that come from the API or the console."""
+
+from control.core.api.forms import ConsoleForm
+from control.serving.captures.models import Capture
+from control.serving.captures.schemas import CaptureInput
+from control.serving.captures.services import capture_set
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.selectors import deployment_get
+
+
+def create_from(deployment: Deployment, body: CaptureInput) -> Capture:
+    return capture_set(deployment=deployment, hours=body.hours)
+
+
+SET_CAPTURE = ConsoleForm(
+    title="Capture",
+    request=CaptureInput,
+    run=lambda row, body: create_from(deployment_get(row.organization, row.pk), body),
+)

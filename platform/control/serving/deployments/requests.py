@@ -1,0 +1,63 @@
+"""Carries out requests for deployments that come from the API or the console."""
+
+from control.core.api.errors import ApiError
+from control.core.api.forms import Choices, ConsoleForm, row_choices
+from control.models.adapters.selectors import adapters_get, adapters_list
+from control.models.catalog.choices import base_models, ready_speculators
+from control.models.catalog.models import Speculator
+from control.models.catalog.selectors import base_model_get, speculator_get
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.schemas import DeploymentInput, DeploymentUpdateInput
+from control.serving.deployments.selectors import deployment_get
+from control.serving.deployments.services import deployment_create, deployment_update
+from control.tenants.accounts.models import Organization
+
+
+def create_from(organization: Organization, body: DeploymentInput) -> Deployment:
+    """Raises: ApiError: 404, no such model, speculator or adapter; otherwise as `deployment_create`."""
+    return deployment_create(
+        organization=organization,
+        name=body.name,
+        base_model=base_model_get(organization, body.model),
+        speculator=_speculator(organization, body.speculator_id),
+        adapters=adapters_get(organization, body.adapters),
+    )
+
+
+def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployment:
+    """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
+    if not body.model_fields_set:
+        message = "speculator_id: give speculator_id, adapters or both"
+        raise ApiError(400, message, "missing_required_parameter", "speculator_id")
+    organization, speculator, adapters = deployment.organization, deployment.speculator, None
+    if "speculator_id" in body.model_fields_set:
+        speculator = _speculator(organization, body.speculator_id)
+    if "adapters" in body.model_fields_set:
+        adapters = adapters_get(organization, body.adapters)
+    return deployment_update(deployment=deployment, speculator=speculator, adapters=adapters)
+
+
+def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:
+    return None if speculator_id is None else speculator_get(organization, speculator_id)
+
+
+def _served_choices(organization: Organization) -> dict[str, Choices]:
+    return {"speculator_id": ready_speculators(organization), "adapters": row_choices(adapters_list(organization))}
+
+
+CREATE_DEPLOYMENT = ConsoleForm(
+    title="Create a deployment",
+    request=DeploymentInput,
+    run=create_from,
+    choices=lambda organization: {"model": base_models(organization), **_served_choices(organization)},
+)
+CHANGE_DEPLOYMENT = ConsoleForm(
+    title="Change",
+    request=DeploymentUpdateInput,
+    run=lambda row, body: update_from(deployment_get(row.organization, row.pk), body),
+    choices=_served_choices,
+    initial=lambda row: {
+        "speculator_id": row.speculator_id,
+        "adapters": [adapter.pk for adapter in row.adapters.all()],
+    },
+)

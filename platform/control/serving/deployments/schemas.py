@@ -1,0 +1,91 @@
+"""Requests and responses of deployments."""
+
+import datetime as dt
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SkipValidation
+
+from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.serving.deployments.figures import Stretch
+from control.serving.deployments.models import Deployment
+
+MAX_ADAPTERS = 32
+
+_AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
+
+
+class DeploymentInput(RequestModel):
+    name: Annotated[str, Text(64)]
+    model: Annotated[str, Text(120)]
+    speculator_id: Annotated[str, Text(40)] | None = None
+    adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
+
+
+class DeploymentUpdateInput(RequestModel):
+    """What is left out does not change."""
+
+    speculator_id: Annotated[str, Text(40)] | None = None
+    adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
+
+
+class ServedAdapter(ResponseModel):
+    id: str
+    name: str
+    model: str = Field(description="What callers put into `model`.")
+
+
+class DeploymentObject(ResponseModel):
+    id: str
+    object: Literal["deployment"] = "deployment"
+    name: str = Field(description="What callers put into `model`.")
+    model: str
+    speculator_id: str | None
+    adapters: list[ServedAdapter]
+    desired_state: Annotated[str, OneOf(Deployment.Desired)]
+    state: Annotated[str, OneOf(Deployment.State)]
+    error: SkipValidation[Failure | None]
+    created_at: Unix
+    healthy_at: Unix | None
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Self:
+        """Customers do not see the engine's process id, port and token."""
+        adapters = [
+            ServedAdapter(id=adapter.pk, name=adapter.name, model=f"{deployment.name}:{adapter.name}")
+            for adapter in deployment.adapters.all()
+        ]
+        return cls.from_row(deployment, model=deployment.base_model.name, adapters=adapters)
+
+
+class DeploymentMetrics(ResponseModel):
+    """The figures of one bucket of time. A figure is null if nothing was measured from which it follows."""
+
+    object: Literal["deployment.metrics"] = "deployment.metrics"
+    start_time: Unix
+    end_time: Unix
+    num_requests: int
+    prompt_tokens: int
+    generation_tokens: int
+    tokens_per_second: float | None
+    acceptance_length: float | None = Field(description="Tokens per pass of the model: 1 + accepted / drafts.")
+    acceptance_rate: float | None = Field(description="Accepted tokens / drafted tokens.")
+    latency_seconds: float | None = Field(description="The mean over the requests.")
+    time_to_first_token_seconds: float | None = Field(description="The mean over the requests.")
+
+    @classmethod
+    def of(cls, start: dt.datetime, stretch: Stretch, *, seconds: int) -> Self:
+        return cls.from_row(
+            stretch,
+            start_time=start,
+            end_time=start + dt.timedelta(seconds=seconds),
+            prompt_tokens=round(stretch.counts["prompt_tokens"]),
+            generation_tokens=round(stretch.counts["generation_tokens"]),
+            time_to_first_token_seconds=stretch.first_token_seconds,
+        )
+
+
+class DeploymentMetricsPage(ResponseModel):
+    object: Literal["page"] = "page"
+    data: list[DeploymentMetrics]
+    has_more: bool
+    next_page: str | None

@@ -1,0 +1,40 @@
+"""OpenAI's model object and its list."""
+
+from typing import Literal, Self
+
+from django.db.models import QuerySet
+
+from control.core.api.schemas import ResponseModel, Unix
+from control.models.catalog.models import BaseModel
+from control.serving.deployments.models import Deployment
+
+SHARED_OWNER = "slipstream"
+
+
+class ModelObject(ResponseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: Unix
+    owned_by: str
+
+    @classmethod
+    def of(cls, row: BaseModel | Deployment) -> Self:
+        return cls.from_row(row, id=row.name, created=row.created_at, owned_by=row.organization_id or SHARED_OWNER)
+
+
+class ModelList(ResponseModel):
+    """This list has no pages."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
+
+    @classmethod
+    def of(cls, models: QuerySet[BaseModel], deployments: QuerySet[Deployment]) -> Self:
+        """A deployment hides a base model of its name, as it does for chat."""
+        named, data = {deployment.name for deployment in deployments}, []
+        for deployment in deployments:
+            data.append(shown := ModelObject.of(deployment))
+            served = [f"{deployment.name}:{adapter.name}" for adapter in deployment.adapters.all()]
+            data += [shown.model_copy(update={"id": name}) for name in served]
+        data += [ModelObject.of(model) for model in models if model.name not in named]
+        return cls(data=data)

@@ -1,0 +1,107 @@
+"""Requests and responses of API keys, members and projects."""
+
+import datetime as dt
+from typing import Annotated, Any, Literal, Self
+
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+from pydantic import AfterValidator, Field, SkipValidation
+from pydantic_core import PydanticCustomError
+
+from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.tenants.accounts.keys import PREFIX
+from control.tenants.accounts.models import ApiKey, Member, Project
+from control.tenants.accounts.scopes import SCOPES
+
+MAX_GRACE = dt.timedelta(days=30)
+DEFAULT_GRACE = dt.timedelta(days=1)
+MAX_UNIX = 253_402_300_799  # the last second of the year 9999
+MAX_RESTRICTIONS = 100
+
+
+def _check_email(value: str) -> str:
+    try:
+        validate_email(value)
+    except ValidationError:
+        raise PydanticCustomError("email", "must be an email address") from None
+    return value
+
+
+_Email = Annotated[str, Text(150), AfterValidator(_check_email), Field(json_schema_extra={"format": "email"})]
+_ExpiresAt = Annotated[int, IntRange(0, MAX_UNIX), Field(json_schema_extra={"format": "int64"})]
+
+
+class ApiKeyInput(RequestModel):
+    name: Annotated[str, Text(120)]
+    scopes: Annotated[list[Annotated[str, OneOf(SCOPES)]], Field(min_length=1, max_length=len(SCOPES))] | None = None
+    project_id: Annotated[str, Text(40)] | None = None
+    deployment_ids: (
+        Annotated[list[Annotated[str, Text(40)]], Field(min_length=1, max_length=MAX_RESTRICTIONS)] | None
+    ) = None
+    expires_at: _ExpiresAt | None = None
+
+
+class ApiKeyRotateInput(RequestModel):
+    grace_seconds: Annotated[int, IntRange(0, int(MAX_GRACE.total_seconds()))] = int(DEFAULT_GRACE.total_seconds())
+
+
+class MemberInput(RequestModel):
+    email: _Email
+    role: Annotated[str, OneOf(Member.Role)] = Member.Role.MEMBER.value
+
+
+class MemberUpdateInput(RequestModel):
+    role: Annotated[str, OneOf(Member.Role)]
+
+
+class ProjectInput(RequestModel):
+    name: Annotated[str, Text(120)]
+
+
+class ApiKeyObject(ResponseModel):
+    id: str
+    object: Literal["api_key"] = "api_key"
+    name: str
+    hint: str = Field(description="The first and last characters of the key.")
+    scopes: SkipValidation[list[str]]
+    project_id: str | None
+    deployment_ids: SkipValidation[list[str] | None] = Field(
+        description="The only deployments that the key may use. Null: it may use all of them."
+    )
+    rotated_from: str | None
+    created_at: Unix
+    expires_at: Unix | None
+    revoked_at: Unix | None
+    last_used_at: Unix | None
+
+    @classmethod
+    def of(cls, row: ApiKey, **members: Any) -> Self:
+        hint = f"{PREFIX}{row.pk}…{row.last4}"
+        return cls.from_row(row, hint=hint, rotated_from=row.rotated_from_id, **members)
+
+
+class NewApiKeyObject(ApiKeyObject):
+    key: str | None = Field(description="Shown only once. Null if an Idempotency-Key repeats the answer.")
+
+
+class MemberObject(ResponseModel):
+    id: str
+    object: Literal["member"] = "member"
+    email: str
+    role: Annotated[str, OneOf(Member.Role)]
+
+    @classmethod
+    def of(cls, member: Member) -> Self:
+        return cls.from_row(member, id=member.public_id, email=member.user.username)
+
+
+class ProjectObject(ResponseModel):
+    id: str
+    object: Literal["project"] = "project"
+    name: str
+    created_at: Unix
+    archived_at: Unix | None
+
+    @classmethod
+    def of(cls, project: Project) -> Self:
+        return cls.from_row(project)

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from control.billing.spending.models import SpendCap
 from control.billing.spending.selectors import month_start, spent_nanousd
-from control.billing.usage.serializers import NANO, dollars
+from control.billing.usage.schemas import NANO, Amount
 from control.core.api.fields import BodyInput
 from control.core.api.times import unix
 
@@ -33,8 +33,8 @@ def spend_cap_body(cap: SpendCap) -> dict[str, Any]:
         "id": cap.pk,
         "object": "spend_cap",
         "project_id": cap.project_id,
-        "amount": dollars(cap.nanousd),
-        "spent": dollars(spent),
+        "amount": Amount.of(cap.nanousd).as_json(),
+        "spent": Amount.of(spent).as_json(),
         "is_reached": spent >= cap.nanousd,
         "month_start": unix(month_start()),
         "created_at": unix(cap.created_at),

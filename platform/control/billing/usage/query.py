@@ -1,4 +1,4 @@
-"""What a caller may ask of usage: OpenAI's parameters, lists as `name[]=` or `name=`."""
+"""Parses the query parameters of usage, which are OpenAI's. A list is given as `name[]=` or `name=`."""
 
 import datetime as dt
 
@@ -8,16 +8,32 @@ from django.utils import timezone
 from control.billing.usage.selectors import WIDTHS, Narrowing, Window
 from control.core.api.errors import ApiError
 
-# OpenAI's name: our column
+# OpenAI's names and our columns
 USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
+# Descriptions of the parameters
+WINDOW_QUERY = {
+    "start_time": "Unix seconds.",
+    "end_time": "Unix seconds. The default is now.",
+    "bucket_width": "`1m`, `1h` or `1d`.",
+    "limit": "The number of buckets.",
+    "page": "`next_page` of the previous page.",
+}
+BUCKETS_QUERY = {
+    **WINDOW_QUERY,
+    "group_by[]": "Splits the results by this property. May be given several times.",
+    "project_ids[]": "Only usage of these projects.",
+    "api_key_ids[]": "Only usage of these API keys.",
+    "models[]": "Only usage of these models.",
+    "batch": "`true`: only usage of batches; `false`: only other usage.",
+}
 MAX_COST_BUCKETS = 180
 MAX_UNIX = 253_370_764_800  # the year 9999
 _MAX_VALUES = 100
 
 
 def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
-    """`start_time` to `end_time`, or now, but `limit` buckets at most; `page` says where the next ones begin.
+    """From `start_time`, or `page` if it is given, to `end_time`, but at most `limit` buckets.
 
     Raises: ApiError: 400.
     """
@@ -37,11 +53,11 @@ def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), 
 
 
 def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
-    """OpenAI's names. Raises: ApiError: 400."""
+    """Returns our columns. Raises: ApiError: 400."""
     names = list(dict.fromkeys(_list(params, "group_by") or ()))
     if unknown := [name for name in names if name not in known]:
         raise _invalid("group_by", f"must be of {sorted(known)}, got {unknown[0][:40]!r}")
-    return names
+    return [known[name] for name in names]
 
 
 def parse_narrowing(params: QueryDict) -> Narrowing:
@@ -58,7 +74,7 @@ def parse_narrowing(params: QueryDict) -> Narrowing:
 
 
 def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
-    """From the month's first day to now, unless said otherwise. Raises: ApiError: 400."""
+    """The default is from the first day of the month to now. Raises: ApiError: 400."""
     now = timezone.now()
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start = _integer(params, "start_time", 0, MAX_UNIX, default=int(month.timestamp()))
@@ -67,7 +83,7 @@ def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
 
 
 def has_more(params: QueryDict, window: Window) -> bool:
-    """Whether the caller's time goes on behind the window."""
+    """Whether `end_time` lies after the end of the window."""
     end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
     return window.end.timestamp() < end
 

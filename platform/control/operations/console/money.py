@@ -12,7 +12,7 @@ from control.billing.spending.models import SpendCap
 from control.billing.spending.selectors import month_start, spent_nanousd
 from control.billing.spending.serializers import MAX_USD, nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.rendering import link, table
@@ -127,4 +127,4 @@ class QuoteAdmin(AskingAdmin):
 
 
 def usd(amount: int) -> str:
-    return f"{dollars(amount)['value']:,.6g}"
+    return f"{Amount.of(amount).value:,.6g}"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from control.billing.spending.serializers import nanousd
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.data.files.requests import EXPIRY_CHOICES
 from control.data.files.selectors import file_get, files_list
 from control.data.files.serializers import expires_after
@@ -149,5 +149,5 @@ CHANGE_CAP = Ask(
     request=QuoteUpdateInput,
     run=_change_cap,
     choices=lambda organization: {},
-    initial=lambda row: {"cap": None if row.cap_nanousd is None else dollars(row.cap_nanousd)["value"]},
+    initial=lambda row: {"cap": None if row.cap_nanousd is None else Amount.of(row.cap_nanousd).value},
 )

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from control.operations.openapi.openai_shapes import Amount, BatchUsage, LineErrors, RequestCounts
+from control.billing.usage.schemas import Amount
+from control.operations.openapi.openai_shapes import BatchUsage, LineErrors, RequestCounts
 from control.operations.openapi.shapes import Paused, Shape, Unix
 
 

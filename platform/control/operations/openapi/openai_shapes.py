@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from control.billing.usage.schemas import Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 
 
@@ -45,11 +46,6 @@ class BatchUsage(Shape):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
-
-
-class Amount(Shape):
-    value: float
-    currency: Literal["usd"]
 
 
 class BatchObject(Shape):
@@ -162,56 +158,3 @@ class FineTuningCheckpointObject(Shape):
     fine_tuning_job_id: str
     metrics: Figures
     step_number: int
-
-
-class CompletionsUsage(Shape):
-    object: Literal["organization.usage.completions.result"]
-    input_tokens: int
-    input_cached_tokens: int
-    output_tokens: int
-    num_model_requests: int
-    project_id: str | None
-    api_key_id: str | None
-    user_id: str | None
-    model: str | None
-    batch: bool | None
-
-
-class Cost(Shape):
-    object: Literal["organization.costs.result"]
-    amount: Amount
-    line_item: str | None
-    quantity: int | None
-    quantity_unit: Literal["tokens"] | None
-    project_id: str | None
-    api_key_id: str | None
-
-
-class UsageBucket(Shape):
-    object: Literal["bucket"]
-    start_time: Unix
-    end_time: Unix
-    results: list[CompletionsUsage]
-
-
-class CostBucket(Shape):
-    object: Literal["bucket"]
-    start_time: Unix
-    end_time: Unix
-    results: list[Cost]
-
-
-class UsagePage(Shape):
-    """`page=<next_page>` asks for the next one."""
-
-    object: Literal["page"]
-    data: list[UsageBucket]
-    has_more: bool
-    next_page: str | None
-
-
-class CostPage(Shape):
-    object: Literal["page"]
-    data: list[CostBucket]
-    has_more: bool
-    next_page: str | None

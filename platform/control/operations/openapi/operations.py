@@ -6,6 +6,7 @@ The keys are the names of view classes, and methods. A route without an entry fa
 from collections.abc import Mapping
 
 from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput
+from control.billing.usage.query import WINDOW_QUERY
 from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
 from control.data.files.schemas import FileObject
 from control.models.adapters.serializers import AdapterInput
@@ -33,21 +34,6 @@ from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.pipelines.requests import PipelineRequest
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.speculators.serializers import ExportInput, ImportInput
-
-BUCKETS = {
-    "start_time": "Unix seconds.",
-    "end_time": "Unix seconds; now unless given.",
-    "bucket_width": "`1m`, `1h` or `1d`.",
-    "group_by[]": "What to tell apart; may be given several times.",
-    "project_ids[]": "These alone.",
-    "api_key_ids[]": "These alone.",
-    "models[]": "These alone.",
-    "batch": "`true` or `false` alone.",
-    "limit": "How many buckets.",
-    "page": "`next_page` of the page before.",
-}
-STRETCHES = ("start_time", "end_time", "bucket_width", "limit", "page")
-
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("ApiKeysView", "GET"): Operation(id="api_keys.list", response=Page[own.ApiKeyObject], query=PAGING),
@@ -231,7 +217,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DeploymentMetricsView", "GET"): Operation(
         id="deployments.metrics",
         response=DeploymentMetricsPage,
-        query={name: text for name, text in BUCKETS.items() if name in STRETCHES},
+        query=WINDOW_QUERY,
     ),
     ("DeploymentStartView", "POST"): Operation(
         id="deployments.start", response=own.DeploymentObject, status=202
@@ -276,15 +262,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DeliveryReplayView", "POST"): Operation(
         id="webhook_endpoints.deliveries.replay", response=own.WebhookDeliveryObject, status=202
     ),
-    ("UsageView", "GET"): Operation(
-        id="usage.retrieve",
-        response=own.UsageTotal,
-        query={"start_time": "Unix seconds; the month's first unless given.", "end_time": "Unix seconds; or now."},
-    ),
-    ("CompletionsUsageView", "GET"): Operation(
-        id="organization.usage.completions", response=openai.UsagePage, query=BUCKETS
-    ),
-    ("CostsView", "GET"): Operation(id="organization.costs", response=openai.CostPage, query=BUCKETS),
     ("chat_completions", "POST"): Operation(
         id="chat.completions.create", response=own.Completion, also=EVENTS
     ),

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from control.billing.usage.schemas import Amount
 from control.operations.openapi.deployment_shapes import ServedAdapter
-from control.operations.openapi.openai_shapes import Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 from control.queue.jobs.schemas import Progress
 
@@ -272,17 +272,6 @@ class AuditEventObject(Shape):
     ip: str | None
     request_id: str
     created_at: Unix
-
-
-class UsageTotal(Shape):
-    object: Literal["usage"]
-    start_time: Unix
-    end_time: Unix
-    input_tokens: int
-    input_cached_tokens: int
-    output_tokens: int
-    num_model_requests: int
-    cost: Amount
 
 
 class Completion(Shape):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from control.operations.openapi.openai_shapes import Amount
+from control.billing.usage.schemas import Amount
 from control.operations.openapi.shapes import Shape, Unix
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.core.api.fields import Choice
 from control.core.api.metadata import MetadataInput
 from control.core.api.times import unix
@@ -40,7 +40,7 @@ def batch_body(batch: Batch) -> dict[str, Any]:
         "usage": _usage(batch.usage),
         "metadata": batch.metadata,
         "paused": batch.job.paused,  # ours, as all below: why it waits
-        "cost": dollars(batch.cost_nanousd),  # so far
+        "cost": Amount.of(batch.cost_nanousd).as_json(),  # so far
         "quote_id": batch.quote_id,
         "warnings": batch.warnings,  # what was taken though it was not quite right
         "errors_by_code": batch.errors_by_code,  # what stands in the error file

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.core.api.times import unix
 from control.queue.jobs.models import Job
 from control.queue.jobs.serializers import progress_json
@@ -33,7 +33,7 @@ def pipeline_json(pipeline: Pipeline) -> dict[str, Any]:
         "speculator_id": pipeline.speculator_id,
         "deployment_id": pipeline.deployment_id,
         "quote_id": pipeline.quote_id,
-        "cost": dollars(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
+        "cost": Amount.of(0 if pipeline.batch is None else pipeline.batch.cost_nanousd).as_json(),
         "report": report,
         "error": pipeline.error,
         "created_at": unix(pipeline.created_at),

@@ -5,7 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from control.billing.spending.serializers import DollarsField
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.core.api.fields import BodyInput, Choice
 from control.core.api.times import unix
 from control.workflows.batches.caps import quote_spent_nanousd
@@ -31,8 +31,8 @@ def quote_body(quote: Quote) -> dict[str, Any]:
         "cost": _cost(quote, quote.output_tokens),
         "cost_low": _cost(quote, quote.output_tokens_low),
         "cost_high": _cost(quote, quote.output_tokens_high),
-        "cap": None if quote.cap_nanousd is None else dollars(quote.cap_nanousd),
-        "spent": dollars(quote_spent_nanousd(quote.pk)),
+        "cap": None if quote.cap_nanousd is None else Amount.of(quote.cap_nanousd).as_json(),
+        "spent": Amount.of(quote_spent_nanousd(quote.pk)).as_json(),
         "created_at": unix(quote.created_at),
     }
 
@@ -40,7 +40,7 @@ def quote_body(quote: Quote) -> dict[str, Any]:
 def _cost(quote: Quote, output_tokens: int | None) -> dict[str, Any] | None:
     if output_tokens is None:
         return None
-    return dollars(quote.input_nanousd + output_tokens * quote.output_nanousd)
+    return Amount.of(quote.input_nanousd + output_tokens * quote.output_nanousd).as_json()
 
 
 class QuoteInput(BodyInput):

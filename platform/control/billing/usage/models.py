@@ -1,4 +1,4 @@
-"""Usage counters by the minute, and prices."""
+"""Counters by the minute, and the prices they were counted at."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from control.tenants.accounts.models import Organization
 
 
 class UsageRecord(models.Model):
-    """The usage of one model by one API key in one minute. Ids are plain text, as usage outlives keys and projects."""
+    """What one key used of one model in one minute. Ids are plain text: what was used outlives a key and a name."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="usage")
     minute = models.DateTimeField(help_text="Its beginning.")
@@ -34,7 +34,7 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key that created a job, whose tokens are counted later, or a pipeline, whose jobs inherit the key."""
+    """Whose key asked for a job, whose tokens are counted long after; or for a pipeline, whose jobs inherit it."""
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
@@ -46,7 +46,7 @@ class Attribution(models.Model):
 
 
 class Price(models.Model):
-    """Prices hold for all organizations. Usage is priced when it is counted: a new price changes no past cost."""
+    """For everybody. Usage is priced when it is counted: a new price changes no bill of the past."""
 
     model = models.CharField(
         max_length=120, unique=True, blank=True, help_text="Empty: of all models without their own."

@@ -1,4 +1,4 @@
-"""Parses the query parameters of usage, which are OpenAI's. A list is given as `name[]=` or `name=`."""
+"""What a caller may ask of usage: OpenAI's parameters, lists as `name[]=` or `name=`."""
 
 import datetime as dt
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 from control.billing.usage.selectors import WIDTHS, Narrowing, Window
 from control.core.api.errors import ApiError
 
-# OpenAI's names and our columns
+# OpenAI's name: our column
 USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
 # Descriptions of the parameters
@@ -33,7 +33,7 @@ _MAX_VALUES = 100
 
 
 def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
-    """From `start_time`, or `page` if it is given, to `end_time`, but at most `limit` buckets.
+    """`start_time` to `end_time`, or now, but `limit` buckets at most; `page` says where the next ones begin.
 
     Raises: ApiError: 400.
     """
@@ -74,7 +74,7 @@ def parse_narrowing(params: QueryDict) -> Narrowing:
 
 
 def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
-    """The default is from the first day of the month to now. Raises: ApiError: 400."""
+    """From the month's first day to now, unless said otherwise. Raises: ApiError: 400."""
     now = timezone.now()
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start = _integer(params, "start_time", 0, MAX_UNIX, default=int(month.timestamp()))
@@ -83,7 +83,7 @@ def parse_span(params: QueryDict) -> tuple[dt.datetime, dt.datetime]:
 
 
 def has_more(params: QueryDict, window: Window) -> bool:
-    """Whether `end_time` lies after the end of the window."""
+    """Whether the caller's time goes on behind the window."""
     end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
     return window.end.timestamp() < end
 

@@ -1,4 +1,4 @@
-"""Readers of usage: sums over buckets of time, as in OpenAI's API."""
+"""Readers of usage: sums over buckets of time, in OpenAI's way."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ WIDTHS: Mapping[str, Width] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """`[start, end)`; both lie on the borders of buckets."""
+    """`[start, end)`, both at borders of buckets."""
 
     start: dt.datetime
     end: dt.datetime
@@ -47,7 +47,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """Restricts usage to certain values; None: no restriction."""
+    """What counts; None: everything."""
 
     models: Sequence[str] | None = None
     project_ids: Sequence[str] | None = None
@@ -68,7 +68,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums of one bucket and one combination of the columns that it is grouped by."""
+    """Of one bucket and one combination of what it is grouped by."""
 
     group: Mapping[str, Any]
     counts: Mapping[str, int]
@@ -84,7 +84,7 @@ class Bucket:
 def usage_buckets(
     organization: Organization, *, window: Window, group_by: Sequence[str] = (), narrowing: Narrowing | None = None
 ) -> list[Bucket]:
-    """Returns one bucket for each step of the window, also if there was no usage in it."""
+    """One for each piece of the window, used or not."""
     records = UsageRecord.objects.filter(organization=organization, minute__gte=window.start, minute__lt=window.end)
     rows = (
         (narrowing or Narrowing())
@@ -109,6 +109,6 @@ def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datet
 
 
 def price_of(model: str) -> Price:
-    """The price now: the model's own, otherwise the price for all models, otherwise zero."""
+    """In force now: the model's own, else everybody's, else nothing."""
     prices = {price.model: price for price in Price.objects.filter(model__in=(model, ""))}
     return prices.get(model) or prices.get("") or FREE

@@ -7,11 +7,11 @@ from django.utils.safestring import SafeString
 from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
-from control.operations.console.work_asks import CREATE_DATASET
 from control.queue.jobs.models import Job
 from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.captures.services import capture_end, capture_export
 from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.requests import CREATE_DATASET
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.requests import CREATE_EVALUATION
 from control.workflows.evaluations.services import evaluation_cancel

@@ -9,8 +9,8 @@ from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
 
 from control.billing.spending.models import SpendCap
+from control.billing.spending.schemas import MAX_USD, nanousd
 from control.billing.spending.selectors import month_start, spent_nanousd
-from control.billing.spending.serializers import MAX_USD, nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
 from control.billing.usage.schemas import Amount
 from control.operations.console.asking import AskingAdmin, ask_action

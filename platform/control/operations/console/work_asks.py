@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from control.billing.spending.serializers import nanousd
+from control.billing.spending.schemas import nanousd
 from control.billing.usage.schemas import Amount
 from control.data.files.requests import EXPIRY_CHOICES
-from control.data.files.selectors import file_get, files_list
+from control.data.files.selectors import file_get
 from control.data.files.serializers import expires_after
 from control.models.catalog.selectors import base_model_get
 from control.operations.console.asking import Ask
@@ -14,10 +14,7 @@ from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.batches.serializers import BatchInput
 from control.workflows.batches.services import batch_create
-from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.selectors import dataset_get, datasets_list
-from control.workflows.datasets.serializers import DatasetInput
-from control.workflows.datasets.services import dataset_create
 from control.workflows.distillations.models import Distillation
 from control.workflows.distillations.selectors import distillations_list
 from control.workflows.distillations.serializers import DistillationInput
@@ -31,23 +28,6 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.services import quote_cap_set, quote_create
 from workers.hyperparameters.kinds import KINDS
-
-
-def _create_dataset(organization: Organization, body: dict[str, Any]) -> Dataset:
-    values = checked(DatasetInput, body)
-    return dataset_create(
-        organization=organization,
-        file=file_get(organization, values["file_id"]),
-        base_model=values["model"] and base_model_get(organization, values["model"]),
-    )
-
-
-CREATE_DATASET = Ask(
-    title="Validate a dataset",
-    request=DatasetInput,
-    run=_create_dataset,
-    choices=lambda organization: {"file_id": ids(files_list(organization)), "model": models(organization)},
-)
 
 
 def _create_batch(organization: Organization, body: dict[str, Any]) -> Batch:

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from control.billing.usage.schemas import Amount
 from control.operations.openapi.openai_shapes import BatchUsage, LineErrors, RequestCounts
-from control.operations.openapi.shapes import Paused, Shape, Unix
+from control.operations.openapi.shapes import Shape, Unix
+from control.queue.jobs.schemas import Paused
 
 
 class DistillationObject(Shape):

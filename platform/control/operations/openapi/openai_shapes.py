@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from control.billing.usage.schemas import Amount
-from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
+from control.operations.openapi.shapes import Figures, Shape, Unix
+from control.queue.jobs.schemas import Paused
 
 
 class LineError(Shape):

@@ -5,7 +5,6 @@ The keys are the names of view classes, and methods. A route without an entry fa
 
 from collections.abc import Mapping
 
-from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput
 from control.billing.usage.query import WINDOW_QUERY
 from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
 from control.data.files.schemas import FileObject
@@ -16,7 +15,7 @@ from control.operations.openapi import own_shapes as own
 from control.operations.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage
 from control.operations.openapi.distillation_shapes import DistillationObject
 from control.operations.openapi.shapes import Deleted, Page
-from control.operations.openapi.spending_shapes import QuoteObject, SpendCapObject
+from control.operations.openapi.spending_shapes import QuoteObject
 from control.serving.captures.serializers import CaptureInput
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.tenants.administration.serializers import (
@@ -28,7 +27,6 @@ from control.tenants.administration.serializers import (
 )
 from control.tenants.webhooks.serializers import EndpointInput, EndpointUpdateInput, RotateSecretInput
 from control.workflows.batches.serializers import BatchInput
-from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
 from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.pipelines.requests import PipelineRequest
@@ -68,18 +66,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("AuditEventsView", "GET"): Operation(
         id="audit_events.list", response=Page[own.AuditEventObject], query=PAGING
     ),
-    ("DatasetsView", "GET"): Operation(
-        id="datasets.list", response=Page[own.DatasetObject], query=PAGING
-    ),
-    ("DatasetsView", "POST"): Operation(
-        id="datasets.create", response=own.DatasetObject, status=201, request=DatasetInput
-    ),
-    ("DatasetView", "GET"): Operation(id="datasets.retrieve", response=own.DatasetObject),
-    ("DatasetView", "DELETE"): Operation(id="datasets.delete", response=Deleted),
-    ("DatasetErrorsView", "GET"): Operation(id="datasets.errors", response=own.DatasetErrorList),
-    ("DatasetPreviewView", "GET"): Operation(
-        id="datasets.preview", response=own.PreviewRows, query={"limit": "1 to 20 rows."}
-    ),
     ("BatchesView", "GET"): Operation(id="batches.list", response=Page[openai.BatchObject], query=PAGING),
     ("BatchesView", "POST"): Operation(
         id="batches.create", response=openai.BatchObject, request=BatchInput
@@ -118,12 +104,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         also=SVG,
         query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},
     ),
-    ("JobListView", "GET"): Operation(id="jobs.list", response=Page[own.JobObject], query=PAGING),
-    ("JobView", "GET"): Operation(id="jobs.retrieve", response=own.JobObject),
-    ("JobEventsView", "GET"): Operation(
-        id="jobs.events", response=Page[own.JobEventObject], query={"after": "The last event that was seen."}
-    ),
-    ("JobCancelView", "POST"): Operation(id="jobs.cancel", response=own.JobObject, status=202),
     ("FineTuningJobsView", "GET"): Operation(
         id="fine_tuning.jobs.list", response=Page[openai.FineTuningJobObject], query=PAGING
     ),
@@ -189,17 +169,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("DistillationCancelView", "POST"): Operation(
         id="distillations.cancel", response=DistillationObject
     ),
-    ("SpendCapsView", "GET"): Operation(
-        id="spend_caps.list", response=Page[SpendCapObject], query=PAGING
-    ),
-    ("SpendCapsView", "POST"): Operation(
-        id="spend_caps.create", response=SpendCapObject, status=201, request=SpendCapInput
-    ),
-    ("SpendCapView", "GET"): Operation(id="spend_caps.retrieve", response=SpendCapObject),
-    ("SpendCapView", "PATCH"): Operation(
-        id="spend_caps.update", response=SpendCapObject, request=SpendCapUpdateInput
-    ),
-    ("SpendCapView", "DELETE"): Operation(id="spend_caps.delete", response=Deleted),
     ("DeploymentsView", "GET"): Operation(
         id="deployments.list", response=Page[own.DeploymentObject], query=PAGING
     ),

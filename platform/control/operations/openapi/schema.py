@@ -20,15 +20,11 @@ FAILURES = {
 
 
 class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
-    """Names the body of a PATCH as drf-spectacular does for serializers, and requires none of its members."""
+    """Requires no member of the body of a PATCH."""
 
     target_class = "control.core.api.schemas.RequestModel"
     match_subclasses = True
     priority = 1  # before the one for every model
-
-    def get_name(self, auto_schema: AutoSchema, direction: str) -> str:
-        name: str = super().get_name(auto_schema, direction)  # type: ignore[no-untyped-call]
-        return f"Patched{name}" if auto_schema.method == "PATCH" else name
 
     def map_serializer(self, auto_schema: AutoSchema, direction: str) -> Any:
         schema = super().map_serializer(auto_schema, direction)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Spend caps and quotes as we answer them."""
+"""Quotes as we answer them."""
 
 from typing import Literal
 
@@ -6,17 +6,6 @@ from pydantic import Field
 
 from control.billing.usage.schemas import Amount
 from control.operations.openapi.shapes import Shape, Unix
-
-
-class SpendCapObject(Shape):
-    id: str
-    object: Literal["spend_cap"]
-    project_id: str | None = Field(description="Null: of the whole organization.")
-    amount: Amount = Field(description="What may be spent in a calendar month (UTC).")
-    spent: Amount = Field(description="So far this month.")
-    is_reached: bool
-    month_start: Unix
-    created_at: Unix
 
 
 class QuoteObject(Shape):

@@ -4,12 +4,19 @@ from typing import Any
 
 from rest_framework import serializers
 
-from control.billing.spending.serializers import DollarsField
+from control.billing.spending.schemas import MAX_USD
 from control.billing.usage.schemas import Amount
 from control.core.api.fields import BodyInput, Choice
 from control.core.api.times import unix
 from control.workflows.batches.caps import quote_spent_nanousd
 from control.workflows.quotes.models import Quote
+
+
+class DollarsField(serializers.DecimalField):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            max_digits=19, decimal_places=9, min_value=0, max_value=MAX_USD, coerce_to_string=False, **options
+        )
 
 
 def quote_body(quote: Quote) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from decimal import Decimal
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from control.billing.spending.serializers import nanousd
+from control.billing.spending.schemas import nanousd
 from control.core.api.paging import paginate
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.datasets.selectors import dataset_get

@@ -100,7 +100,7 @@ class BucketPage(ResponseModel):
     @classmethod
     def of(cls, window: Window, data: Sequence[ResponseModel], *, has_more: bool) -> Self:
         next_page = str(int(window.end.timestamp())) if has_more else None
-        return cls.from_row(window, data=data, has_more=has_more, next_page=next_page)
+        return cls.model_validate({"data": data, "has_more": has_more, "next_page": next_page})
 
 
 class UsagePage(BucketPage):
@@ -127,7 +127,7 @@ class UsageTotal(ResponseModel):
 
     @classmethod
     def of(cls, sums: Sums, *, start: dt.datetime, end: dt.datetime) -> Self:
-        return cls.from_row(sums, start_time=start, end_time=end, cost=_cost(sums), **_counts(sums))
+        return cls.model_validate({"start_time": start, "end_time": end, "cost": _cost(sums), **_counts(sums)})
 
 
 def _counts(sums: Sums) -> dict[str, Any]:

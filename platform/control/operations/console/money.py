@@ -16,9 +16,9 @@ from control.billing.usage.schemas import Amount
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.rendering import link, table
-from control.operations.console.work_asks import CHANGE_CAP, CREATE_QUOTE
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
 from control.workflows.quotes.models import Quote
+from control.workflows.quotes.requests import CHANGE_CAP, CREATE_QUOTE
 from control.workflows.quotes.services import quote_settle
 
 

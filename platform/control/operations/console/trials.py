@@ -9,12 +9,12 @@ from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.rendering import badge, error_text, link, number, progress_bar, table
 from control.operations.console.serving_asks import CREATE_ADAPTER
-from control.operations.console.work_asks import CREATE_DISTILLATION
 from control.serving.deployments.models import Deployment
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollout_cancel
 from control.workflows.batches.state import TERMINAL
 from control.workflows.distillations.models import Distillation
+from control.workflows.distillations.requests import CREATE_DISTILLATION
 from control.workflows.distillations.services import distillation_cancel
 
 UNDER_WAY = (Rollout.Status.STARTING, Rollout.Status.CANARY)

@@ -6,16 +6,14 @@ The keys are the names of view classes, and methods. A route without an entry fa
 from collections.abc import Mapping
 
 from control.billing.usage.query import WINDOW_QUERY
-from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
+from control.core.api.operation import EVENTS, PAGING, PNG, SVG, Operation
 from control.data.files.schemas import FileObject
 from control.models.adapters.serializers import AdapterInput
 from control.models.catalog.serializers import BaseModelInput
 from control.operations.openapi import openai_shapes as openai
 from control.operations.openapi import own_shapes as own
 from control.operations.openapi.deployment_shapes import AdapterObject, DeploymentMetricsPage
-from control.operations.openapi.distillation_shapes import DistillationObject
 from control.operations.openapi.shapes import Deleted, Page
-from control.operations.openapi.spending_shapes import QuoteObject
 from control.serving.captures.serializers import CaptureInput
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.tenants.administration.serializers import (
@@ -26,11 +24,8 @@ from control.tenants.administration.serializers import (
     ProjectInput,
 )
 from control.tenants.webhooks.serializers import EndpointInput, EndpointUpdateInput, RotateSecretInput
-from control.workflows.batches.serializers import BatchInput
-from control.workflows.distillations.serializers import DistillationInput
 from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.pipelines.requests import PipelineRequest
-from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.speculators.serializers import ExportInput, ImportInput
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -65,17 +60,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("ProjectArchiveView", "POST"): Operation(id="projects.archive", response=own.ProjectObject),
     ("AuditEventsView", "GET"): Operation(
         id="audit_events.list", response=Page[own.AuditEventObject], query=PAGING
-    ),
-    ("BatchesView", "GET"): Operation(id="batches.list", response=Page[openai.BatchObject], query=PAGING),
-    ("BatchesView", "POST"): Operation(
-        id="batches.create", response=openai.BatchObject, request=BatchInput
-    ),
-    ("BatchView", "GET"): Operation(id="batches.retrieve", response=openai.BatchObject),
-    ("BatchCancelView", "POST"): Operation(id="batches.cancel", response=openai.BatchObject),
-    ("BatchResultsView", "GET"): Operation(
-        id="batches.results",
-        response=LINES,
-        query={"after": "How many rows the caller has already.", "follow": "`true`: until the batch has ended."},
     ),
     ("ModelsView", "GET"): Operation(id="models.list", response=openai.ModelList),
     ("ModelView", "GET"): Operation(id="models.retrieve", response=openai.ModelObject),
@@ -145,30 +129,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("CaptureFileView", "POST"): Operation(
         id="deployments.capture.file", response=FileObject, status=201
     ),
-    ("QuotesView", "GET"): Operation(id="quotes.list", response=Page[QuoteObject], query=PAGING),
-    ("QuotesView", "POST"): Operation(
-        id="quotes.create", response=QuoteObject, status=201, request=QuoteInput
-    ),
-    ("QuoteView", "GET"): Operation(id="quotes.retrieve", response=QuoteObject),
-    ("QuoteView", "PATCH"): Operation(id="quotes.update", response=QuoteObject, request=QuoteUpdateInput),
     ("AdaptersView", "GET"): Operation(id="adapters.list", response=Page[AdapterObject], query=PAGING),
     ("AdaptersView", "POST"): Operation(
         id="adapters.create", response=AdapterObject, status=201, request=AdapterInput
     ),
     ("AdapterView", "GET"): Operation(id="adapters.retrieve", response=AdapterObject),
     ("AdapterView", "DELETE"): Operation(id="adapters.delete", response=Deleted),
-    ("DistillationsView", "GET"): Operation(
-        id="distillations.list", response=Page[DistillationObject], query=PAGING
-    ),
-    ("DistillationsView", "POST"): Operation(
-        id="distillations.create", response=DistillationObject, status=201, request=DistillationInput
-    ),
-    ("DistillationView", "GET"): Operation(
-        id="distillations.retrieve", response=DistillationObject
-    ),
-    ("DistillationCancelView", "POST"): Operation(
-        id="distillations.cancel", response=DistillationObject
-    ),
     ("DeploymentsView", "GET"): Operation(
         id="deployments.list", response=Page[own.DeploymentObject], query=PAGING
     ),

@@ -12,7 +12,7 @@ from control.workflows.batches.state import TERMINAL, Status
 
 
 def batches_list(organization: Organization) -> QuerySet[Batch]:
-    """With what `batch_body` shows of batches that are still running: the sums over finished shards."""
+    """With what `RequestCounts` shows of batches that are still running: the sums over finished shards."""
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
         Batch.objects.filter(organization=organization)

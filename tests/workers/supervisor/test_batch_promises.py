@@ -6,8 +6,8 @@ from django.utils import timezone
 
 from control.queue.jobs.models import Job, JobEvent
 from control.workflows.batches.models import Batch
+from control.workflows.batches.schemas import RequestCounts
 from control.workflows.batches.selectors import batch_get
-from control.workflows.batches.serializers import batch_body
 from control.workflows.batches.services import batch_cancel
 from tests.workers.supervisor.live import LiveStack
 from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
@@ -15,8 +15,7 @@ from tests.workers.supervisor.test_worker_process import errors_of, expected_out
 
 def counts_of(batch: Batch) -> dict[str, int]:
     """Returns the counts, and checks that they add up."""
-    body = batch_body(batch_get(batch.organization, batch.pk))
-    counts: dict[str, int] = body["request_counts"]
+    counts = RequestCounts.of(batch_get(batch.organization, batch.pk)).as_json()
     assert counts["total"] == sum(number for name, number in counts.items() if name != "total")
     return counts
 

@@ -3,10 +3,12 @@
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from control.billing.spending.schemas import SpendCapInput, SpendCapObject, SpendCapUpdateInput, nanousd
 from control.billing.spending.selectors import spend_cap_get, spend_caps_list
-from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput, nanousd, spend_cap_body
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
+from control.core.api.schemas import Deleted, Page
 from control.tenants.accounts.scopes import ADMIN
 from control.tenants.accounts.selectors import project_get
 from control.tenants.authentication.views import OrganizationView
@@ -15,36 +17,35 @@ from control.tenants.authentication.views import OrganizationView
 class SpendCapsView(OrganizationView):
     scope = ADMIN
 
+    @operation("spend_caps.list", response=Page[SpendCapObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(spend_caps_list(self.organization), request, spend_cap_body)
+        return paginate(spend_caps_list(self.organization), request, SpendCapObject.of)
 
-    def post(self, request: Request) -> Response:
+    @operation("spend_caps.create", request=SpendCapInput, response=SpendCapObject, status=201)
+    def post(self, request: Request, body: SpendCapInput) -> SpendCapObject:
         """At the cap, jobs are paused and endpoints answer 429, until it is raised or the next month begins."""
-        form = SpendCapInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        project_id = values["project_id"]
         cap = spend_cap_create(
             organization=self.organization,
-            project=None if project_id is None else project_get(self.organization, project_id),
-            nanousd=nanousd(values["amount"]),
+            project=None if body.project_id is None else project_get(self.organization, body.project_id),
+            nanousd=nanousd(body.amount),
         )
-        return Response(spend_cap_body(cap), status=201)
+        return SpendCapObject.of(cap)
 
 
 class SpendCapView(OrganizationView):
     scope = ADMIN
 
-    def get(self, request: Request, cap_id: str) -> Response:
-        return Response(spend_cap_body(spend_cap_get(self.organization, cap_id)))
+    @operation("spend_caps.retrieve", response=SpendCapObject)
+    def get(self, request: Request, cap_id: str) -> SpendCapObject:
+        return SpendCapObject.of(spend_cap_get(self.organization, cap_id))
 
-    def patch(self, request: Request, cap_id: str) -> Response:
-        """A raised cap lets paused jobs go on where they stopped."""
+    @operation("spend_caps.update", request=SpendCapUpdateInput, response=SpendCapObject)
+    def patch(self, request: Request, cap_id: str, body: SpendCapUpdateInput) -> SpendCapObject:
+        """A raised cap lets paused jobs continue where they stopped."""
         cap = spend_cap_get(self.organization, cap_id)
-        form = SpendCapUpdateInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        return Response(spend_cap_body(spend_cap_update(cap=cap, nanousd=nanousd(form.validated_data["amount"]))))
+        return SpendCapObject.of(spend_cap_update(cap=cap, nanousd=nanousd(body.amount)))
 
-    def delete(self, request: Request, cap_id: str) -> Response:
+    @operation("spend_caps.delete", response=Deleted)
+    def delete(self, request: Request, cap_id: str) -> Deleted:
         spend_cap_delete(cap=spend_cap_get(self.organization, cap_id))
-        return Response({"id": cap_id, "object": "spend_cap", "deleted": True})
+        return Deleted(id=cap_id, object="spend_cap")

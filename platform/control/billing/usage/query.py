@@ -11,6 +11,22 @@ from control.core.api.errors import ApiError
 # Names of our columns by OpenAI's names.
 USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
+# Descriptions of the parameters
+WINDOW_QUERY = {
+    "start_time": "Unix seconds.",
+    "end_time": "Unix seconds. The default is now.",
+    "bucket_width": "`1m`, `1h` or `1d`.",
+    "limit": "The number of buckets.",
+    "page": "`next_page` of the previous page.",
+}
+BUCKETS_QUERY = {
+    **WINDOW_QUERY,
+    "group_by[]": "Splits the results by this property. May be given several times.",
+    "project_ids[]": "Only usage of these projects.",
+    "api_key_ids[]": "Only usage of these API keys.",
+    "models[]": "Only usage of these models.",
+    "batch": "`true`: only usage of batches; `false`: only other usage.",
+}
 MAX_COST_BUCKETS = 180
 MAX_UNIX = 253_370_764_800  # the year 9999
 _MAX_VALUES = 100
@@ -37,11 +53,11 @@ def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), 
 
 
 def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
-    """Returns OpenAI's names. Raises: ApiError: 400."""
+    """Returns our columns. Raises: ApiError: 400."""
     names = list(dict.fromkeys(_list(params, "group_by") or ()))
     if unknown := [name for name in names if name not in known]:
         raise _invalid("group_by", f"must be one of {sorted(known)}, got {unknown[0][:40]!r}")
-    return names
+    return [known[name] for name in names]
 
 
 def parse_narrowing(params: QueryDict) -> Narrowing:

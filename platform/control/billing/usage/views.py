@@ -1,9 +1,9 @@
-"""GET /v1/organization/usage/completions and /v1/organization/costs, as OpenAI's; GET /v1/usage: the totals."""
+"""/v1/organization/usage/completions and /v1/organization/costs, as OpenAI's; /v1/usage is ours."""
 
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from control.billing.usage.query import (
+    BUCKETS_QUERY,
     COST_GROUPS,
     MAX_COST_BUCKETS,
     USAGE_GROUPS,
@@ -13,56 +13,62 @@ from control.billing.usage.query import (
     parse_span,
     parse_window,
 )
+from control.billing.usage.schemas import CostBucket, CostPage, UsageBucket, UsagePage, UsageTotal
 from control.billing.usage.selectors import usage_buckets, usage_total
-from control.billing.usage.serializers import completions_result, cost_results, page_body, total_body
+from control.core.api.operation import operation
 from control.tenants.authentication.views import OrganizationView
 
 
 class CompletionsUsageView(OrganizationView):
-    """Batches and requests to deployments; `batch=true` or `false` for one of them."""
+    """Usage of batches and of requests to deployments."""
 
     scope = "usage"
 
-    def get(self, request: Request) -> Response:
+    @operation("organization.usage.completions", response=UsagePage, query=BUCKETS_QUERY)
+    def get(self, request: Request) -> UsagePage:
         params = request.query_params
-        window, chosen = parse_window(params), parse_group_by(params, USAGE_GROUPS)
+        window = parse_window(params)
         buckets = usage_buckets(
             self.organization,
             window=window,
-            group_by=[USAGE_GROUPS[name] for name in chosen],
+            group_by=parse_group_by(params, USAGE_GROUPS),
             narrowing=parse_narrowing(params),
         )
-        more = has_more(params, window)
-        return Response(
-            page_body(
-                buckets, lambda sums: [completions_result(sums, USAGE_GROUPS, chosen)], window=window, has_more=more
-            )
-        )
+        data = [UsageBucket.of(bucket) for bucket in buckets]
+        return UsagePage.of(window, data, has_more=has_more(params, window))
 
 
 class CostsView(OrganizationView):
-    """By the day, at the prices in force when it was used."""
+    """Costs by day. Usage is priced when it is counted: a later price changes no cost of the past."""
 
     scope = "usage"
 
-    def get(self, request: Request) -> Response:
+    @operation("organization.costs", response=CostPage, query=BUCKETS_QUERY)
+    def get(self, request: Request) -> CostPage:
         params = request.query_params
         window = parse_window(params, widths=("1d",), max_limit=MAX_COST_BUCKETS)
-        chosen = parse_group_by(params, COST_GROUPS)
         buckets = usage_buckets(
             self.organization,
             window=window,
-            group_by=[COST_GROUPS[name] for name in chosen],
+            group_by=parse_group_by(params, COST_GROUPS),
             narrowing=parse_narrowing(params),
         )
-        more = has_more(params, window)
-        return Response(page_body(buckets, lambda sums: cost_results(sums, chosen), window=window, has_more=more))
+        data = [CostBucket.of(bucket) for bucket in buckets]
+        return CostPage.of(window, data, has_more=has_more(params, window))
 
 
 class UsageView(OrganizationView):
     scope = "usage"
 
-    def get(self, request: Request) -> Response:
-        """Of this month so far, or from `start_time` to `end_time`."""
+    @operation(
+        "usage.retrieve",
+        response=UsageTotal,
+        query={
+            "start_time": "Unix seconds. The default is the beginning of the month.",
+            "end_time": "Unix seconds. The default is now.",
+        },
+    )
+    def get(self, request: Request) -> UsageTotal:
+        """The usage of this month so far, or from `start_time` to `end_time`."""
         start, end = parse_span(request.query_params)
-        return Response(total_body(usage_total(self.organization, start=start, end=end), start=start, end=end))
+        return UsageTotal.of(usage_total(self.organization, start=start, end=end), start=start, end=end)

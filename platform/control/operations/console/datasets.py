@@ -6,8 +6,8 @@ from django.utils.safestring import SafeString
 from control.operations.console.asking import AskingAdmin
 from control.operations.console.rendering import badge, link, pairs, table
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CREATE_DATASET
 from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.requests import CREATE_DATASET
 
 MAX_ERRORS = 50
 

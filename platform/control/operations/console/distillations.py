@@ -7,9 +7,9 @@ from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
 from control.operations.console.rendering import badge, link, progress_bar
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CREATE_DISTILLATION
 from control.workflows.batches.state import TERMINAL
 from control.workflows.distillations.models import Distillation
+from control.workflows.distillations.requests import CREATE_DISTILLATION
 from control.workflows.distillations.services import distillation_cancel
 
 

@@ -9,17 +9,17 @@ from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
 
 from control.billing.spending.models import SpendCap
+from control.billing.spending.schemas import MAX_USD, nanousd
 from control.billing.spending.selectors import month_start, spent_nanousd
-from control.billing.spending.serializers import MAX_USD, nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.rendering import link, table
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CHANGE_CAP, CREATE_QUOTE
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
 from control.workflows.quotes.models import Quote
+from control.workflows.quotes.requests import CHANGE_CAP, CREATE_QUOTE
 from control.workflows.quotes.services import quote_settle
 
 
@@ -130,4 +130,4 @@ class QuoteAdmin(AskingAdmin):
 
 
 def usd(amount: int) -> str:
-    return f"{dollars(amount)['value']:,.6g}"
+    return f"{Amount.of(amount).value:,.6g}"

@@ -14,8 +14,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
+from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
-from control.billing.usage.serializers import dollars
 from control.data.files.models import File
 from control.operations.console.base import CreatableAdmin
 from control.operations.console.money import usd
@@ -116,7 +116,7 @@ def _actor(identity: str, keys: Mapping[str, ApiKey]) -> SafeString | str:
 
 def _figures(sums: Sums) -> tuple[str, ...]:
     counts = sums.counts
-    cost = dollars(counts["input_nanousd"] + counts["output_nanousd"])["value"]
+    cost = Amount.of(counts["input_nanousd"] + counts["output_nanousd"]).value
     names = ("requests", "input_tokens", "cached_tokens", "output_tokens")
     return (*(number(counts[name]) for name in names), f"{cost:,.2f}")
 

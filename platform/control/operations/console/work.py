@@ -12,8 +12,9 @@ from control.operations.console.base import service_action
 from control.operations.console.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE
+from control.operations.console.work_asks import CREATE_PIPELINE
 from control.workflows.batches.models import Batch
+from control.workflows.batches.requests import CREATE_BATCH
 from control.workflows.batches.services import batch_cancel
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.selectors import pipeline_fresh

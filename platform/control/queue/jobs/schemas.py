@@ -1,9 +1,23 @@
 """Responses that describe jobs."""
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
-from control.core.api.schemas import ResponseModel
-from control.queue.jobs.models import Job
+from pydantic import Field, SkipValidation
+
+from control.core.api.schemas import Figures, OneOf, ResponseModel, Unix
+from control.queue.jobs.models import Job, JobEvent
+
+
+class Paused(ResponseModel):
+    """Why a job is paused.
+
+    `spend_cap_reached`: until the cap is raised or removed, or the next month begins.
+    `paused_on_request`: until its fine-tuning job is resumed.
+    """
+
+    code: str
+    message: str
+    cap_id: str | None = Field(description="The spend cap or the quote whose cap is reached.")
 
 
 class Progress(ResponseModel):
@@ -17,3 +31,37 @@ class Progress(ResponseModel):
         if not job.progress_unit:
             return None
         return cls(done=job.progress_done, total=job.progress_total, unit=job.progress_unit)
+
+
+class JobObject(ResponseModel):
+    id: str
+    object: Literal["job"] = "job"
+    kind: str
+    status: Annotated[str, OneOf(Job.Status)]
+    attempt: int
+    paused: SkipValidation[Paused | None]
+    progress: Progress | None
+    metrics: SkipValidation[Figures]
+    result: SkipValidation[Figures]
+    error: SkipValidation[Figures | None]
+    created_at: Unix
+    started_at: Unix | None
+    finished_at: Unix | None
+    cancel_requested_at: Unix | None
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        return cls.from_row(job, progress=Progress.of(job))
+
+
+class JobEventObject(ResponseModel):
+    id: str
+    object: Literal["job.event"] = "job.event"
+    job_id: str
+    type: str
+    data: SkipValidation[Figures]
+    created_at: Unix
+
+    @classmethod
+    def of(cls, event: JobEvent) -> Self:
+        return cls.from_row(event, id=str(event.seq))

@@ -4,9 +4,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
+from control.core.api.schemas import Page
+from control.queue.jobs.schemas import JobEventObject, JobObject
 from control.queue.jobs.selectors import job_events, job_get, jobs_list
-from control.queue.jobs.serializers import event_json, job_json
 from control.queue.jobs.services import job_cancel
 from control.tenants.authentication.views import OrganizationView
 
@@ -16,47 +18,48 @@ MAX_EVENTS = 1000
 class JobListView(OrganizationView):
     scope = "jobs"
 
+    @operation("jobs.list", response=Page[JobObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(jobs_list(self.organization), request, job_json)
+        return paginate(jobs_list(self.organization), request, JobObject.of)
 
 
 class JobView(OrganizationView):
     scope = "jobs"
 
-    def get(self, request: Request, job_id: str) -> Response:
-        return Response(job_json(job_get(self.organization, job_id)))
+    @operation("jobs.retrieve", response=JobObject)
+    def get(self, request: Request, job_id: str) -> JobObject:
+        return JobObject.of(job_get(self.organization, job_id))
 
 
 class JobEventsView(OrganizationView):
-    """Oldest first; `after` is the id of the last event seen, so that a watcher asks for what is new."""
+    """Events, oldest first. A watcher gives the id of the last event that it has seen as `after`."""
 
     scope = "jobs"
 
-    def get(self, request: Request, job_id: str) -> Response:
+    @operation("jobs.events", response=Page[JobEventObject], query={"after": "The id of the last event seen."})
+    def get(self, request: Request, job_id: str) -> Page[JobEventObject]:
         job = job_get(self.organization, job_id)
         events = job_events(job).filter(seq__gt=_seq(request.query_params.get("after", "0")))[: MAX_EVENTS + 1]
-        data = [event_json(event) for event in events]
+        data = [JobEventObject.of(event) for event in events]
         page = data[:MAX_EVENTS]
-        return Response(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(data) > MAX_EVENTS,
-            }
+        return Page[JobEventObject](
+            object="list",
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=len(data) > MAX_EVENTS,
         )
 
 
 class JobCancelView(OrganizationView):
-    """202: the job ends within seconds; one that has ended already stays as it is."""
+    """202: the job ends within seconds. A job that has ended already stays as it is."""
 
     scope = "jobs"
 
-    def post(self, request: Request, job_id: str) -> Response:
-        job = job_get(self.organization, job_id)
-        job_cancel(job=job)
-        return Response(job_json(job_get(self.organization, job_id)), status=202)
+    @operation("jobs.cancel", response=JobObject, status=202)
+    def post(self, request: Request, job_id: str) -> JobObject:
+        job_cancel(job=job_get(self.organization, job_id))
+        return JobObject.of(job_get(self.organization, job_id))
 
 
 def _seq(after: str) -> int:

@@ -12,7 +12,7 @@ from control.workflows.batches.state import TERMINAL, Status
 
 
 def batches_list(organization: Organization) -> QuerySet[Batch]:
-    """Batches with the sums over finished shards, which `batch_body` shows while a batch is running."""
+    """Batches with the sums over finished shards, which `RequestCounts` shows while a batch is running."""
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
         Batch.objects.filter(organization=organization)

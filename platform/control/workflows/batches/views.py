@@ -4,63 +4,59 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
+from control.core.api.operation import LINES, PAGING, operation
 from control.core.api.paging import paginate
-from control.data.files.selectors import file_get
-from control.data.files.serializers import expires_after
+from control.core.api.schemas import Page
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.batches.reading import ResultsResponse
+from control.workflows.batches.requests import create_from
+from control.workflows.batches.schemas import BatchInput, BatchObject
 from control.workflows.batches.selectors import batch_get, batches_list
-from control.workflows.batches.serializers import BatchInput, batch_body
-from control.workflows.batches.services import batch_cancel, batch_create
-from control.workflows.quotes.selectors import quote_get
+from control.workflows.batches.services import batch_cancel
 
 
 class BatchesView(OrganizationView):
     scope = "batches"
 
+    @operation("batches.list", response=Page[BatchObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(batches_list(self.organization), request, batch_body)
+        return paginate(batches_list(self.organization), request, BatchObject.of)
 
-    def post(self, request: Request) -> Response:
-        form = BatchInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        batch = batch_create(
-            organization=self.organization,
-            input_file=file_get(self.organization, values["input_file_id"], param="input_file_id"),
-            endpoint=values["endpoint"],
-            completion_window=values["completion_window"],
-            metadata=values["metadata"],
-            model=values["model"],
-            output_expires_after=expires_after(values["output_expires_after"], param="output_expires_after"),
-            quote=values["quote_id"] and quote_get(self.organization, values["quote_id"]),
-        )
-        return Response(batch_body(batch))
+    @operation("batches.create", request=BatchInput, response=BatchObject)
+    def post(self, request: Request, body: BatchInput) -> BatchObject:
+        return BatchObject.of(create_from(self.organization, body))
 
 
 class BatchView(OrganizationView):
     scope = "batches"
 
-    def get(self, request: Request, batch_id: str) -> Response:
-        return Response(batch_body(batch_get(self.organization, batch_id)))
+    @operation("batches.retrieve", response=BatchObject)
+    def get(self, request: Request, batch_id: str) -> BatchObject:
+        return BatchObject.of(batch_get(self.organization, batch_id))
 
 
 class BatchCancelView(OrganizationView):
     scope = "batches"
 
-    def post(self, request: Request, batch_id: str) -> Response:
+    @operation("batches.cancel", response=BatchObject)
+    def post(self, request: Request, batch_id: str) -> BatchObject:
         batch_cancel(batch=batch_get(self.organization, batch_id))
-        return Response(batch_body(batch_get(self.organization, batch_id)))
+        return BatchObject.of(batch_get(self.organization, batch_id))
 
 
 class BatchResultsView(OrganizationView):
-    """Finished rows in input order, one a line: what there is now, or with `follow=true` until the batch has ended.
-
-    `after` is how many rows the caller has already.
-    """
+    """The results of finished rows in input order, one row per line."""
 
     scope = "batches"
 
+    @operation(
+        "batches.results",
+        response=LINES,
+        query={
+            "after": "The number of rows that the caller has already.",
+            "follow": "`true`: the response goes on until the batch has ended.",
+        },
+    )
     def get(self, request: Request, batch_id: str) -> ResultsResponse:
         batch = batch_get(self.organization, batch_id)
         follow = request.query_params.get("follow", "false")

@@ -5,7 +5,7 @@ from typing import Any
 
 from control.core.api.times import unix
 from control.queue.jobs.models import Job, JobEvent
-from control.queue.jobs.serializers import progress_json
+from control.queue.jobs.schemas import Progress
 from control.workflows.batches.models import Batch
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, work_of
@@ -105,7 +105,7 @@ def _turbo(job: FineTuningJob) -> dict[str, Any]:
         "deployment_id": pipeline.deployment_id,
         "kind": pipeline.training["kind"],
         "hyperparameters": hyperparameters,
-        "progress": progress_json(last) if last else None,
+        "progress": None if last is None or (progress := Progress.of(last)) is None else progress.as_json(),
         "waiting_for": _waiting_for(now, has_worker=job.has_worker) if now else None,
         "paused": now.paused if now else None,
         "report": pipeline.speculator.report if pipeline.speculator else None,

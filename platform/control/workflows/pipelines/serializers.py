@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from control.billing.usage.serializers import dollars
+from control.billing.usage.schemas import Amount
 from control.core.api.times import unix
 from control.queue.jobs.models import Job
-from control.queue.jobs.serializers import progress_json
+from control.queue.jobs.schemas import Progress
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 
@@ -33,7 +33,7 @@ def pipeline_json(pipeline: Pipeline) -> dict[str, Any]:
         "speculator_id": pipeline.speculator_id,
         "deployment_id": pipeline.deployment_id,
         "quote_id": pipeline.quote_id,
-        "cost": dollars(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
+        "cost": Amount.of(0 if pipeline.batch is None else pipeline.batch.cost_nanousd).as_json(),
         "report": report,
         "error": pipeline.error,
         "created_at": unix(pipeline.created_at),
@@ -60,7 +60,7 @@ def _stage(pipeline: Pipeline, status: Status, job: Job | None, events: list[Pip
         "status": _stage_status(pipeline, entered is not None, left, status),
         "job_id": None if job is None else job.pk,
         "paused": None if job is None else job.paused,
-        "progress": None if job is None else progress_json(job),
+        "progress": None if job is None or (progress := Progress.of(job)) is None else progress.as_json(),
         "metrics": {} if job is None else job.metrics,
         "started_at": None if entered is None else unix(events[entered].created_at),
         "finished_at": None if left is None else unix(left.created_at),

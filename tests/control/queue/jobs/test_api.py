@@ -22,6 +22,17 @@ def test_a_job_shows_where_it_is(client: Client, organization: Organization) -> 
     assert shown["finished_at"] is None
 
 
+def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organization: Organization) -> None:
+    stored = {"paused": {"reason": "cap"}, "error": {"text": "boom"}, "result": [1], "metrics": {"loss": "nan"}}
+    job = submit(organization=organization)
+    Job.objects.filter(pk=job.pk).update(**stored)
+
+    shown = client.get(f"/v1/jobs/{job.pk}").json()
+
+    assert {name: shown[name] for name in stored} == stored
+    assert client.get("/v1/jobs").json()["data"] == [shown]
+
+
 def test_jobs_are_listed_newest_first(client: Client, organization: Organization) -> None:
     jobs = [submit(organization=organization).pk for _ in range(3)]
     page = client.get("/v1/jobs?limit=2").json()

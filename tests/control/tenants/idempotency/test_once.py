@@ -106,7 +106,7 @@ def test_a_request_that_breaks_is_not_remembered_and_undone(
         raise RuntimeError("after the batch was made")
 
     with monkeypatch.context() as patch:
-        patch.setattr("control.workflows.batches.views.batch_body", crash)
+        patch.setattr("control.workflows.batches.views.BatchObject.of", crash)
         assert create_batch(client, file).status_code == 500
     assert not Batch.objects.exists()
 

@@ -19,7 +19,7 @@ from control.workflows.batches import assemble
 from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.models import Batch
 from control.workflows.batches.results import ResultsError
-from control.workflows.batches.serializers import batch_body
+from control.workflows.batches.schemas import RequestCounts
 from control.workflows.batches.services import batch_cancel, batch_validate
 from tests.control.factories import make_base_model, make_file
 from tests.control.workflows.batches.helpers import CHAT, commit_shard, entry, ids_of, lines_of, make_batch, put_shard
@@ -154,7 +154,7 @@ def test_finished_rows_are_kept_and_other_rows_get_an_error(
     assert unanswered[2]["id"].endswith("_4")
     assert batch.errors_by_code == {code: 3}
     counts = {"total": 5, "completed": 2, "failed": 0, "cancelled": 0, "expired": 0, "pending": 0, final: 3}
-    assert batch_body(batch)["request_counts"] == counts
+    assert RequestCounts.of(batch).as_json() == counts
 
 
 def test_assembling_again_makes_no_second_result(db: None, tmp_path: Path) -> None:

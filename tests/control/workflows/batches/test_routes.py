@@ -12,6 +12,7 @@ from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create, batch_validate
+from control.workflows.distillations.models import Distillation
 from tests.control.factories import chat_row, make_base_model, make_file, make_organization
 from tests.control.workflows.batches.helpers import CHAT, commit_shard, make_batch
 
@@ -37,6 +38,21 @@ def test_counts_grow_while_shards_finish(client: Client, organization: Organizat
         "pending": 3,
     }
     assert client.get("/v1/batches").json()["data"] == [body]
+
+
+def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organization: Organization) -> None:
+    batch = make_batch(organization)
+    stored = {"metadata": {"number": 1}, "warnings": {"line": 1}, "errors_by_code": {"bad": "1"}}
+    Batch.objects.filter(pk=batch.pk).update(errors=["line 1 is bad"], usage={"tokens": 1}, **stored)
+    Job.objects.update(paused={"reason": "cap"})
+    distillation = Distillation.objects.create(organization=organization, batch=batch)
+
+    for path in (f"/v1/batches/{batch.pk}", f"/v1/distillations/{distillation.pk}"):
+        body = client.get(path).json()
+        assert (body["errors"]["data"], body["usage"]["total_tokens"]) == (["line 1 is bad"], 0)
+        assert (body["metadata"], body["paused"]) == ({"number": 1}, {"reason": "cap"})
+    body = client.get(f"/v1/batches/{batch.pk}").json()
+    assert {name: body[name] for name in stored} == stored
 
 
 @pytest.mark.parametrize(

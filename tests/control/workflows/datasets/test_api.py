@@ -63,6 +63,16 @@ def test_every_bad_line_is_listed_with_its_place(client: Client, organization: O
     assert (all_errors["total_count"], all_errors["is_complete"]) == (31, True)
 
 
+def test_stored_errors_of_another_shape_are_answered_as_they_are(client: Client, organization: Organization) -> None:
+    made = create(client, make_file(organization, b"not json")).json()
+    Dataset.objects.update(errors=["line 1 is bad"], errors_by_code={"invalid_json_line": "1"})
+
+    shown = client.get(f"/v1/datasets/{made['id']}").json()["errors"]
+
+    assert (shown["data"], shown["by_code"]) == (["line 1 is bad"], {"invalid_json_line": "1"})
+    assert client.get(f"/v1/datasets/{made['id']}/errors").json()["data"] == ["line 1 is bad"]
+
+
 def test_a_large_file_is_counted_by_sample(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,149 @@
+"""Responses about usage and costs: OpenAI's pages of buckets, and our totals."""
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal, Self
+
+from control.billing.usage.query import USAGE_GROUPS
+from control.billing.usage.selectors import Bucket, Sums, Window
+from control.core.api.schemas import ResponseModel, Unix
+
+NANO = Decimal(10) ** 9
+_ID_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id"}
+
+
+class Amount(ResponseModel):
+    value: float
+    currency: Literal["usd"] = "usd"
+
+    @classmethod
+    def of(cls, nanousd: int) -> Self:
+        return cls(value=float(nanousd / NANO))
+
+
+class CompletionsUsage(ResponseModel):
+    object: Literal["organization.usage.completions.result"] = "organization.usage.completions.result"
+    input_tokens: int
+    input_cached_tokens: int
+    output_tokens: int
+    num_model_requests: int
+    project_id: str | None
+    api_key_id: str | None
+    user_id: str | None
+    model: str | None
+    batch: bool | None
+
+    @classmethod
+    def of(cls, sums: Sums) -> Self:
+        return cls(user_id=None, **_counts(sums), **_group(sums, USAGE_GROUPS))
+
+
+class Cost(ResponseModel):
+    object: Literal["organization.costs.result"] = "organization.costs.result"
+    amount: Amount
+    line_item: str | None
+    quantity: int | None
+    quantity_unit: Literal["tokens"] | None
+    project_id: str | None
+    api_key_id: str | None
+
+    @classmethod
+    def all_of(cls, sums: Sums) -> list[Self]:
+        """Usage that is grouped by line item has two items, input and output tokens, as on OpenAI's bill."""
+        ids = _group(sums, _ID_GROUPS)
+        if "model" not in sums.group:
+            return [cls(amount=_cost(sums), line_item=None, quantity=None, quantity_unit=None, **ids)]
+        return [
+            cls(
+                amount=Amount.of(sums.counts[f"{kind}_nanousd"]),
+                line_item=f"{sums.group['model']}, {kind}_tokens",
+                quantity=sums.counts[f"{kind}_tokens"],
+                quantity_unit="tokens",
+                **ids,
+            )
+            for kind in ("input", "output")
+        ]
+
+
+class _Bucket(ResponseModel):
+    object: Literal["bucket"] = "bucket"
+    start_time: Unix
+    end_time: Unix
+
+
+class UsageBucket(_Bucket):
+    results: list[CompletionsUsage]
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Self:
+        results = [CompletionsUsage.of(sums) for sums in bucket.sums]
+        return cls.from_row(bucket, start_time=bucket.start, end_time=bucket.end, results=results)
+
+
+class CostBucket(_Bucket):
+    results: list[Cost]
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Self:
+        results = [cost for sums in bucket.sums for cost in Cost.all_of(sums)]
+        return cls.from_row(bucket, start_time=bucket.start, end_time=bucket.end, results=results)
+
+
+class BucketPage(ResponseModel):
+    """Subclasses add `data`, the list of buckets."""
+
+    object: Literal["page"] = "page"
+    has_more: bool
+    next_page: str | None
+
+    @classmethod
+    def of(cls, window: Window, data: Sequence[ResponseModel], *, has_more: bool) -> Self:
+        next_page = str(int(window.end.timestamp())) if has_more else None
+        return cls.model_validate({"data": data, "has_more": has_more, "next_page": next_page})
+
+
+class UsagePage(BucketPage):
+    """`page=<next_page>` asks for the next one."""
+
+    data: list[UsageBucket]
+
+
+class CostPage(BucketPage):
+    """`page=<next_page>` asks for the next one."""
+
+    data: list[CostBucket]
+
+
+class UsageTotal(ResponseModel):
+    object: Literal["usage"] = "usage"
+    start_time: Unix
+    end_time: Unix
+    input_tokens: int
+    input_cached_tokens: int
+    output_tokens: int
+    num_model_requests: int
+    cost: Amount
+
+    @classmethod
+    def of(cls, sums: Sums, *, start: dt.datetime, end: dt.datetime) -> Self:
+        return cls.model_validate({"start_time": start, "end_time": end, "cost": _cost(sums), **_counts(sums)})
+
+
+def _counts(sums: Sums) -> dict[str, Any]:
+    return {
+        "input_tokens": sums.counts["input_tokens"],
+        "input_cached_tokens": sums.counts["cached_tokens"],
+        "output_tokens": sums.counts["output_tokens"],
+        "num_model_requests": sums.counts["requests"],
+    }
+
+
+def _cost(sums: Sums) -> Amount:
+    return Amount.of(sums.counts["input_nanousd"] + sums.counts["output_nanousd"])
+
+
+def _group(sums: Sums, groups: Mapping[str, str]) -> dict[str, Any]:
+    """None: usage is not grouped by it, or has no such id. `groups`: OpenAI's names and our columns."""
+    values = {name: sums.group.get(column) for name, column in groups.items()}
+    return {name: None if value == "" else value for name, value in values.items()}

@@ -1,0 +1,41 @@
+"""Carries out requests for batches that come from the API or the console."""
+
+from control.core.api.forms import ConsoleForm, name_choices, row_choices
+from control.data.files.choices import prompt_files
+from control.data.files.requests import EXPIRY_CHOICES
+from control.data.files.selectors import file_get
+from control.models.catalog.choices import base_models
+from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
+from control.workflows.batches.schemas import BatchInput
+from control.workflows.batches.services import batch_create
+from control.workflows.prompt_files.rows import ENDPOINTS
+from control.workflows.quotes.selectors import quote_get, quotes_list
+
+
+def create_from(organization: Organization, body: BatchInput) -> Batch:
+    """Raises: ApiError: 404, no such file or quote; otherwise as `batch_create`."""
+    return batch_create(
+        organization=organization,
+        input_file=file_get(organization, body.input_file_id, param="input_file_id"),
+        endpoint=body.endpoint,
+        completion_window=body.completion_window,
+        metadata=body.metadata,
+        model=body.model,
+        output_expires_after=None if body.output_expires_after is None else body.output_expires_after.delta,
+        quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
+    )
+
+
+CREATE_BATCH = ConsoleForm(
+    title="Create a batch",
+    request=BatchInput,
+    run=create_from,
+    choices=lambda organization: {
+        "input_file_id": prompt_files(organization),
+        "endpoint": name_choices(ENDPOINTS),
+        "model": base_models(organization),
+        "output_expires_after": EXPIRY_CHOICES,
+        "quote_id": row_choices(quotes_list(organization)),
+    },
+)

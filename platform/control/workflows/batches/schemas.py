@@ -1,0 +1,142 @@
+"""Requests and responses of batches: OpenAI's batch object. Our additions to it are marked."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SkipValidation, WithJsonSchema
+
+from control.billing.usage.schemas import Amount
+from control.core.api.metadata import Metadata
+from control.core.api.schemas import OneOf, RequestModel, ResponseModel, Text, Unix
+from control.data.files.schemas import ExpiresAfter
+from control.queue.jobs.schemas import Paused
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import COMPLETION_WINDOWS
+from control.workflows.batches.state import TERMINAL, Status
+
+
+class BatchInput(RequestModel):
+    input_file_id: Annotated[str, Text(80)]
+    endpoint: Annotated[str, Text(80)]
+    completion_window: Annotated[str, OneOf(COMPLETION_WINDOWS)]
+    model: Annotated[str, Text(120)] | None = None
+    metadata: Metadata | None = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None, WithJsonSchema({"type": ["object", "null"], "additionalProperties": {}})
+    ] = None
+    quote_id: Annotated[str, Text(40)] | None = None
+
+
+class LineError(ResponseModel):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class LineErrors(ResponseModel):
+    object: Literal["list"] = "list"
+    data: SkipValidation[list[LineError]]
+    total_count: int = Field(description="Ours: the number of all bad lines. `data` holds at most 1,000.")
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self | None:
+        return cls(data=batch.errors, total_count=batch.num_errors) if batch.errors else None
+
+
+class RequestCounts(ResponseModel):
+    """`total` is the sum of all others."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int = Field(description="Ours.")
+    expired: int = Field(description="Ours.")
+    pending: int = Field(description="Ours.")
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """Exact once the batch has ended; before, the sums over finished shards, which the selector annotates."""
+        is_over = batch.status in TERMINAL
+        completed = batch.completed if is_over else getattr(batch, "shards_completed", 0)
+        failed = batch.failed if is_over else getattr(batch, "shards_failed", 0)
+        return cls(
+            total=batch.total,
+            completed=completed,
+            failed=failed,
+            cancelled=batch.unanswered if batch.status == Status.CANCELLED else 0,
+            expired=batch.unanswered if batch.status == Status.EXPIRED else 0,
+            pending=batch.total - completed - failed - batch.unanswered,
+        )
+
+
+class CachedTokens(ResponseModel):
+    cached_tokens: int
+
+
+class ReasoningTokens(ResponseModel):
+    reasoning_tokens: int
+
+
+class BatchUsage(ResponseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        return cls(
+            input_tokens=batch.usage.get("input_tokens", 0),
+            input_tokens_details=CachedTokens(cached_tokens=0),
+            output_tokens=batch.usage.get("output_tokens", 0),
+            output_tokens_details=ReasoningTokens(reasoning_tokens=0),
+            total_tokens=batch.usage.get("total_tokens", 0),
+        )
+
+
+class BatchObject(ResponseModel):
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    errors: LineErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Annotated[str, OneOf(Status)]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Unix
+    in_progress_at: Unix | None
+    expires_at: Unix | None
+    finalizing_at: Unix | None
+    completed_at: Unix | None
+    failed_at: Unix | None
+    expired_at: Unix | None
+    cancelling_at: Unix | None
+    cancelled_at: Unix | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: SkipValidation[dict[str, str]]
+    paused: SkipValidation[Paused | None] = Field(description="Ours: why the batch is paused, though `in_progress`.")
+    cost: Amount = Field(description="Ours: the cost so far.")
+    quote_id: str | None = Field(description="Ours: the quote whose cap pauses the batch.")
+    errors_by_code: SkipValidation[dict[str, int]] = Field(
+        description="Ours: the number of rows in the error file, by code."
+    )
+    warnings: SkipValidation[list[Any]] = Field(
+        description="Ours: what is not quite right in the input file, but was accepted."
+    )
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """`batch` comes from `batches.selectors`, or has ended or just begun."""
+        return cls.from_row(
+            batch,
+            model=None if batch.base_model is None else batch.base_model.name,
+            errors=LineErrors.of(batch),
+            request_counts=RequestCounts.of(batch),
+            usage=BatchUsage.of(batch),
+            paused=batch.job.paused,
+            cost=Amount.of(batch.cost_nanousd),
+        )

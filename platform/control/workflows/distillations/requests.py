@@ -1,0 +1,35 @@
+"""Carries out requests for distillations that come from the API or the console."""
+
+from control.core.api.forms import ConsoleForm, row_choices
+from control.data.files.choices import prompt_files
+from control.data.files.selectors import file_get
+from control.models.catalog.choices import base_models
+from control.models.catalog.selectors import base_model_get
+from control.tenants.accounts.models import Organization
+from control.workflows.distillations.models import Distillation
+from control.workflows.distillations.schemas import DistillationInput
+from control.workflows.distillations.services import distillation_create
+from control.workflows.quotes.selectors import quote_get, quotes_list
+
+
+def create_from(organization: Organization, body: DistillationInput) -> Distillation:
+    """Raises: ApiError: 404, no such model, file or quote; otherwise as `distillation_create`."""
+    return distillation_create(
+        organization=organization,
+        base_model=base_model_get(organization, body.model),
+        prompts_file=file_get(organization, body.prompts_file, param="prompts_file"),
+        quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
+        metadata=body.metadata,
+    )
+
+
+CREATE_DISTILLATION = ConsoleForm(
+    title="Create a distillation",
+    request=DistillationInput,
+    run=create_from,
+    choices=lambda organization: {
+        "model": base_models(organization),
+        "prompts_file": prompt_files(organization),
+        "quote_id": row_choices(quotes_list(organization)),
+    },
+)

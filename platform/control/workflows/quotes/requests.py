@@ -1,0 +1,44 @@
+"""Carries out requests for quotes that come from the API or the console."""
+
+from control.billing.spending.schemas import nanousd
+from control.billing.usage.schemas import Amount
+from control.core.api.forms import ConsoleForm, row_choices
+from control.tenants.accounts.models import Organization
+from control.workflows.datasets.selectors import dataset_get, datasets_list
+from control.workflows.quotes.models import Quote
+from control.workflows.quotes.schemas import QuoteInput, QuoteUpdateInput
+from control.workflows.quotes.selectors import quote_get
+from control.workflows.quotes.services import quote_cap_set, quote_create
+
+
+def create_from(organization: Organization, body: QuoteInput) -> Quote:
+    """Raises: ApiError: 404, no such dataset; otherwise as `quote_create`."""
+    return quote_create(
+        organization=organization,
+        dataset=dataset_get(organization, body.dataset_id),
+        basis=Quote.Basis(body.basis),
+        cap_nanousd=_cap(body),
+    )
+
+
+def update_from(quote: Quote, body: QuoteUpdateInput) -> Quote:
+    return quote_cap_set(quote=quote, nanousd=_cap(body))
+
+
+def _cap(body: QuoteInput | QuoteUpdateInput) -> int | None:
+    return None if body.cap is None else nanousd(body.cap)
+
+
+CREATE_QUOTE = ConsoleForm(
+    title="Quote a price",
+    request=QuoteInput,
+    run=create_from,
+    choices=lambda organization: {"dataset_id": row_choices(datasets_list(organization))},
+)
+
+CHANGE_CAP = ConsoleForm(
+    title="Change the cap",
+    request=QuoteUpdateInput,
+    run=lambda row, body: update_from(quote_get(row.organization, row.pk), body),
+    initial=lambda row: {"cap": None if row.cap_nanousd is None else Amount.of(row.cap_nanousd).value},
+)

@@ -1,4 +1,4 @@
-"""U1: how fast the API and the console answer. Times are measured up to thrice: a busy machine is not at fault."""
+"""U1: response times of the API and the console, measured up to three times because the machine may be busy."""
 
 import statistics
 import time
@@ -25,7 +25,7 @@ NUM_JOBS, LIST_SECONDS, LIST_QUERIES = 100_000, 0.5, 15
 
 
 def percentile_95(client: httpx2.Client, paths: list[str]) -> float:
-    """Requests begin at a fixed pace, answered or not; the time of each counts from when it was due."""
+    """Requests start at a fixed rate, whether or not earlier ones were answered; each time counts from the due time."""
     began = time.monotonic() + 0.1
 
     def ask(number: int) -> float:
@@ -41,7 +41,7 @@ def percentile_95(client: httpx2.Client, paths: list[str]) -> float:
 
 @pytest.fixture
 def reading(stack: LiveStack) -> Iterator[tuple[httpx2.Client, list[str]]]:
-    """A client of a live server, and what it reads: lists and single things."""
+    """A client of a live server, and the paths it reads: lists and single objects."""
     world, (_, token) = World(stack.organization), make_key(stack.organization)
     kinds = {"files": "file", "batches": "batch", "jobs": "job", "pipelines": "pipeline", "deployments": "deployment"}
     paths = [f"/v1/{name}" for name in kinds]
@@ -57,7 +57,7 @@ def reading(stack: LiveStack) -> Iterator[tuple[httpx2.Client, list[str]]]:
 def test_fifty_reads_a_second_are_answered_within_a_tenth_of_a_second(
     reading: tuple[httpx2.Client, list[str]],
 ) -> None:
-    """On a machine that does nothing else."""
+    """The limit holds on an otherwise idle machine."""
     measured: list[float] = []
     while len(measured) < 3 and min(measured, default=1.0) > 0.1:
         measured.append(percentile_95(*reading))
@@ -66,7 +66,7 @@ def test_fifty_reads_a_second_are_answered_within_a_tenth_of_a_second(
 
 
 def add_jobs(count: int) -> None:
-    """Copies of one job, without a round trip for each."""
+    """Inserts copies of one job with a single statement."""
     template = make_job()
     names = [str(field.column) for field in Job._meta.concrete_fields]
     columns = ", ".join(names)
@@ -81,7 +81,7 @@ def add_jobs(count: int) -> None:
             cursor.execute(f"{where} ({columns}) {numbers} {values}", [template.pk])
 
 
-def test_the_consoles_list_of_a_hundred_thousand_jobs_is_quick(organization: Organization) -> None:
+def test_the_console_lists_a_hundred_thousand_jobs_quickly(organization: Organization) -> None:
     add_jobs(NUM_JOBS)
     client, path = operator_client(), reverse("admin:jobs_job_changelist")
     for query in ("", "?status__exact=queued", "?q=job", "?p=2"):

@@ -47,7 +47,7 @@ def status_of(batch: Batch) -> str:
     return Job.objects.get(pk=batch.job_id).status
 
 
-def test_a_job_that_is_to_be_cancelled_is_not_paused_but_ended(organization: Organization) -> None:
+def test_a_job_whose_cancellation_was_requested_is_not_paused(organization: Organization) -> None:
     """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
@@ -62,7 +62,7 @@ def test_a_job_that_is_to_be_cancelled_is_not_paused_but_ended(organization: Org
     assert not Event.objects.filter(type="batch.paused").exists()
 
 
-def test_a_clock_that_is_wrong_resumes_nothing(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_does_not_resume_paused_jobs(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
@@ -74,7 +74,7 @@ def test_a_clock_that_is_wrong_resumes_nothing(organization: Organization, monke
     assert status_of(batch) == Job.Status.PAUSED
 
 
-def test_a_cap_is_made_changed_and_removed(client: Client, organization: Organization) -> None:
+def test_a_cap_can_be_created_changed_and_deleted(client: Client, organization: Organization) -> None:
     spend(organization, 2)
     spend(organization, 50, at=timezone.now() - dt.timedelta(days=40))
 
@@ -93,13 +93,13 @@ def test_a_cap_is_made_changed_and_removed(client: Client, organization: Organiz
 
 
 @pytest.mark.parametrize("amount", [-1, "x", None, 1e12, 1e-12, "NaN", [1], True])
-def test_what_is_no_amount_of_dollars_is_refused(client: Client, amount: object) -> None:
+def test_an_invalid_amount_is_refused(client: Client, amount: object) -> None:
     response = client.post("/v1/spend_caps", {"amount": amount}, content_type="application/json")
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "amount")
 
 
-def test_a_projects_cap_counts_and_stops_that_project_alone(organization: Organization) -> None:
+def test_a_project_cap_counts_and_stops_only_that_project(organization: Organization) -> None:
     project, other = (project_create(organization=organization, name=name) for name in ("a", "b"))
     SpendCap.objects.create(organization=organization, project=project, nanousd=3 * USD)
     spend(organization, 100)
@@ -112,7 +112,7 @@ def test_a_projects_cap_counts_and_stops_that_project_alone(organization: Organi
     assert cap_reached(Caller(organization_id=organization.pk)) is None
 
 
-def test_others_spending_reaches_no_cap_of_ours(
+def test_spending_of_another_organization_does_not_count_towards_a_cap(
     organization: Organization, other_organization: Organization
 ) -> None:
     SpendCap.objects.create(organization=organization, nanousd=USD)
@@ -122,7 +122,9 @@ def test_others_spending_reaches_no_cap_of_ours(
     assert cap_reached(Caller(organization_id=other_organization.pk)) is None
 
 
-def test_a_paused_batch_says_so_and_goes_on_when_the_cap_is_raised(client: Client, organization: Organization) -> None:
+def test_a_paused_batch_shows_its_pause_and_resumes_when_the_cap_is_raised(
+    client: Client, organization: Organization
+) -> None:
     cap = SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
@@ -144,7 +146,7 @@ def test_a_paused_batch_says_so_and_goes_on_when_the_cap_is_raised(client: Clien
     ]  # fmt: skip
 
 
-def test_a_batch_waits_until_neither_its_quote_nor_its_organization_holds_it(
+def test_a_batch_stays_paused_until_both_its_quote_and_its_organization_may_spend(
     client: Client, organization: Organization
 ) -> None:
     quote = make_quote(organization, make_base_model("m"), cap_nanousd=0)
@@ -158,7 +160,7 @@ def test_a_batch_waits_until_neither_its_quote_nor_its_organization_holds_it(
     assert status_of(batch) == "queued"
 
 
-def test_a_paused_jobs_window_ends_all_the_same(organization: Organization) -> None:
+def test_a_paused_job_is_queued_again_when_its_completion_window_ends(organization: Organization) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
@@ -169,7 +171,9 @@ def test_a_paused_jobs_window_ends_all_the_same(organization: Organization) -> N
     assert status_of(batch) == "queued"
 
 
-def test_a_batch_under_a_quote_of_others_is_refused(client: Client, other_organization: Organization) -> None:
+def test_a_batch_under_a_quote_of_another_organization_is_refused(
+    client: Client, other_organization: Organization
+) -> None:
     quote = make_quote(other_organization, make_base_model("m"), cap_nanousd=0)
     patched = client.patch(f"/v1/quotes/{quote.pk}", {"cap": 5}, content_type="application/json")
 
@@ -178,7 +182,7 @@ def test_a_batch_under_a_quote_of_others_is_refused(client: Client, other_organi
     assert quote.cap_nanousd == 0
 
 
-def test_at_its_cap_an_organizations_endpoints_answer_429(organization: Organization) -> None:
+def test_endpoints_answer_429_once_their_organization_has_reached_its_cap(organization: Organization) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     project = project_create(organization=organization, name="p")
     _, token = make_key(organization, project=project)

@@ -38,7 +38,7 @@ def test_a_body_within_its_limit_passes() -> None:
     assert call("/v1/batches", [b"x" * 10], announced=10)[0] == 200
 
 
-def test_a_body_announced_too_large_is_refused_unread() -> None:
+def test_a_body_whose_announced_length_is_too_large_is_refused_unread() -> None:
     status, body, taken = call("/v1/batches", [b"x"] * 11, announced=11)
 
     assert (status, taken) == (413, 0)

@@ -27,7 +27,7 @@ def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, An
 
     async def receive() -> Any:
         if not chunks:
-            await asyncio.Event().wait()  # a caller that waits for its answer
+            await asyncio.Event().wait()  # the caller keeps the connection open until the answer comes
         return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
     async def send(message: Any) -> None:
@@ -47,7 +47,7 @@ def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, An
         ("/v1/files", f"multipart/form-data; boundary={BOUNDARY}", f"{FORM}--{BOUNDARY}--\r\n".encode()),
     ],
 )
-def test_a_body_in_chunks_is_a_body(organization: Organization, path: str, content_type: str, body: bytes) -> None:
+def test_a_chunked_body_is_accepted(organization: Organization, path: str, content_type: str, body: bytes) -> None:
     status, answer = post(path, content_type, body, make_key(organization)[1])
 
     assert status in (200, 201), answer

@@ -30,7 +30,7 @@ def code_of(answer: Any) -> tuple[int, str]:
         b'{"name": "\xff"}',
     ],
 )
-def test_what_is_hardly_json_is_400(client: Client, path: str, body: bytes) -> None:
+def test_malformed_or_extreme_json_is_400(client: Client, path: str, body: bytes) -> None:
     answer = client.generic("POST", path, body, content_type="application/json")
 
     assert code_of(answer) == (400, "invalid_json")
@@ -45,7 +45,7 @@ def test_what_is_hardly_json_is_400(client: Client, path: str, body: bytes) -> N
         ("1e999", "invalid_json", None),
     ],
 )
-def test_a_pipeline_with_unprintable_values_is_not_made_and_spoils_no_list(
+def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_the_list_still_works(
     client: Client, organization: Organization, value: str, code: str, param: str | None
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])
@@ -58,7 +58,7 @@ def test_a_pipeline_with_unprintable_values_is_not_made_and_spoils_no_list(
     assert client.get("/v1/pipelines").json()["data"] == []
 
 
-def test_escapes_that_are_text_are_text(client: Client) -> None:
+def test_a_pair_of_surrogate_escapes_is_accepted(client: Client) -> None:
     answer = client.post("/v1/deployments", rb'{"name": "\ud83d\ude00", "model": "m"}', content_type="application/json")
 
     assert code_of(answer) == (404, "model_not_found")

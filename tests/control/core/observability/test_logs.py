@@ -39,10 +39,10 @@ def test_each_request_leaves_one_line_with_its_id_organization_and_answer(
     assert line["request_id"] == REQUEST_ID
     assert line["organization_id"] == organization.pk
     assert (line["method"], line["path"], line["status"]) == ("GET", "/v1/jobs/job_1", 404)
-    assert "organization_id" not in get_contextvars(), "the next request of this thread is another's"
+    assert "organization_id" not in get_contextvars(), "the next request of this thread may be another organization's"
 
 
-def test_a_job_remembers_the_request_that_made_it(client: Client, organization: Organization) -> None:
+def test_a_job_records_the_request_that_created_it(client: Client, organization: Organization) -> None:
     model = make_base_model(organization=organization)
     file = make_file(organization, [chat_row(model=model.name)])
     body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -55,7 +55,7 @@ def test_a_job_remembers_the_request_that_made_it(client: Client, organization: 
     assert origin_of(job.pk) == {"request_id": REQUEST_ID}
 
 
-def test_what_no_request_made_says_nothing(organization: Organization) -> None:
+def test_a_job_that_no_request_created_has_no_origin(organization: Organization) -> None:
     with capture_logs():
         assert origin_of("job_of_nobody") == {}
 
@@ -83,7 +83,9 @@ def test_the_worker_and_its_child_log_the_ids_of_the_job(stack: LiveStack) -> No
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_child_writes_as_its_supervisor_does_with_the_ids_it_was_given(settings: Settings, as_json: bool) -> None:
+def test_a_child_process_logs_in_its_supervisors_format_with_the_ids_it_was_given(
+    settings: Settings, as_json: bool
+) -> None:
     settings.LOGS_ARE_JSON = as_json
     ids = {"job_id": "job_1", "fence": 3, "request_id": REQUEST_ID, "organization_id": "org_1"}
     script = (

@@ -68,7 +68,7 @@ class FailingHandler:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_request_its_job_and_the_attempt_at_it_are_one_trace(
+def test_a_request_its_job_and_its_attempt_share_one_trace(
     client: Client, organization: Organization, spans: InMemorySpanExporter
 ) -> None:
     file = make_file(organization, [chat_row()])
@@ -97,7 +97,7 @@ def test_a_request_its_job_and_the_attempt_at_it_are_one_trace(
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_is_traced_under_the_conventions_names(
+def test_the_span_of_a_completion_has_the_names_of_opentelemetrys_conventions(
     base_url: str, token: str, spans: InMemorySpanExporter, stream: bool
 ) -> None:
     body = {"model": "fast", "messages": [{"role": "user", "content": "hello"}], "stream": stream}
@@ -117,7 +117,9 @@ def test_a_completion_is_traced_under_the_conventions_names(
 
 
 @pytest.mark.usefixtures("deployment")
-def test_an_engine_that_dies_is_an_error_of_the_span(base_url: str, token: str, spans: InMemorySpanExporter) -> None:
+def test_the_span_records_the_death_of_an_engine_as_an_error(
+    base_url: str, token: str, spans: InMemorySpanExporter
+) -> None:
     body = {"model": "fast", "messages": [{"role": "user", "content": "die at once"}]}
 
     with httpx2.Client(trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
@@ -128,14 +130,14 @@ def test_an_engine_that_dies_is_an_error_of_the_span(base_url: str, token: str, 
     assert chat.status.status_code is request.status.status_code is StatusCode.ERROR
 
 
-def test_off_nothing_of_it_is_imported_by_a_request_or_a_worker(tmp_path: Path) -> None:
-    """redis, a library, looks for OpenTelemetry's metrics by itself; tracers and exporters are ours alone."""
+def test_without_tracing_neither_requests_nor_workers_import_opentelemetry(tmp_path: Path) -> None:
+    """The redis library imports OpenTelemetry's metrics by itself, so the test looks for tracers and exporters."""
     script = (
         "import sys, django\n"
         "django.setup()\n"
         "from django.test import Client\n"
         "import workers.supervisor.worker\n"
-        "assert Client().get('/v1/jobs').status_code == 400  # a host unknown: it went through all middleware\n"
+        "assert Client().get('/v1/jobs').status_code == 400  # an unknown host: the request passed all middleware\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk.trace', 'opentelemetry.exporter'))"
         " or name == 'control.core.observability.otel'])"
     )
@@ -151,7 +153,7 @@ def test_off_nothing_of_it_is_imported_by_a_request_or_a_worker(tmp_path: Path) 
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_asking_for_traces_without_the_packages_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enabling_traces_without_the_packages_is_refused_at_startup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "find_spec", lambda name: None)
 
     with pytest.raises(ValidationError, match=r"requirements-tracing\.txt"):

@@ -63,7 +63,7 @@ def test_a_folder_comes_back_with_its_tree(storage: Storage, tmp_path: Path) -> 
     assert (tmp_path / "copy/sub/b.bin").read_bytes() == (tree / "sub/b.bin").read_bytes()
 
 
-def test_what_is_not_there_is_missing_and_can_be_deleted(storage: Storage, tmp_path: Path) -> None:
+def test_opening_a_missing_key_fails_and_deleting_it_does_not(storage: Storage, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     storage.put_file("x", tmp_path / "x")
     assert storage.exists("x")
@@ -81,14 +81,14 @@ def test_what_is_not_there_is_missing_and_can_be_deleted(storage: Storage, tmp_p
 
 
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "..", "a/../b", "../x", "a\\b", "a\0b"])
-def test_a_key_cannot_leave_its_place(storage: Storage, key: str, tmp_path: Path) -> None:
+def test_a_key_cannot_lead_out_of_the_storage(storage: Storage, key: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     for use in (storage.open, storage.delete, storage.exists, lambda bad: storage.put_file(bad, tmp_path / "x")):
         with pytest.raises(InvalidKey):
             use(key)
 
 
-def test_a_put_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_put_keeps_the_previous_file(tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path / "storage")
     (tmp_path / "x").write_bytes(b"old")
     storage.put_file("x", tmp_path / "x")
@@ -101,7 +101,7 @@ def test_a_put_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["x"]
 
 
-def test_settings_alone_choose_the_kind(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_choose_the_kind_of_storage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     assert isinstance(get_storage(), FolderStorage)
 

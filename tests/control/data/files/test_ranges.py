@@ -23,7 +23,9 @@ def get(client: Client, organization: Organization, **headers: str) -> tuple[int
         ("bytes=-999", 0, 199), ("bytes=199-199", 199, 199), ("bytes= 3 - 4", 3, 4),
     ],
 )  # fmt: skip
-def test_a_range_gets_its_bytes(client: Client, organization: Organization, asked: str, first: int, last: int) -> None:
+def test_a_single_range_is_answered_with_its_bytes(
+    client: Client, organization: Organization, asked: str, first: int, last: int
+) -> None:
     status, body, headers = get(client, organization, range=asked)
 
     assert (status, body) == (206, CONTENT[first : last + 1])
@@ -32,7 +34,9 @@ def test_a_range_gets_its_bytes(client: Client, organization: Organization, aske
 
 
 @pytest.mark.parametrize("asked", ["", "bytes=-", "bytes=5-2", "bytes=1-2,5-6", "lines=1-2", "bytes=x-", "bytes=٣-"])
-def test_what_is_no_single_range_gets_the_whole(client: Client, organization: Organization, asked: str) -> None:
+def test_any_other_range_is_answered_with_the_whole_file(
+    client: Client, organization: Organization, asked: str
+) -> None:
     status, body, headers = get(client, organization, range=asked)
 
     assert (status, body) == (200, CONTENT)
@@ -40,7 +44,7 @@ def test_what_is_no_single_range_gets_the_whole(client: Client, organization: Or
 
 
 @pytest.mark.parametrize("asked", ["bytes=200-", "bytes=999-1000", "bytes=-0"])
-def test_a_range_behind_the_end_is_416_and_says_how_long_the_file_is(
+def test_a_range_beyond_the_end_is_416_and_states_the_size_of_the_file(
     client: Client, organization: Organization, asked: str
 ) -> None:
     status, _, headers = get(client, organization, range=asked)
@@ -48,7 +52,7 @@ def test_a_range_behind_the_end_is_416_and_says_how_long_the_file_is(
     assert (status, headers["Content-Range"]) == (416, "bytes */200")
 
 
-def test_a_part_is_only_of_the_content_that_the_client_has_begun_with(
+def test_a_range_of_a_file_that_has_changed_is_answered_with_the_whole_file(
     client: Client, organization: Organization
 ) -> None:
     _, _, headers = get(client, organization)

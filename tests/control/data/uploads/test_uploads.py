@@ -75,7 +75,7 @@ def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
     assert client.get(f"/v1/uploads/{upload_id}").json()["status"] == "pending"
 
 
-def test_a_part_may_be_sent_again_but_not_for_ever(client: Client, upload_id: str) -> None:
+def test_a_part_may_be_sent_again_only_once(client: Client, upload_id: str) -> None:
     assert add(client, upload_id, b"abcdef").status_code == 200
     again = add(client, upload_id, b"abcdef").json()["id"]
     third = add(client, upload_id, b"abcdef")
@@ -84,7 +84,7 @@ def test_a_part_may_be_sent_again_but_not_for_ever(client: Client, upload_id: st
     assert complete(client, upload_id, [again]).json()["status"] == "completed"
 
 
-def test_a_cancelled_upload_takes_nothing_more(
+def test_a_cancelled_upload_can_no_longer_be_changed(
     client: Client, upload_id: str, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     part_id = add(client, upload_id, b"abcdef").json()["id"]
@@ -101,7 +101,7 @@ def test_a_cancelled_upload_takes_nothing_more(
         assert (answer.status_code, error_code(answer)) == (400, "invalid_upload_status")
 
 
-def test_after_an_hour_an_upload_is_over_and_its_bytes_are_gone(client: Client, upload_id: str) -> None:
+def test_an_upload_expires_after_an_hour_and_its_bytes_are_deleted(client: Client, upload_id: str) -> None:
     part_id = add(client, upload_id, b"abcdef").json()["id"]
     key = UploadPart.objects.get().storage_key
     assert uploads_expire() == 0
@@ -115,7 +115,7 @@ def test_after_an_hour_an_upload_is_over_and_its_bytes_are_gone(client: Client, 
     assert not UploadPart.objects.exists()
 
 
-def test_an_upload_of_somebody_else_is_not_there(
+def test_an_upload_of_another_organization_is_not_found(
     upload_id: str, client: Client, other_organization: Organization
 ) -> None:
     stranger = client_of(other_organization)

@@ -41,7 +41,7 @@ def test_the_stored_configuration_has_only_checked_keys(tmp_path: Path) -> None:
         {"lora_alpha": "4"}, {"lora_alpha": True}, {"fan_in_fan_out": True},
     ],
 )  # fmt: skip
-def test_more_than_plain_lora_is_refused_rather_than_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_extension_of_plain_lora_is_refused_and_not_ignored(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(UnusableAdapter) as refused:
         inspect(tmp_path, config={**CONFIG, **change})
     assert refused.value.param == "config_file"
@@ -68,17 +68,19 @@ def test_an_invalid_configuration_is_refused(tmp_path: Path, content: bytes) -> 
         {tensor("A"): [16]},
     ],
 )
-def test_tensors_that_fit_no_product_of_the_model_are_refused(tmp_path: Path, shapes: dict[str, list[int]]) -> None:
+def test_tensors_that_match_no_linear_layer_of_the_model_are_refused(
+    tmp_path: Path, shapes: dict[str, list[int]]
+) -> None:
     with pytest.raises(UnusableAdapter) as refused:
         inspect(tmp_path, shapes=shapes)
     assert refused.value.param == "weights_file"
 
 
-def test_where_the_model_is_not_on_this_machine_its_widths_are_left_to_the_engine(tmp_path: Path) -> None:
+def test_the_widths_of_a_model_that_is_not_on_this_machine_are_not_checked(tmp_path: Path) -> None:
     assert inspect(tmp_path, shapes={tensor("A"): [2, 9], tensor("B"): [7, 2]}, model=None).rank == 2
 
 
-def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"PK\x03\x04 a pickle in a zip")
 

@@ -30,7 +30,7 @@ def names(client: Client) -> list[str]:
     return [model["id"] for model in client.get("/v1/models").json()["data"]]
 
 
-def test_registering_the_same_weights_again_gives_the_same_model_at_its_new_place(db: None, tmp_path: Path) -> None:
+def test_registering_the_same_weights_again_updates_the_path_of_the_same_model(db: None, tmp_path: Path) -> None:
     first = base_model_register(name="tiny", path=make_folder(tmp_path / "a"))
     again = base_model_register(name="tiny", path=make_folder(tmp_path / "b"))
 
@@ -50,7 +50,7 @@ def test_a_name_never_changes_its_weights(db: None, tmp_path: Path) -> None:
     assert (refused.value.status, refused.value.code) == (409, "name_taken")
 
 
-def test_a_refused_folder_makes_no_model(db: None, tmp_path: Path) -> None:
+def test_a_refused_folder_creates_no_model(db: None, tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     (folder / "evil.py").write_text("")
 
@@ -61,7 +61,7 @@ def test_a_refused_folder_makes_no_model(db: None, tmp_path: Path) -> None:
     assert not BaseModel.objects.exists()
 
 
-def test_models_are_shared_ones_own_ones_and_deployments(
+def test_the_list_of_models_holds_shared_models_own_models_and_own_deployments(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     shared = make_base_model("shared")
@@ -75,7 +75,7 @@ def test_models_are_shared_ones_own_ones_and_deployments(
         assert client.get(f"/v1/models/{name}").status_code == status
 
 
-def test_an_own_model_hides_a_shared_one_of_its_name(db: None) -> None:
+def test_an_own_model_hides_a_shared_model_of_the_same_name(db: None) -> None:
     ours, theirs = make_organization(), make_organization()
     shared, own = make_base_model("tiny"), make_base_model("tiny", ours)
 
@@ -83,7 +83,7 @@ def test_an_own_model_hides_a_shared_one_of_its_name(db: None) -> None:
     assert base_model_get(theirs, "tiny") == shared
 
 
-def test_versions_of_a_name_count_up_within_an_organization(db: None) -> None:
+def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None:
     ours, theirs = make_organization(), make_organization()
 
     made = [make_speculator(ours), make_speculator(ours), make_speculator(ours, "other"), make_speculator(theirs)]
@@ -92,7 +92,7 @@ def test_versions_of_a_name_count_up_within_an_organization(db: None) -> None:
     assert made[0].target_revision == made[0].base_model.revision
 
 
-def test_a_straggler_cannot_undo_how_training_ended(db: None) -> None:
+def test_a_late_write_cannot_change_the_outcome_of_training(db: None) -> None:
     speculator = make_speculator(make_organization())
     speculator_ready(speculator=speculator, storage_prefix="first", training={"steps": 3})
 

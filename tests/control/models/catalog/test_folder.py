@@ -31,7 +31,7 @@ def refusal(path: Path) -> str:
     return refused.value.code
 
 
-def test_a_whole_folder_passes_and_its_revision_follows_its_content(tmp_path: Path) -> None:
+def test_a_complete_folder_passes_and_its_revision_depends_on_its_content(tmp_path: Path) -> None:
     first, copy, other = (make_folder(tmp_path / name) for name in ("first", "copy", "other"))
     (other / "model.safetensors").write_bytes(safetensors({"weight": TENSOR}, 24)[:-1] + b"\1")
 

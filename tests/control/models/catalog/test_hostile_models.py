@@ -87,31 +87,31 @@ def check_refused(folder: Path, code: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_part_of_a_model(folder: Path, name: str) -> None:
+def test_files_that_are_not_part_of_a_model_are_refused(folder: Path, name: str) -> None:
     (folder / name).write_bytes(FILES[name])
     check_refused(folder, "model_file_forbidden")
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../secret", "config.json", "/dev/zero", "nowhere"])
-def test_links_wherever_they_lead(folder: Path, target: str) -> None:
+def test_links_are_refused_wherever_they_lead(folder: Path, target: str) -> None:
     (folder / "tokenizer_config.json").symlink_to(target)
     check_refused(folder, "model_file_forbidden")
 
 
 @pytest.mark.parametrize(("name", "values"), CODE_IN_CONFIGS)
-def test_configurations_that_lead_to_code(folder: Path, name: str, values: dict[str, object]) -> None:
+def test_configurations_that_refer_to_code_are_refused(folder: Path, name: str, values: dict[str, object]) -> None:
     (folder / name).write_text(json.dumps({"model_type": "llama", **values}))
     check_refused(folder, "model_code_forbidden")
 
 
 @pytest.mark.parametrize("what", WEIGHTS)
-def test_weights_that_are_none(folder: Path, what: str) -> None:
+def test_invalid_weights_are_refused(folder: Path, what: str) -> None:
     (folder / "model.safetensors").write_bytes(WEIGHTS[what])
     check_refused(folder, "model_weights_invalid")
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_templates_that_reach_out_of_their_sandbox(folder: Path, template: str) -> None:
+def test_templates_cannot_leave_their_sandbox(folder: Path, template: str) -> None:
     write_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(template)
     body = {"messages": [{"role": "user", "content": "2+2?"}]}

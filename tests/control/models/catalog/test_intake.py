@@ -68,7 +68,7 @@ def shown(client: Client, model: Any) -> Any:
     return client.get(f"/v1/base_models/{model['id']}").json()
 
 
-def test_a_folder_is_checked_by_a_worker_and_then_ready(
+def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
     client: Client, organization: Organization, roots: Path
 ) -> None:
     folder = make_folder(roots / organization.pk / "llama")
@@ -86,7 +86,7 @@ def test_a_folder_is_checked_by_a_worker_and_then_ready(
     assert Job.objects.get().status == Job.Status.SUCCEEDED
 
 
-def test_a_folder_that_becomes_a_link_to_somebody_elses_is_not_served(
+def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
     """A customer may only use files that were checked: the link could lead anywhere on the machine."""
@@ -118,12 +118,12 @@ def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organizatio
 
     refused = shown(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
-    assert base_model_get(organization, "mine") == shared, "what is of no use hides nothing"
+    assert base_model_get(organization, "mine") == shared, "a refused model hides no shared model"
     assert client.delete(f"/v1/base_models/{made['id']}").json()["deleted"]
     register(client, folder)
 
 
-def test_models_come_from_s3_and_each_machine_fetches_them_for_itself(
+def test_each_machine_fetches_models_from_s3_by_itself(
     client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path
 ) -> None:
     prefix = f"{organization.pk}/llama"
@@ -136,7 +136,7 @@ def test_models_come_from_s3_and_each_machine_fetches_them_for_itself(
     first = model_folder(model)
     for file in first.iterdir():
         file.unlink()
-    first.rmdir()  # another machine
+    first.rmdir()  # as on another machine, which has not fetched the model yet
     assert sorted(path.name for path in model_folder(model).iterdir()) == sorted(
         path.name for path in (tmp_path / "made").iterdir()
     )
@@ -152,7 +152,7 @@ def test_models_come_from_s3_and_each_machine_fetches_them_for_itself(
 
 
 @pytest.mark.parametrize("name", ["evil.py", "sub/x.json"])
-def test_nothing_is_fetched_from_s3_that_may_not_be_part_of_a_model(
+def test_a_folder_in_s3_with_a_forbidden_file_is_not_fetched(
     client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path, name: str
 ) -> None:
     folder = make_folder(tmp_path / "made")
@@ -206,7 +206,7 @@ def test_a_source_outside_of_the_roots_is_refused(
     assert not BaseModel.objects.exists()
 
 
-def test_a_link_does_not_lead_out_of_the_root(
+def test_a_link_out_of_the_root_is_refused(
     client: Client, organization: Organization, roots: Path, tmp_path: Path
 ) -> None:
     (roots / organization.pk).mkdir()
@@ -217,7 +217,9 @@ def test_a_link_does_not_lead_out_of_the_root(
     assert refused["error"]["code"] == "source_not_allowed"
 
 
-def test_models_in_use_and_everybodys_stay(client: Client, organization: Organization, roots: Path) -> None:
+def test_models_in_use_and_shared_models_cannot_be_deleted(
+    client: Client, organization: Organization, roots: Path
+) -> None:
     shared = make_base_model("shared")
     own = make_base_model("own", organization)
     own.deployments.create(organization=organization, name="endpoint")

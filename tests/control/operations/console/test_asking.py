@@ -1,4 +1,4 @@
-"""What operators ask for in the name of an organization: by the API's rules, its services, and with one audit event."""
+"""Forms with which operators act for an organization: they follow the API's rules and leave one audit event."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,7 +123,7 @@ def asked(client: Client, path: str, values: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("model", ADDED)
-def test_it_is_made_for_the_chosen_organization_with_one_event_of_audit(
+def test_an_object_is_created_for_the_chosen_organization_with_one_audit_event(
     operator: Client, world: World, model: str
 ) -> None:
     make_organization()
@@ -160,7 +160,7 @@ def test_the_entered_values_reach_the_service(operator: Client, world: World) ->
         ({"prompts_file": ""}, "prompts_file", "a pipeline takes prompts_file or distillation_id"),
     ],
 )
-def test_the_apis_words_stand_beside_the_field(
+def test_the_error_message_of_the_api_is_shown_at_the_field(
     operator: Client, world: World, values: dict[str, str], field: str, message: str
 ) -> None:
     sent = ADDED["pipelines_pipeline"][1](world) | values if values else {}
@@ -185,7 +185,7 @@ def test_objects_of_another_organization_are_neither_offered_nor_accepted(operat
     assert not Deployment.objects.exists()
 
 
-def test_staff_without_the_permission_ask_for_nothing(world: World) -> None:
+def test_staff_without_the_permission_cannot_use_the_forms(world: World) -> None:
     onlooker = Client()
     onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
     changed = button_path("deployments_deployment", world.deployment.pk, "change_served")
@@ -203,7 +203,7 @@ def test_a_form_sent_from_another_site_does_nothing(operator: Client, world: Wor
     assert answer.status_code == 403
 
 
-def test_a_deployment_is_given_another_speculator_and_then_none(operator: Client, world: World) -> None:
+def test_the_speculator_of_a_deployment_is_changed_and_removed(operator: Client, world: World) -> None:
     path = button_path("deployments_deployment", world.deployment.pk, "change_served")
     assert world.speculator.pk in page(operator, path)
 
@@ -218,7 +218,7 @@ def test_a_deployment_is_given_another_speculator_and_then_none(operator: Client
     assert [*AuditEvent.objects.values_list("action", flat=True)] == ["deployment.update"] * 2
 
 
-def test_a_deleted_deployment_is_changed_no_more(operator: Client, world: World) -> None:
+def test_a_deleted_deployment_cannot_be_changed(operator: Client, world: World) -> None:
     Deployment.objects.filter(pk=world.deployment.pk).update(deleted_at=world.deployment.created_at)
 
     answer = operator.post(
@@ -228,7 +228,7 @@ def test_a_deleted_deployment_is_changed_no_more(operator: Client, world: World)
     assert "No such deployment" in answer.context["form"].non_field_errors()[0]
 
 
-def test_a_speculator_is_rolled_out_on_a_share(operator: Client, world: World) -> None:
+def test_a_speculator_is_rolled_out_on_a_share_of_the_requests(operator: Client, world: World) -> None:
     path = button_path("deployments_deployment", world.deployment.pk, "roll_out")
     refused = operator.post(path, {"speculator_id": world.speculator.pk, "share_percent": "90"})
     assert "less than or equal to 50" in refused.context["form"].errors["share_percent"][0]
@@ -241,7 +241,7 @@ def test_a_speculator_is_rolled_out_on_a_share(operator: Client, world: World) -
     assert AuditEvent.objects.get().action == "rollout.create"
 
 
-def test_requests_are_captured_and_made_a_file(operator: Client, world: World) -> None:
+def test_requests_are_captured_and_written_to_a_file(operator: Client, world: World) -> None:
     pk = world.deployment.pk
     asked(operator, button_path("deployments_deployment", pk, "capture"), {"hours": "48"})
     press(operator, "captures_capture", pk, "make_file")
@@ -261,7 +261,7 @@ def test_a_quotes_cap_is_changed(operator: Client, world: World) -> None:
     assert 'value="3.5"' in page(operator, path)
 
 
-def test_a_base_model_is_registered_from_where_it_may_lie(
+def test_a_base_model_is_registered_only_from_an_allowed_source(
     operator: Client, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"model_roots": "s3://models"}))

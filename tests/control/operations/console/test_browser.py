@@ -1,6 +1,6 @@
-"""The console in a real browser, at 1280 and 390 pixels: nothing sticks out, is squeezed or complains.
+"""The console in a real browser, 1280 and 390 pixels wide: nothing overflows, is squeezed or logs an error.
 
-SCREENSHOTS=DIR keeps a picture of every page.
+SCREENSHOTS=DIR saves a screenshot of every page.
 """
 
 import os
@@ -39,7 +39,7 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# Text that has no room but for a letter a line.
+# Selects text with so little room that each line holds one letter.
 SQUEEZED = """
 return [...document.querySelectorAll("td, th")].filter((cell) => cell.offsetHeight > 4 * cell.offsetWidth)
     .map((cell) => cell.innerText.slice(0, 40)).filter((text) => text.length > 1)
@@ -129,7 +129,7 @@ def paths(claim: Claim) -> dict[str, str]:
 
 
 def sign_in(browser: Chrome, server: LiveServer, client: Client) -> None:
-    browser.get(f"{server.url}{reverse('admin:login')}")  # a cookie needs a page of its site
+    browser.get(f"{server.url}{reverse('admin:login')}")  # a cookie can be set only on a page of its site
     browser.add_cookie({"name": "sessionid", "value": client.cookies["sessionid"].value})
 
 
@@ -151,7 +151,7 @@ def messages_of(browser: Chrome) -> list[object]:
     return list(browser.get_log("browser"))  # type: ignore[no-untyped-call]  # selenium's
 
 
-def test_every_page_fits_and_is_silent(browser: Chrome, live_server: LiveServer, claim: Claim) -> None:
+def test_every_page_fits_its_width_and_logs_no_error(browser: Chrome, live_server: LiveServer, claim: Claim) -> None:
     sign_in(browser, live_server, operator_client())
     found = {}
     for name, path in paths(claim).items():
@@ -166,7 +166,7 @@ def test_every_page_fits_and_is_silent(browser: Chrome, live_server: LiveServer,
     assert found == {}
 
 
-def test_a_jobs_page_follows_its_progress_without_being_loaded_again(
+def test_a_jobs_page_follows_its_progress_without_a_reload(
     browser: Chrome, live_server: LiveServer, claim: Claim
 ) -> None:
     sign_in(browser, live_server, operator_client())

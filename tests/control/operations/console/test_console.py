@@ -62,7 +62,7 @@ def test_every_page_opens(operator: Client) -> None:
     page(operator, reverse("admin:index"))
 
 
-def test_the_overview_counts(operator: Client) -> None:
+def test_the_overview_shows_counts(operator: Client) -> None:
     make_job(status=Job.Status.RUNNING)
     make_job(status=Job.Status.FAILED)
     for name in ("jobs-1", "jobs-2"):
@@ -77,7 +77,7 @@ def test_the_overview_counts(operator: Client) -> None:
     assert ("Workers alive", "1", "of 2") in cards
 
 
-def test_nothing_is_edited_or_deleted_that_services_own(operator: Client) -> None:
+def test_rows_that_services_own_cannot_be_edited_or_deleted(operator: Client) -> None:
     organization = make_organization("Acme")
 
     edited = operator.post(change_path("accounts_organization", organization.pk), {"name": "Evil"})
@@ -103,7 +103,7 @@ def test_a_new_keys_secret_is_shown_once(operator: Client) -> None:
     assert token not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_a_key_is_revoked(operator: Client) -> None:
+def test_a_button_revokes_a_key(operator: Client) -> None:
     key, _ = make_key()
 
     assert press(operator, "accounts_apikey", key.pk, "revoke") == 302
@@ -112,7 +112,7 @@ def test_a_key_is_revoked(operator: Client) -> None:
     assert f"{key.pk}/revoke" not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_an_organization_is_made_by_its_service(operator: Client) -> None:
+def test_an_organization_is_created_by_its_service(operator: Client) -> None:
     operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
 
     assert Organization.objects.get().name == "Acme"
@@ -128,7 +128,7 @@ def test_the_timeline_of_a_cancelled_job_shows_it(operator: Client) -> None:
     assert "cancel_requested" in page(operator, change_path("jobs_job", job.pk))
 
 
-def test_a_running_jobs_page_asks_again_and_an_ended_ones_does_not(operator: Client) -> None:
+def test_the_page_of_a_running_job_refreshes_itself_and_that_of_an_ended_job_does_not(operator: Client) -> None:
     running = make_job(status=Job.Status.RUNNING, progress_done=3, progress_total=12, progress_unit="rows")
     ended = make_job(status=Job.Status.SUCCEEDED)
 
@@ -154,7 +154,7 @@ def test_a_deployment_is_stopped_and_started(operator: Client) -> None:
     assert (deployment.desired_state, deployment.state) == (Deployment.Desired.RUNNING, State.PROVISIONING)
 
 
-def test_looking_at_a_button_presses_nothing(operator: Client) -> None:
+def test_a_get_request_for_a_button_changes_nothing(operator: Client) -> None:
     """A GET only shows the dialog, so that a link on another page cannot stop an endpoint."""
     deployment = make_deployment(make_base_model())
 
@@ -203,14 +203,14 @@ def test_only_operators_see_a_plot(operator: Client, onlooker: Client) -> None:
     speculator = make_speculator(make_base_model(), make_organization())
     path = reverse("speculator-plot", args=[speculator.pk])
 
-    assert operator.get(path).status_code == 404  # none drawn yet
+    assert operator.get(path).status_code == 404  # the plot does not exist yet
     Speculator.objects.update(plot_key="plots/gone.png")
     assert operator.get(path).status_code == 404
     assert onlooker.get(path).status_code == 404
-    assert Client().get(path).status_code == 302  # to the sign-in
+    assert Client().get(path).status_code == 302  # redirects to the sign-in page
 
 
-def test_the_console_is_closed_to_strangers(db: None) -> None:
+def test_the_console_needs_a_sign_in(db: None) -> None:
     for path in (reverse("admin:index"), reverse("admin:jobs_job_changelist")):
         answer = Client().get(path)
         assert (answer.status_code, answer.headers["location"].split("?")[0]) == (302, "/admin/login/")

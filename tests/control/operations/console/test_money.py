@@ -23,7 +23,7 @@ def operator() -> Client:
     return operator_client()
 
 
-def test_an_operator_makes_raises_and_removes_a_cap(operator: Client) -> None:
+def test_an_operator_creates_raises_and_deletes_a_cap(operator: Client) -> None:
     organization = make_organization()
 
     operator.post(ADD, {"organization": organization.pk, "project": "", "usd": "0"})
@@ -46,7 +46,7 @@ def test_an_operator_makes_raises_and_removes_a_cap(operator: Client) -> None:
     assert list(actions) == ["spend_cap.create", "spend_cap.update", "spend_cap.delete"]
 
 
-def test_a_cap_is_for_a_project_of_its_organization(operator: Client) -> None:
+def test_a_cap_for_a_project_of_another_organization_is_refused(operator: Client) -> None:
     organization, other = make_organization(), make_organization()
     project = project_create(organization=other, name="theirs")
 

@@ -60,7 +60,7 @@ def test_an_evaluation_is_cancelled(operator: Client, world: World) -> None:
     assert "/cancel" not in page(operator, change_path("evaluations_evaluation", evaluation.pk))
 
 
-def test_the_end_of_a_capture_deletes_it_and_leads_to_the_list(operator: Client, world: World) -> None:
+def test_ending_a_capture_deletes_it_and_redirects_to_the_list(operator: Client, world: World) -> None:
     path = reverse("admin:captures_capture_end", args=[quote(world.deployment.pk)])
 
     answer = operator.post(path, {"_form_submitted": "True"})
@@ -86,7 +86,7 @@ def test_an_unused_speculator_is_deleted(operator: Client, world: World) -> None
     assert Speculator.objects.get().status == "deleted"
 
 
-def test_a_model_that_is_in_use_stays(operator: Client, world: World) -> None:
+def test_a_model_in_use_cannot_be_deleted(operator: Client, world: World) -> None:
     used, spare = world.speculator.base_model, make_base_model("spare", world.organization)
 
     for model in (used, spare):
@@ -95,7 +95,7 @@ def test_a_model_that_is_in_use_stays(operator: Client, world: World) -> None:
     assert list(BaseModel.objects.all()) == [used]
 
 
-def test_a_member_becomes_an_owner_and_leaves_while_another_stays(operator: Client, world: World) -> None:
+def test_an_owner_can_be_removed_while_another_owner_remains(operator: Client, world: World) -> None:
     first, second = (
         Member.objects.create(organization=world.organization, user=User.objects.create_user(name), role=role)
         for name, role in (("ana", Member.Role.OWNER), ("ben", Member.Role.MEMBER))
@@ -109,7 +109,7 @@ def test_a_member_becomes_an_owner_and_leaves_while_another_stays(operator: Clie
     assert [(member.user.username, member.role) for member in Member.objects.all()] == [("ben", "owner")]
 
 
-def test_a_project_is_made_and_archived(operator: Client, world: World) -> None:
+def test_a_project_is_created_and_archived(operator: Client, world: World) -> None:
     operator.post(reverse("admin:accounts_project_add"), {"organization": world.organization.pk, "name": "research"})
     project = Project.objects.get()
 
@@ -156,7 +156,7 @@ def test_a_distillation_is_shown_and_cancelled(operator: Client, organization: O
     assert Job.objects.get(pk=made.batch.job_id).cancel_requested_at is not None
 
 
-def test_an_adapter_that_is_served_stays(operator: Client, organization: Organization) -> None:
+def test_an_adapter_that_is_served_cannot_be_deleted(operator: Client, organization: Organization) -> None:
     world = World(organization)
     world.deployment.adapters.add(world.adapter)
 

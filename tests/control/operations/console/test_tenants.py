@@ -66,7 +66,7 @@ def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> Non
     assert "usage:read" not in text
 
 
-def test_limits_are_set_by_their_service_and_the_operator_stands_in_the_audit(operator: Client) -> None:
+def test_limits_are_set_by_their_service_and_the_audit_event_names_the_operator(operator: Client) -> None:
     organization = make_organization()
     page(operator, f"{reverse('admin:tenancy_limits_add')}?organization={organization.pk}")
 
@@ -80,7 +80,7 @@ def test_limits_are_set_by_their_service_and_the_operator_stands_in_the_audit(op
     )
 
 
-def test_a_delivery_is_replayed_and_the_operator_stands_in_the_audit(operator: Client) -> None:
+def test_a_delivery_is_replayed_and_the_audit_event_names_the_operator(operator: Client) -> None:
     delivery = make_delivery()
     WebhookDelivery.objects.update(status=WebhookDelivery.Status.FAILED, attempt=9)
     assert change_path("webhooks_webhookdelivery", delivery.pk) in page(
@@ -105,7 +105,7 @@ def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
     assert AuditEvent.objects.get().action == "webhook_endpoint.update"
 
 
-def test_an_endpoints_secret_is_on_no_page(operator: Client) -> None:
+def test_no_page_shows_the_secret_of_an_endpoint(operator: Client) -> None:
     endpoint, secret = endpoint_create(organization=make_organization(), url="https://93.184.216.34/", events=["*"])
 
     assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))
@@ -136,7 +136,7 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
     assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
 
 
-def test_speculators_stand_side_by_side(operator: Client) -> None:
+def test_speculators_are_compared_side_by_side(operator: Client) -> None:
     organization, model = make_organization(), make_base_model()
     pair = [
         make_speculator(model, organization, name=f"s{length}", report={"acceptance_length": length, "zebra": 1})
@@ -154,7 +154,7 @@ def test_speculators_stand_side_by_side(operator: Client) -> None:
     assert text.index("acceptance length") < text.index("zebra")
 
 
-def test_pages_beside_rows_need_their_permission(onlooker: Client) -> None:
+def test_the_queue_and_the_comparison_need_a_permission(onlooker: Client) -> None:
     for name in ("queue", "speculators-compare"):
         assert onlooker.get(reverse(name)).status_code == 403
         assert Client().get(reverse(name)).status_code == 302

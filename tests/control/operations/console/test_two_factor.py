@@ -95,14 +95,16 @@ def test_password_and_code_open_the_console(seen: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("case", ["without a device", "password alone", "wrong code", "the same code again"])
-def test_nothing_less_does(seen: dict[str, object], case: str) -> None:
-    assert seen[case] == [200, 302]  # the form again, and the overview sends to it
+def test_a_sign_in_without_both_factors_is_refused(seen: dict[str, object], case: str) -> None:
+    assert seen[case] == [200, 302]  # the form is shown again, and the overview redirects to it
 
 
-def test_a_session_that_never_gave_a_code_is_nobodys(seen: dict[str, object]) -> None:
+def test_a_session_without_a_code_is_not_signed_in(seen: dict[str, object]) -> None:
     assert seen["session without a code"] == 302
 
 
-def test_after_five_wrong_passwords_the_right_one_is_refused_until_an_operator_unlocks(seen: dict[str, object]) -> None:
+def test_after_five_wrong_passwords_the_right_one_is_refused_until_an_operator_unlocks_the_user(
+    seen: dict[str, object],
+) -> None:
     assert seen["locked out"] == [429, 302]
     assert seen["unlocked"] == [302, 200]

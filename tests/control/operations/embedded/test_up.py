@@ -27,10 +27,13 @@ def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "complaint"),
     [
         (("--port", "65536"), "--port must be in 0..65535, got 65536"),
-        (("--port", "0", "--host", "192.0.2.1"), "can't listen on 192.0.2.1:0"),  # an address kept for documentation
+        (
+            ("--port", "0", "--host", "192.0.2.1"),
+            "can't listen on 192.0.2.1:0",
+        ),  # an address that is reserved for documentation
     ],
 )
-def test_an_address_that_cannot_be_had_is_said_in_one_line(
+def test_an_unusable_address_is_reported_without_a_traceback(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     ended = up(tmp_path, *arguments)
@@ -40,7 +43,7 @@ def test_an_address_that_cannot_be_had_is_said_in_one_line(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_port_that_is_in_use(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -61,10 +61,10 @@ def test_requests_are_counted_by_route_and_status(client: Client) -> None:
     assert after[unknown] - before.get(unknown, 0) == 1
     assert not [name for name in after if "INVENTED" in name]
     assert ("slipstream_http_request_seconds_count", "GET", "v1/jobs/<str:job_id>") in after
-    assert not [name for name in after if "job_1" in name], "an id is no label"
+    assert not [name for name in after if "job_1" in name], "an id must not become a label"
 
 
-def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_its_oldest(organization: Organization) -> None:
+def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_the_oldest_job(organization: Organization) -> None:
     old = make_job(organization, kind=Job.Kind.BATCH)
     Job.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(seconds=90))
     make_job(organization, kind=Job.Kind.BATCH)
@@ -98,7 +98,7 @@ def test_the_outbox_and_deployments_are_shown(client: Client, organization: Orga
 
     assert found["slipstream_webhooks_pending",] == pending
     assert found["slipstream_deployments", "provisioning"] == 1
-    assert found["slipstream_deployments", "failed"] == 0, "an alert must see 0, not nothing"
+    assert found["slipstream_deployments", "failed"] == 0, "an alert needs the value 0, not a missing sample"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def engine_port() -> Iterator[int]:
         server.shutdown()
 
 
-def test_an_engines_own_figures_come_with_its_deployment_and_organization(
+def test_an_engines_samples_are_labelled_with_its_deployment_and_organization(
     organization: Organization, engine_port: int
 ) -> None:
     deployment, silent = (make_deployment(make_base_model(), organization, name) for name in ("fast", "silent"))
@@ -169,7 +169,7 @@ def test_metrics_need_a_local_address_or_the_token(
     assert Client(headers=headers, REMOTE_ADDR=address).get("/metrics").status_code == status
 
 
-def test_a_worker_answers_for_itself(settings: Settings) -> None:
+def test_a_worker_serves_its_own_metrics_and_health(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"metrics_port": 0})
     alive = [True]
     port = listen(lambda: alive[0])
@@ -188,7 +188,7 @@ def test_a_worker_answers_for_itself(settings: Settings) -> None:
     assert get("/livez")[0] == 503
 
 
-def test_processes_that_share_a_folder_answer_for_each_other(tmp_path: Path) -> None:
+def test_processes_that_share_a_folder_report_for_each_other(tmp_path: Path) -> None:
     count = "from control.core.observability.metrics import job_claims, render\njob_claims.labels('batch').inc()\n"
     environment = {
         **os.environ,

@@ -50,7 +50,7 @@ def faulty_storage(settings: Settings, s3_port: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_process_that_needs_nothing_but_rows_is_ready() -> None:
+def test_a_process_that_needs_only_its_database_is_ready() -> None:
     assert ask("/readyz") == (200, {"status": "ok", "checks": {"database": "ok"}})
 
 
@@ -63,7 +63,7 @@ def test_an_asynchronous_server_answers_the_same() -> None:
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_without_its_database_a_process_lives_and_is_not_ready(
+def test_without_its_database_a_process_is_alive_but_not_ready(
     database_kind: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
     with django_db_blocker.unblock(), fresh_postgres() as url, connected_to(url):
@@ -81,7 +81,7 @@ def test_without_its_database_a_process_lives_and_is_not_ready(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_redis_a_process_is_degraded_and_serves_on(valkey: ValkeyServer) -> None:
+def test_without_redis_a_process_is_degraded_but_ready(valkey: ValkeyServer) -> None:
     assert ask("/readyz")[1]["checks"] == {"database": "ok", "redis": "ok"}
 
     assert valkey._process is not None
@@ -96,7 +96,7 @@ def test_without_redis_a_process_is_degraded_and_serves_on(valkey: ValkeyServer)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_storage_a_process_is_degraded_and_serves_on(faulty_storage: FaultProxy) -> None:
+def test_without_storage_a_process_is_degraded_but_ready(faulty_storage: FaultProxy) -> None:
     assert ask("/readyz")[1]["checks"] == {"database": "ok", "storage": "ok"}
 
     faulty_storage.faults = Faults(errors=1.0)

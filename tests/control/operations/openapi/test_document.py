@@ -29,7 +29,7 @@ OPERATION_PARAMS = [
     pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods
 ]
 PUBLIC_PATH = "/v1/openapi.json"
-NEEDS_MORE = ("POST /v1/chat/completions", "POST /v1/completions")  # an engine
+NEEDS_MORE = ("POST /v1/chat/completions", "POST /v1/completions")  # these need a running engine
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",
     "GET /v1/uploads/{upload_id}/parts",
@@ -55,21 +55,21 @@ def test_the_document_is_generated_without_a_warning_and_equals_the_one_in_docs(
     assert made.read_text() == SNAPSHOT.read_text(), f"python manage.py spectacular --file {SNAPSHOT.relative_to(ROOT)}"
 
 
-def test_it_is_valid_openapi() -> None:
+def test_the_document_is_valid_openapi() -> None:
     document = json.loads(json.dumps(generate()))
 
     assert document["openapi"] == "3.1.0"
     OpenAPIV31SpecValidator(document).validate()
 
 
-def test_it_has_every_operation_and_no_other() -> None:
+def test_the_document_has_exactly_the_operations_of_the_url_table() -> None:
     documented = {(path, method.upper()) for path, entry in generate()["paths"].items() for method in entry}
 
     assert documented == {(route.path, method) for route in ROUTES for method in route.methods}
     assert all(declared(route, method) for route in ROUTES for method in route.methods)
 
 
-def test_operations_have_names_of_their_own_and_say_how_they_fail() -> None:
+def test_operations_have_unique_ids_and_document_their_errors() -> None:
     found = operations(generate())
     names = [operation["operationId"] for operation in found]
 
@@ -91,7 +91,7 @@ def test_answers_match_the_document(route: Route, method: str, client: Client, o
     name = f"{method} {route.path}"
     entry, world = declared(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
-        world.everything()  # to be listed; others make what their path names
+        world.everything()  # a list needs rows; other operations create the objects in their path
     usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
     query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
 
@@ -108,9 +108,9 @@ def test_answers_match_the_document(route: Route, method: str, client: Client, o
     body = response.json()
     TypeAdapter(entry.response).validate_python(body, strict=True)
     if body["object"] == "page":
-        assert body["data"][0].get("results", True), "nothing was shown, so nothing was looked at"
+        assert body["data"][0].get("results", True), "the list is empty, so nothing was checked"
     if body.get("object") == "list" and "first_id" in body and name not in MAY_BE_EMPTY:
-        assert body["data"], "nothing was shown, so nothing was looked at"
+        assert body["data"], "the list is empty, so nothing was checked"
 
 
 def test_operations_with_a_body_declare_it() -> None:

@@ -12,7 +12,7 @@ from tests.control.queue.jobs.helpers import INFRA, claim, submit
 pytestmark = pytest.mark.django_db
 
 
-def test_a_job_shows_where_it_is(client: Client, organization: Organization) -> None:
+def test_a_job_shows_its_status(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     job_progress(claim=claim(job), done=3, total=16, unit="rows")
     shown = client.get(f"/v1/jobs/{job.pk}").json()
@@ -40,7 +40,7 @@ def test_jobs_are_listed_newest_first(client: Client, organization: Organization
     assert page["has_more"] is True
 
 
-def test_events_tell_the_history_and_continue_after_one(client: Client, organization: Organization) -> None:
+def test_events_list_the_history_and_continue_after_a_given_event(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     job_fail(claim=claim(job), failure=INFRA)
     page = client.get(f"/v1/jobs/{job.pk}/events").json()
@@ -49,7 +49,7 @@ def test_events_tell_the_history_and_continue_after_one(client: Client, organiza
     assert [event["data"]["code"] for event in later["data"]] == ["worker_crashed"]
 
 
-def test_a_wrong_after_is_named(client: Client, organization: Organization) -> None:
+def test_the_error_names_an_invalid_after_parameter(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     answer = client.get(f"/v1/jobs/{job.pk}/events?after=x")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")

@@ -84,7 +84,7 @@ def test_a_held_job_cannot_be_claimed_until_its_lease_runs_out() -> None:
     assert claim(job, "another").fence == 2
 
 
-def test_a_renewal_keeps_others_away() -> None:
+def test_a_renewed_lease_prevents_other_claims() -> None:
     job = submit()
     held = claim(job)
     expire_lease(job)
@@ -108,7 +108,7 @@ def test_a_late_wake_up_for_a_job_that_has_ended_does_nothing(status: str) -> No
     assert job_claim(job_id="job_unknown", worker="worker") is None
 
 
-def test_each_move_writes_one_event_in_order() -> None:
+def test_each_transition_writes_one_event_in_order() -> None:
     job = submit()
     held = claim(job)
     job_release(claim=held)
@@ -120,14 +120,14 @@ def test_each_move_writes_one_event_in_order() -> None:
     assert events == list(enumerate(types, start=1))
 
 
-def test_cancelling_twice_asks_once_and_ends_a_pause() -> None:
+def test_cancelling_twice_is_recorded_once_and_makes_a_postponed_job_due() -> None:
     job = submit()
     Job.objects.filter(pk=job.pk).update(not_before=Now() + timedelta(seconds=60))
     assert [job_cancel(job=job), job_cancel(job=job)] == [True, False]
     assert list(jobs_due()) == [job]
 
 
-def test_a_renewal_tells_of_a_cancellation() -> None:
+def test_a_renewal_reports_a_requested_cancellation() -> None:
     job = submit()
     held = claim(job)
     assert not job_renew(claim=held)
@@ -135,7 +135,7 @@ def test_a_renewal_tells_of_a_cancellation() -> None:
     assert job_renew(claim=held)
 
 
-def test_another_try_is_not_put_off_where_the_customer_waits_for_the_end() -> None:
+def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested() -> None:
     """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     job = submit()
     taken = claim(job)
@@ -146,7 +146,7 @@ def test_another_try_is_not_put_off_where_the_customer_waits_for_the_end() -> No
     assert jobs_due().filter(pk=job.pk).exists()
 
 
-def test_workers_that_died_long_ago_are_forgotten() -> None:
+def test_rows_of_workers_that_died_long_ago_are_deleted() -> None:
     for name in ("dead", "silent"):
         worker_beat(worker=name, role="jobs")
     Worker.objects.filter(pk="dead").update(heartbeat_at=Now() - timedelta(days=2))
@@ -172,7 +172,7 @@ def test_the_fourth_claim_without_progress_is_exhausted() -> None:
     assert [taken.is_exhausted for taken in claims] == [False, False, False, True]
 
 
-def test_progress_begins_the_count_of_attempts_anew() -> None:
+def test_progress_resets_the_count_of_stalled_attempts() -> None:
     job = submit()
     for _ in range(3):
         held = claim(job)
@@ -184,7 +184,7 @@ def test_progress_begins_the_count_of_attempts_anew() -> None:
         expire_lease(job)
 
 
-def test_a_released_attempt_is_not_held_against_the_job() -> None:
+def test_a_released_attempt_does_not_count_as_stalled() -> None:
     job = submit()
     for _ in range(6):
         job_release(claim=claim(job))

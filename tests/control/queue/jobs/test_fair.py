@@ -1,4 +1,4 @@
-"""Worker time is shared evenly between organizations, whatever their jobs take and however many they queue."""
+"""Worker time is shared evenly between organizations, regardless of the length and number of their jobs."""
 
 from collections import Counter
 from datetime import timedelta
@@ -64,10 +64,10 @@ class Simulation:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_nobody_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_workers: int) -> None:
+def test_no_organization_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_workers: int) -> None:
     simulation = Simulation(num_workers)
-    simulation.submit(make_organization("hog"), 60, 30.0)
-    simulation.run_until(200.0)  # the hog has had everything so far
+    simulation.submit(make_organization("greedy"), 60, 30.0)
+    simulation.run_until(200.0)  # one organization has used all workers so far
     others = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
     simulation.run_until(1500.0 / num_workers)
 
@@ -75,7 +75,9 @@ def test_nobody_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_work
         # As one of four it gets a quarter of the workers, but never more than one worker per job.
         fair_seconds = max(len(jobs) * seconds * 4 / num_workers, seconds)
         waited = max(simulation.ended_at[job] for job in jobs) - 200.0
-        assert waited <= 2 * fair_seconds, f"jobs of {seconds} s: {waited:.0f} s, fair were {fair_seconds:.0f} s"
+        assert waited <= 2 * fair_seconds, (
+            f"jobs of {seconds} s took {waited:.0f} s; the fair time is {fair_seconds:.0f} s"
+        )
 
 
 def test_equal_backlogs_get_equal_time_not_equal_counts() -> None:
@@ -89,7 +91,7 @@ def test_equal_backlogs_get_equal_time_not_equal_counts() -> None:
     assert abs(done["long"] * 60 - done["short"] * 10) <= 60
 
 
-def test_idle_time_is_not_saved_up() -> None:
+def test_idle_time_gives_no_credit() -> None:
     busy, back = make_organization(), make_organization()
     submit(organization=back)
     work(take(), 1.0)
@@ -109,7 +111,7 @@ def test_idle_time_is_not_saved_up() -> None:
     assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, back.pk: 3}
 
 
-def test_whoever_has_fewer_running_jobs_comes_next() -> None:
+def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
     first, second = make_organization(), make_organization()
     for organization in (first, first, first, second, second):
         submit(organization=organization)
@@ -120,7 +122,7 @@ def test_whoever_has_fewer_running_jobs_comes_next() -> None:
 
 
 @pytest.mark.parametrize("ending", ["fail", "release", "lease"])
-def test_time_is_charged_however_an_attempt_ends(ending: str) -> None:
+def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
     job = submit()
     claim = take()
     Job.objects.filter(pk=job.pk).update(claimed_at=Now() - timedelta(seconds=50))
@@ -135,7 +137,7 @@ def test_time_is_charged_however_an_attempt_ends(ending: str) -> None:
     assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60
 
 
-def test_later_stages_come_before_earlier_ones_and_older_jobs_before_newer() -> None:
+def test_jobs_of_later_stages_and_older_jobs_are_claimed_first() -> None:
     organization = make_organization()
     batches = [submit(organization=organization, kind="batch") for _ in range(2)]
     evaluation = submit(organization=organization, kind="evaluation")
@@ -157,7 +159,7 @@ def test_a_cancelled_job_is_ended_first_even_over_its_quota() -> None:
     assert take().job_id == cancelled.pk
 
 
-def test_an_organization_runs_no_more_jobs_than_it_may_and_holds_nobody_up() -> None:
+def test_an_organization_at_its_limit_of_running_jobs_does_not_block_others() -> None:
     limited, other = make_organization(), make_organization()
     Limits.objects.create(organization=limited, running_jobs=1)
     for organization in (limited, limited, other):
@@ -171,7 +173,7 @@ def test_an_organization_runs_no_more_jobs_than_it_may_and_holds_nobody_up() -> 
     assert take().organization_id == limited.pk
 
 
-def test_an_abandoned_job_is_taken_up_again_although_no_more_may_run() -> None:
+def test_an_abandoned_job_is_claimed_again_even_at_the_limit_of_running_jobs() -> None:
     organization = make_organization()
     Limits.objects.create(organization=organization, running_jobs=1)
     job = submit(organization=organization)

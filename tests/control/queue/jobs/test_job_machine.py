@@ -40,7 +40,7 @@ def _pause(*, claim: Claim) -> None:
 class JobMachine(RuleBasedStateMachine):
     """`claims` holds every claim ever made: holders of stale ones keep trying to write."""
 
-    organization: Any = None  # set by the test, which owns the database
+    organization: Any = None  # set by the test, which has the database
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class JobMachine(RuleBasedStateMachine):
         shard_no = data.draw(st.sampled_from([shard.shard_no for shard in self.shards()]))
         key = f"{shard_no}.{claim.fence}"
         if self.attempt(claim, lambda: job_commit_shard(claim=claim, shard_no=shard_no, storage_key=key, rows=ROWS)):
-            assert shard_no not in self.winners, "a shard was won twice"
+            assert shard_no not in self.winners, "a shard was committed twice"
             self.winners[shard_no] = key
 
     @precondition(lambda self: self.claims)
@@ -145,7 +145,7 @@ class JobMachine(RuleBasedStateMachine):
         return list(JobShard.objects.filter(job=self.job).order_by("row_from"))
 
     @invariant()
-    def moves_are_legal_and_ends_are_final_fences_grow_and_a_lease_means_running(self) -> None:
+    def transitions_are_legal_fences_grow_and_only_running_jobs_have_a_lease(self) -> None:
         row = self.row()
         status = Job.Status(row.status)
         if status != self.seen:
@@ -161,7 +161,7 @@ class JobMachine(RuleBasedStateMachine):
         assert (row.paused is not None) == (row.status == Job.Status.PAUSED)
 
     @invariant()
-    def every_row_is_in_one_shard_and_winners_stay(self) -> None:
+    def every_row_is_in_one_shard_and_committed_shards_do_not_change(self) -> None:
         shards = self.shards()
         rows = [row for shard in shards for row in range(shard.row_from, shard.row_to)]
         assert rows == list(range(NUM_ROWS))

@@ -46,7 +46,7 @@ def commit(held: Claim, shard_no: int) -> bool:
     return job_commit_shard(claim=held, shard_no=shard_no, storage_key=f"{shard_no}.{held.fence}", rows=ROWS)
 
 
-def test_a_shard_has_one_winner_for_ever() -> None:
+def test_a_shard_is_committed_only_once() -> None:
     job = submit()
     add_shards(job, 4)
     first = claim(job)
@@ -57,7 +57,7 @@ def test_a_shard_has_one_winner_for_ever() -> None:
     assert (shard.storage_key, shard.fence) == ("0.1", 1)
 
 
-def test_a_doubled_commit_writes_one_event() -> None:
+def test_a_repeated_commit_writes_one_event() -> None:
     job = submit()
     add_shards(job, 4)
     held = claim(job)
@@ -78,7 +78,7 @@ def test_a_doubled_commit_writes_one_event() -> None:
         ((4,) * 30, {3, 50, 119}),
     ],
 )
-def test_poison_rows_are_found_and_no_innocent_one(sizes: tuple[int, ...], poison: set[int]) -> None:
+def test_exactly_the_poison_rows_are_found(sizes: tuple[int, ...], poison: set[int]) -> None:
     job = submit()
     add_shards(job, *sizes)
     convicted, longest_stall = find_poison(job, poison)
@@ -95,10 +95,10 @@ def test_halving_keeps_every_row_in_one_shard() -> None:
     assert cover == list(range(24))
 
 
-def test_when_every_row_crashes_the_worker_no_more_than_a_few_are_blamed() -> None:
+def test_if_every_row_crashes_the_worker_only_a_few_are_marked_as_crashed() -> None:
     job = submit()
     add_shards(job, 32)
     with pytest.raises(AssertionError, match="not done"):
         find_poison(job, set(range(32)))
     assert JobShard.objects.filter(job=job).exclude(storage_key="").count() == MAX_CRASHED_ROWS
-    assert Job.objects.get(pk=job.pk).stalled_attempts > 3, "so the job is given up"
+    assert Job.objects.get(pk=job.pk).stalled_attempts > 3, "the job must be given up"

@@ -54,9 +54,7 @@ def test_without_an_opt_in_no_request_is_kept(client: Client, deployment: Deploy
     assert client.get(f"/v1/deployments/{deployment.pk}/capture").json()["error"]["code"] == "capture_not_found"
 
 
-def test_an_opt_in_counts_kept_requests_and_an_opt_out_deletes_them(
-    client: Client, deployment: Deployment
-) -> None:
+def test_an_opt_in_counts_kept_requests_and_an_opt_out_deletes_them(client: Client, deployment: Deployment) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
     assert client.post(path, {"hours": 24}, content_type="application/json").json()["num_requests"] == 0
     assert keep(deployment, "one")
@@ -69,7 +67,9 @@ def test_an_opt_in_counts_kept_requests_and_an_opt_out_deletes_them(
 
 
 @pytest.mark.parametrize("hours", [0, 721, "many"])
-def test_hours_are_from_1_to_30_days(client: Client, deployment: Deployment, hours: object) -> None:
+def test_hours_outside_of_one_hour_to_30_days_are_refused(
+    client: Client, deployment: Deployment, hours: object
+) -> None:
     response = client.post(
         f"/v1/deployments/{deployment.pk}/capture", {"hours": hours}, content_type="application/json"
     )
@@ -119,7 +119,7 @@ def test_an_expired_request_is_left_out_of_files_at_once_and_deleted_by_the_prun
     assert CapturedRequest.objects.count() == 1
 
 
-def test_only_the_newest_are_kept_and_none_of_a_deleted_deployment(
+def test_only_the_newest_requests_are_kept_and_none_of_a_deleted_deployment(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("control.serving.captures.services.MAX_REQUESTS", 2)
@@ -136,7 +136,7 @@ def test_only_the_newest_are_kept_and_none_of_a_deleted_deployment(
     assert not CapturedRequest.objects.exists()
 
 
-def test_a_request_that_came_in_while_its_owner_opted_out_is_deleted_too(deployment: Deployment) -> None:
+def test_a_request_that_arrives_during_the_opt_out_is_deleted_too(deployment: Deployment) -> None:
     capture_end(capture=capture_set(deployment=deployment, hours=2))
     CapturedRequest.objects.create(
         deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=body("late")

@@ -32,14 +32,14 @@ class Handler(BaseHTTPRequestHandler):
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
-    num_looks = 0  # at the metrics, which count them as requests
+    num_reads = 0  # reads of /metrics, which reports them as the number of requests
 
     def do_GET(self) -> None:
         if not self._authorized():
             return
         if self.path == "/metrics":
-            Handler.num_looks += 1
-            text = f"vllm:e2e_request_latency_seconds_count {Handler.num_looks}\n"
+            Handler.num_reads += 1
+            text = f"vllm:e2e_request_latency_seconds_count {Handler.num_reads}\n"
             self._send(200, "text/plain; version=0.0.4", text.encode())
             return
         healthy = self.path == "/health" and self.behaviour != "mute"

@@ -37,7 +37,7 @@ def deploy(client: Client, *, status: int = 201, **body: Any) -> Any:
     return response.json()
 
 
-def test_an_adapter_outlives_the_files_it_came_in(client: Client, organization: Organization) -> None:
+def test_an_adapter_remains_when_its_uploaded_files_are_deleted(client: Client, organization: Organization) -> None:
     make_base_model("m")
     made = register(client, organization)
 
@@ -50,7 +50,7 @@ def test_an_adapter_outlives_the_files_it_came_in(client: Client, organization: 
     assert register(client, organization, status=409)["error"]["code"] == "name_taken"
 
 
-def test_a_hostile_adapter_is_refused_by_the_file_at_fault(client: Client, organization: Organization) -> None:
+def test_the_error_for_a_hostile_adapter_names_the_invalid_file(client: Client, organization: Organization) -> None:
     make_base_model("m")
 
     refused = register(client, organization, status=400, config={"peft_type": "LORA", "use_dora": True})
@@ -76,7 +76,7 @@ def test_a_deployment_serves_only_adapters_of_its_model(client: Client, organiza
     assert not Deployment.objects.filter(name="b").exists()
 
 
-def test_adapters_of_a_deployment_are_changed_without_its_speculator(
+def test_adapters_of_a_deployment_can_be_changed_without_changing_its_speculator(
     client: Client, organization: Organization
 ) -> None:
     make_base_model("m")

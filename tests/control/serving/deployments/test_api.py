@@ -15,7 +15,7 @@ def create(client: Client, **body: object) -> tuple[int, dict[str, object]]:
     return answer.status_code, answer.json()
 
 
-def test_a_deployment_is_asked_for_by_name_and_model(client: Client, organization: Organization) -> None:
+def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organization: Organization) -> None:
     model = make_base_model()
 
     status, body = create(client, name="fast", model=model.name)
@@ -38,7 +38,7 @@ def test_a_deployment_is_asked_for_by_name_and_model(client: Client, organizatio
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a" * 65, "ä"])
-def test_a_name_that_could_not_be_a_model_is_refused(client: Client, name: str) -> None:
+def test_a_name_that_cannot_be_a_model_name_is_refused(client: Client, name: str) -> None:
     status, body = create(client, name=name, model=make_base_model().name)
 
     assert status == 400
@@ -47,7 +47,7 @@ def test_a_name_that_could_not_be_a_model_is_refused(client: Client, name: str) 
     assert error["param"] == "name"
 
 
-def test_a_name_is_taken_once_in_an_organization_until_it_is_deleted(
+def test_a_name_is_unique_in_an_organization_until_its_deployment_is_deleted(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     model = make_base_model()
@@ -61,7 +61,7 @@ def test_a_name_is_taken_once_in_an_organization_until_it_is_deleted(
     assert create(client, name="fast", model=model.name)[0] == 201
 
 
-def test_an_unknown_model_is_named(client: Client) -> None:
+def test_an_unknown_model_is_not_found(client: Client) -> None:
     status, body = create(client, name="fast", model="nothing")
 
     assert (status, body["error"]["code"]) == (404, "model_not_found")  # type: ignore[index]
@@ -74,7 +74,7 @@ def test_an_unknown_model_is_named(client: Client) -> None:
         ({"status": Speculator.Status.TRAINING}, "speculator_not_ready"),
     ],
 )
-def test_a_speculator_that_does_not_fit_is_refused(
+def test_a_speculator_that_does_not_fit_or_is_not_ready_is_refused(
     client: Client, organization: Organization, values: dict[str, object], code: str
 ) -> None:
     model = make_base_model()
@@ -146,7 +146,7 @@ def test_starting_a_running_deployment_changes_nothing(client: Client, organizat
 @pytest.mark.django_db
 @pytest.mark.parametrize("source", list(State))
 @pytest.mark.parametrize("to", list(State))
-def test_the_row_makes_legal_moves_only(source: Deployment.State, to: Deployment.State) -> None:
+def test_a_deployment_makes_only_legal_transitions(source: Deployment.State, to: Deployment.State) -> None:
     deployment = make_deployment(make_base_model())
     Deployment.objects.update(state=source)
 

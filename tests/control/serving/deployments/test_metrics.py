@@ -66,7 +66,7 @@ def test_the_counters_of_an_engine_are_read() -> None:
     assert counters["prompt_tokens"] == 0
 
 
-def test_figures_are_those_of_each_minute(client: Client, deployment: Deployment) -> None:
+def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deployment) -> None:
     noon = timezone.now().replace(second=0, microsecond=0) - dt.timedelta(minutes=30)
     sample(deployment, noon - dt.timedelta(seconds=10), generation_tokens=100, drafts=10, accepted_tokens=5)
     sample(
@@ -86,7 +86,7 @@ def test_figures_are_those_of_each_minute(client: Client, deployment: Deployment
     assert [row["num_requests"] for row in metrics(client, deployment, "bucket_width=1h") if row["num_requests"]] == [4]
 
 
-def test_a_restart_makes_no_figures_of_its_own(deployment: Deployment) -> None:
+def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment: Deployment) -> None:
     begin = timezone.now() - dt.timedelta(minutes=10)
     sample(deployment, begin, requests=100)
     sample(deployment, begin + dt.timedelta(minutes=1), requests=103)

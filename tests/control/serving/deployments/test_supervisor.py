@@ -43,7 +43,7 @@ def ask(deployment: Deployment) -> httpx2.Response:
     )
 
 
-def test_an_endpoint_is_ready_once_its_engine_can_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_endpoint_is_ready_once_its_engine_is_healthy(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"), name="quick")
 
     tick_until_state(supervisor, deployment, State.READY)
@@ -55,7 +55,7 @@ def test_an_endpoint_is_ready_once_its_engine_can_answer(supervisor: Supervisor,
     assert options["drafter"] is None
 
 
-def test_an_engine_that_never_answers_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_engine_that_never_passes_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "mute"))
     supervisor.timings = SupervisorTimings(probe_seconds=0.02, startup_seconds=0.5)
     tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
@@ -101,13 +101,13 @@ def test_a_speculator_missing_from_storage_fails_the_deployment(supervisor: Supe
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_storage_that_cannot_be_reached_is_a_crash_like_any_other(
+def test_unreachable_storage_counts_as_a_crash(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="http://storage")
 
-    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would say it
+    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would raise it
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
     deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
@@ -137,7 +137,7 @@ def test_an_engine_that_dies_is_noticed_within_two_seconds_and_started_again(
     assert ask(deployment).status_code == 200
 
 
-def test_the_pause_after_a_crash_doubles_up_to_a_minute() -> None:
+def test_the_delay_after_a_crash_doubles_up_to_a_minute() -> None:
     assert [backoff_seconds(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -171,7 +171,7 @@ def test_five_crashes_in_a_row_are_a_crash_loop(supervisor: Supervisor, tmp_path
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_a_failed_deployment_starts_with_a_clean_record(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_starting_a_failed_deployment_clears_its_crashes(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
     tick_until_state(supervisor, deployment, State.FAILED)
     make_model_folder(tmp_path / "model", "serve")
@@ -193,7 +193,7 @@ def test_crashes_older_than_ten_minutes_do_not_count(supervisor: Supervisor, tmp
     assert deployment.state == State.PROVISIONING
 
 
-def test_stopping_ends_the_process(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_stopping_a_deployment_ends_its_process(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
@@ -217,7 +217,7 @@ def test_an_engine_that_ignores_sigterm_is_killed(supervisor: Supervisor, tmp_pa
     assert not process.is_alive()
 
 
-def test_deleting_ends_the_process_too(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_deleting_a_deployment_ends_its_process(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
@@ -228,7 +228,9 @@ def test_deleting_ends_the_process_too(supervisor: Supervisor, tmp_path: Path) -
     assert not process.is_alive()
 
 
-def test_another_speculator_restarts_the_engine_and_counts_as_no_crash(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_change_of_the_speculator_restarts_the_engine_and_is_not_a_crash(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
     deployment = make_deployment(model, organization)
@@ -246,7 +248,7 @@ def test_another_speculator_restarts_the_engine_and_counts_as_no_crash(superviso
     assert ask(deployment).json()["options"]["drafter"] == "medusa+suffix"
 
 
-def test_the_next_supervisor_adopts_what_the_last_one_left(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_the_next_supervisor_adopts_the_engines_of_the_previous_one(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
@@ -254,20 +256,20 @@ def test_the_next_supervisor_adopts_what_the_last_one_left(supervisor: Superviso
     assert process.is_alive()
     assert ask(deployment).status_code == 200
 
-    heir = Supervisor(supervisor.config, timings=TIMINGS)
-    heir.kill_strays()
+    successor = Supervisor(supervisor.config, timings=TIMINGS)
+    successor.kill_strays()
     for _ in range(5):
-        heir.tick()
+        successor.tick()
 
     assert identity_of(deployment) == process
     assert process.is_alive()
     assert deployment.crashes == []
     os.kill(process.pid, signal.SIGKILL)
-    tick_until(heir, lambda: len(Deployment.objects.get().crashes) == 1)
-    heir.stop()
+    tick_until(successor, lambda: len(Deployment.objects.get().crashes) == 1)
+    successor.stop()
 
 
-def test_a_pid_that_was_used_again_is_not_adopted(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_process_that_reuses_a_recorded_pid_is_not_adopted(supervisor: Supervisor, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     Deployment.objects.update(
@@ -282,7 +284,7 @@ def test_a_pid_that_was_used_again_is_not_adopted(supervisor: Supervisor, tmp_pa
     bystander.communicate(b"\n")
 
 
-def test_an_endpoint_that_no_row_knows_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
     """A supervisor that dies after it starts a process and before it records it leaves such a process."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
@@ -296,7 +298,7 @@ def test_an_endpoint_that_no_row_knows_is_killed(supervisor: Supervisor, tmp_pat
     assert stray.wait(timeout=10) == -signal.SIGKILL
 
 
-def test_a_finding_about_an_older_wish_changes_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_observation_of_an_outdated_desired_state_changes_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
@@ -310,7 +312,7 @@ def test_a_finding_about_an_older_wish_changes_nothing(supervisor: Supervisor, t
     assert isinstance(process, ProcessIdentity)
 
 
-def test_the_engine_computes_as_jobs_do(
+def test_the_engine_gets_the_device_and_kernel_settings_of_jobs(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_CPU_KERNELS", "off")

@@ -51,7 +51,7 @@ def token(caller: Organization) -> str:
 
 @pytest.fixture
 def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> Deployment:
-    """`fast`, ready, over a fake engine whose model folder is `tmp_path / "model"`."""
+    """A ready deployment `fast` with a fake engine whose model folder is `tmp_path / "model"`."""
     deployment = make_deployment(make_served_model(tmp_path / "model"), caller, "fast")
     tick_until_state(supervisor, deployment, State.READY)
     return deployment

@@ -23,7 +23,7 @@ def test_requests_are_kept_from_the_opt_in_on(base_url: str, token: str, deploym
     assert ask(base_url, token, "after") == 200
 
     deadline = time.monotonic() + 10
-    while not (kept := list(CapturedRequest.objects.all())):  # it is written once the answer is out
+    while not (kept := list(CapturedRequest.objects.all())):  # the row is written after the answer has been sent
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert [(row.endpoint, row.body["messages"][0]["content"]) for row in kept] == [("/v1/chat/completions", "after")]

@@ -24,7 +24,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_ten_killed_engines_end_twenty_streams_with_a_word_and_are_started_again(
+def test_ten_killed_engines_end_twenty_streams_with_an_error_and_are_started_again(
     base_url: str, token: str, deployment: Deployment, supervisor: Supervisor
 ) -> None:
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -25,7 +25,7 @@ def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_revoked_key_opens_no_endpoint_any_more(client: httpx2.Client, caller: Organization) -> None:
+def test_a_revoked_key_no_longer_opens_an_endpoint(client: httpx2.Client, caller: Organization) -> None:
     assert post(client, chat("hello")).status_code == 200
 
     api_key_revoke(key=ApiKey.objects.get(organization=caller))
@@ -67,7 +67,7 @@ def test_a_request_reaches_the_engine_as_it_was_sent(client: httpx2.Client, path
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_stream_is_passed_on_to_its_end(client: httpx2.Client) -> None:
+def test_a_stream_is_passed_on_completely(client: httpx2.Client) -> None:
     answer = post(client, chat("hello", stream=True))
 
     assert answer.headers["content-type"] == "text/event-stream"
@@ -77,7 +77,7 @@ def test_a_stream_is_passed_on_to_its_end(client: httpx2.Client) -> None:
 
 
 @pytest.mark.usefixtures("deployment")
-def test_events_come_as_they_are_made(client: httpx2.Client) -> None:
+def test_events_are_passed_on_as_soon_as_they_are_generated(client: httpx2.Client) -> None:
     """`linger` sends two events and then waits for this caller: if they were buffered, the read would never return."""
     with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as answer:
         first = next(answer.iter_text())
@@ -86,7 +86,7 @@ def test_events_come_as_they_are_made(client: httpx2.Client) -> None:
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_stream_whose_engine_dies_ends_with_an_error_and_no_done(client: httpx2.Client) -> None:
+def test_a_stream_whose_engine_dies_ends_with_an_error_and_without_done(client: httpx2.Client) -> None:
     answer = post(client, chat("die", stream=True))
 
     events = [json.loads(event) for event in events_of(answer)]  # whole events only: half an event would not parse
@@ -111,7 +111,7 @@ def test_openais_client_raises_when_the_engine_dies_in_mid_stream(base_url: str,
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize(("content", "stream"), [("die at once", False), ("die at once", True), ("hang up", True)])
-def test_an_engine_that_never_began_to_answer_is_a_bad_gateway(
+def test_an_engine_that_fails_before_its_answer_is_a_bad_gateway(
     client: httpx2.Client, content: str, stream: bool
 ) -> None:
     answer = post(client, chat(content, stream=stream))
@@ -134,7 +134,7 @@ def test_a_locked_database_does_not_hide_that_the_engine_failed(
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engines_own_errors_pass_through(client: httpx2.Client, stream: bool) -> None:
+def test_errors_of_the_engine_are_passed_on(client: httpx2.Client, stream: bool) -> None:
     answer = post(client, chat("refuse", stream=stream))
 
     assert answer.status_code == 400
@@ -145,7 +145,9 @@ def test_the_engines_own_errors_pass_through(client: httpx2.Client, stream: bool
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_that_hangs_up_ends_the_engines_work(client: httpx2.Client, tmp_path: Path, stream: bool) -> None:
+def test_the_engine_stops_working_when_the_caller_disconnects(
+    client: httpx2.Client, tmp_path: Path, stream: bool
+) -> None:
     with pytest.raises(httpx2.ReadTimeout):
         client.post("/chat/completions", json=chat("linger", stream=stream), timeout=1.0)
 
@@ -153,7 +155,7 @@ def test_a_caller_that_hangs_up_ends_the_engines_work(client: httpx2.Client, tmp
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_foreign_deployment_and_an_unknown_one_look_alike(client: httpx2.Client) -> None:
+def test_another_organizations_deployment_is_answered_like_an_unknown_one(client: httpx2.Client) -> None:
     make_deployment(make_base_model(), make_organization(), "theirs")
 
     foreign, unknown = post(client, chat("hello", model="theirs")), post(client, chat("hello", model="nobodys"))
@@ -163,18 +165,20 @@ def test_a_foreign_deployment_and_an_unknown_one_look_alike(client: httpx2.Clien
     assert foreign.json() == json.loads(unknown.text.replace("nobodys", "theirs"))
 
 
-def test_equal_names_lead_each_organization_to_its_own_endpoint(base_url: str, deployment: Deployment) -> None:
+def test_organizations_with_equal_endpoint_names_reach_their_own_endpoint(
+    base_url: str, deployment: Deployment
+) -> None:
     other = make_organization()
     make_deployment(make_base_model(), other, deployment.name)
     headers = {"Authorization": f"Bearer {make_key(other)[1]}"}
 
     answer = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)
 
-    assert answer.status_code == 503  # theirs is still starting
+    assert answer.status_code == 503  # the other organization's endpoint is still starting
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk_live_wrong"}, {"Authorization": "Basic eA=="}])
-def test_without_a_key_nothing_is_told(base_url: str, headers: dict[str, str]) -> None:
+def test_without_a_key_the_answer_reveals_nothing(base_url: str, headers: dict[str, str]) -> None:
     answer = httpx2.post(f"{base_url}/chat/completions", content=b"not json", headers=headers, trust_env=False)
 
     assert answer.status_code == 401
@@ -232,7 +236,7 @@ def test_a_stopped_or_failed_deployment_answers_that_a_retry_does_not_help(
     assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
 
 
-def test_a_stopped_deployment_is_out_of_routing_at_once(client: httpx2.Client, deployment: Deployment) -> None:
+def test_a_stopped_deployment_stops_receiving_requests_at_once(client: httpx2.Client, deployment: Deployment) -> None:
     deployment_stop(deployment=deployment)
     assert post(client, chat("hello")).status_code == 503
 

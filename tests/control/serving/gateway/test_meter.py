@@ -67,7 +67,9 @@ def test_with_the_option_the_last_chunk_has_usage(base_url: str, token: str) -> 
         )
         *others, last = stream
 
-    assert [(len(chunk.choices), chunk.usage) for chunk in others] == [(1, None), (1, None)], "clients add up"
+    assert [(len(chunk.choices), chunk.usage) for chunk in others] == [(1, None), (1, None)], (
+        "clients add up the usage of all chunks"
+    )
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == 2
@@ -83,15 +85,13 @@ def test_with_the_option_for_every_chunk_all_chunks_have_usage(client: httpx2.Cl
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("content", ["die", "linger"])
-def test_a_stream_that_is_cut_off_by_either_side_is_counted_as_far_as_it_came(
-    client: httpx2.Client, content: str
-) -> None:
+def test_a_stream_that_either_side_cuts_off_is_counted_up_to_that_point(client: httpx2.Client, content: str) -> None:
     with client.stream("POST", "/chat/completions", json=chat(content, stream=True)) as answer:
         seen = ""
         for text in answer.iter_text():
             seen += text
             if content == "linger" and "token1" in seen:
-                break  # and hang up
+                break  # and disconnect
 
     assert counted() == [COUNTED | {"output_tokens": 2}]
 
@@ -108,7 +108,9 @@ def test_a_request_without_a_stream_is_sent_unchanged() -> None:
     assert metered_request(chat("x")) is None
     assert metered_request(chat("x", stream="yes")) is None
     assert metered_request(chat("x", stream=True, stream_options=[])) is None
-    assert metered_request(chat("x", stream=True, stream_options={"include_usage": "yes"})) is None, "to be refused"
+    assert metered_request(chat("x", stream=True, stream_options={"include_usage": "yes"})) is None, (
+        "the engine will refuse it"
+    )
 
 
 def test_usage_is_requested_of_a_stream_and_other_options_are_kept() -> None:
@@ -121,9 +123,9 @@ def test_usage_is_requested_of_a_stream_and_other_options_are_kept() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"usage": null}', b'{"usage": {"prompt_tokens": 1}}', b"\xff"])
-def test_an_answer_may_say_nothing_of_tokens(answer: bytes) -> None:
+def test_an_answer_without_usage_has_no_tokens(answer: bytes) -> None:
     assert tokens_of(answer) is None
 
 
-def test_details_are_optional() -> None:
+def test_details_of_the_usage_are_optional() -> None:
     assert tokens_of(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}') == Tokens(input=3, output=5)

@@ -123,7 +123,7 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
     assert not Event.objects.filter(object_id=canary.pk).exists()
 
 
-def test_a_worse_one_is_rolled_back_and_nothing_has_changed(
+def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
     made, canary = under_way(client, deployment, new)
@@ -143,7 +143,7 @@ def test_a_worse_one_is_rolled_back_and_nothing_has_changed(
 @pytest.mark.parametrize(
     ("trouble", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("other", "superseded")]
 )
-def test_trouble_rolls_back(
+def test_a_crash_a_stop_or_a_change_of_the_deployment_rolls_back(
     client: Client, deployment: Deployment, new: Speculator, trouble: str, code: str
 ) -> None:
     made, canary = under_way(client, deployment, new)
@@ -168,7 +168,7 @@ def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: De
     assert shown(client, made)["reason"]["code"] == "too_few_requests"
 
 
-def test_requests_are_shared_as_asked(client: Client, deployment: Deployment, new: Speculator) -> None:
+def test_the_canary_gets_its_share_of_the_requests(client: Client, deployment: Deployment, new: Speculator) -> None:
     _, canary = under_way(client, deployment, new)
 
     answered = [_chosen(deployment) for _ in range(1000)]
@@ -178,7 +178,9 @@ def test_requests_are_shared_as_asked(client: Client, deployment: Deployment, ne
     assert down not in [_chosen(deployment) for _ in range(50)]
 
 
-def test_a_canary_is_no_deployment_of_the_customers(client: Client, deployment: Deployment, new: Speculator) -> None:
+def test_a_canary_is_hidden_from_the_customers_deployments(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
     _, canary = under_way(client, deployment, new)
 
     assert [row["id"] for row in client.get("/v1/deployments").json()["data"]] == [deployment.pk]
@@ -187,7 +189,9 @@ def test_a_canary_is_no_deployment_of_the_customers(client: Client, deployment: 
     assert canary.served_name == "support"
 
 
-def test_one_rollout_at_a_time_and_it_can_be_cancelled(client: Client, deployment: Deployment, new: Speculator) -> None:
+def test_a_deployment_has_one_rollout_at_a_time_which_can_be_cancelled(
+    client: Client, deployment: Deployment, new: Speculator
+) -> None:
     made = begin(client, deployment, new)
     assert begin(client, deployment, new, status=409)["error"]["code"] == "rollout_active"
 
@@ -217,7 +221,7 @@ def test_an_impossible_rollout_is_refused(
     assert DeploymentSample.objects.count() == 0
 
 
-def test_a_deployment_that_does_not_serve_has_nothing_to_compare_with(
+def test_a_rollout_on_a_deployment_that_does_not_serve_is_refused(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
     observe(deployment, state=State.STOPPED)

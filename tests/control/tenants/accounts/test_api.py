@@ -51,7 +51,7 @@ def test_a_new_key_is_shown_once_and_works_at_once(client: Client) -> None:
     assert made["hint"].endswith(made["key"][-4:])
 
 
-def test_a_repeated_creation_makes_one_key_and_shows_it_once(client: Client) -> None:
+def test_a_repeated_creation_makes_one_key_and_shows_its_secret_once(client: Client) -> None:
     first = client.post(
         "/v1/api_keys", {"name": "ci"}, content_type="application/json", headers={"Idempotency-Key": "a"}
     )
@@ -117,7 +117,7 @@ def test_a_rotation_does_not_prolong_a_key(client: Client) -> None:
     assert client.get(f"/v1/api_keys/{old['id']}").json()["expires_at"] == soon
 
 
-def test_a_key_cannot_grant_what_it_may_not_do(organization: Organization) -> None:
+def test_a_key_cannot_grant_scopes_that_it_does_not_have(organization: Organization) -> None:
     _, token = make_key(organization, scopes=["admin", "files:*"])
     mighty, _ = make_key(organization)
     narrow = bearer(token)
@@ -142,7 +142,7 @@ def test_a_key_cannot_grant_what_it_may_not_do(organization: Organization) -> No
         ({"name": "x", "deployment_ids": [], "scopes": ["inference"]}, "deployment_ids"),
     ],
 )
-def test_a_key_that_makes_no_sense_is_refused(client: Client, body: dict[str, Any], param: str) -> None:
+def test_a_key_with_invalid_values_is_refused(client: Client, body: dict[str, Any], param: str) -> None:
     assert post(client, "/v1/api_keys", body, status=400)["error"]["param"] == param
 
 
@@ -171,7 +171,7 @@ def test_a_restricted_key_reaches_its_deployment_and_no_other(client: Client, or
     assert hidden["error"]["code"] == "model_not_found"
 
 
-def test_a_restriction_names_deployments_of_the_organization_and_goes_with_few_scopes(
+def test_a_key_restricted_to_foreign_deployments_or_with_broad_scopes_is_refused(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     ours, theirs = ready_deployment(organization, "ours"), ready_deployment(other_organization, "theirs")
@@ -192,7 +192,9 @@ def refuse(key_id: str) -> float:
 
 
 @pytest.mark.parametrize("num_guesses", [1_000, pytest.param(100_000, marks=pytest.mark.soak)])
-def test_no_guess_is_a_key_and_none_tells_which_ids_there_are(organization: Organization, num_guesses: int) -> None:
+def test_no_guessed_key_is_accepted_and_the_time_does_not_reveal_existing_ids(
+    organization: Organization, num_guesses: int
+) -> None:
     """Guesses with the id of a real key take as long to refuse as guesses with other ids."""
     key, _ = make_key(organization)
     known, unknown = [], []
@@ -201,7 +203,7 @@ def test_no_guess_is_a_key_and_none_tells_which_ids_there_are(organization: Orga
         unknown.append(refuse(new_token().id))
 
     low, _, high = statistics.quantiles(known + unknown, n=4)
-    assert abs(statistics.median(known) - statistics.median(unknown)) < high - low, "the difference is no noise"
+    assert abs(statistics.median(known) - statistics.median(unknown)) < high - low, "the difference exceeds the noise"
 
 
 def test_the_keys_of_an_archived_project_are_refused(client: Client, organization: Organization) -> None:
@@ -217,9 +219,7 @@ def test_the_keys_of_an_archived_project_are_refused(client: Client, organizatio
     assert refused["error"]["code"] == "project_archived"
 
 
-def test_projects_have_names_of_their_own_within_an_organization(
-    client: Client, other_organization: Organization
-) -> None:
+def test_names_of_projects_are_unique_within_an_organization(client: Client, other_organization: Organization) -> None:
     project_archive(project=project_create(organization=other_organization, name="chatbot"))
     first = post(client, "/v1/projects", {"name": "chatbot"})
     second = post(client, "/v1/projects", {"name": "search"})
@@ -232,7 +232,7 @@ def test_projects_have_names_of_their_own_within_an_organization(
     assert [row["id"] for row in client.get("/v1/projects").json()["data"]] == [second["id"], first["id"]]
 
 
-def test_an_organization_keeps_an_owner(client: Client) -> None:
+def test_the_last_owner_of_an_organization_cannot_be_removed(client: Client) -> None:
     owner = post(client, "/v1/members", {"email": "ada@example.com", "role": "owner"})
     path = f"/v1/members/{owner['id']}"
 
@@ -245,7 +245,7 @@ def test_an_organization_keeps_an_owner(client: Client) -> None:
     assert client.get(path).status_code == 404
 
 
-def test_who_is_invited_cannot_sign_in_before_an_operator_lets_them(client: Client) -> None:
+def test_an_invited_user_cannot_sign_in_before_an_operator_allows_it(client: Client) -> None:
     post(client, "/v1/members", {"email": "Ada@Example.com"})
 
     user = User.objects.get(username="ada@example.com")
@@ -253,9 +253,7 @@ def test_who_is_invited_cannot_sign_in_before_an_operator_lets_them(client: Clie
     assert post(client, "/v1/members", {"email": "ada@example.com"}, status=409)["error"]["code"] == "member_exists"
 
 
-def test_who_is_a_member_elsewhere_is_invited_like_anybody_else(
-    client: Client, other_organization: Organization
-) -> None:
+def test_a_member_of_another_organization_can_be_invited(client: Client, other_organization: Organization) -> None:
     user = User.objects.create_user("ada@example.com", password="correct horse battery")
     Member.objects.create(organization=other_organization, user=user, role=Member.Role.OWNER)
 

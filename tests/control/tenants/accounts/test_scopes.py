@@ -28,7 +28,7 @@ def client_with(organization: Organization, *scopes: str) -> Client:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
-def test_every_route_declares_a_scope_that_there_is(route: Route) -> None:
+def test_every_route_declares_an_existing_scope(route: Route) -> None:
     assert declared_scope(route) in {*RESOURCES, ADMIN, INFERENCE}, f"{route.view.__qualname__} declares no scope"
 
 
@@ -47,7 +47,7 @@ def test_a_key_with_all_scopes_but_the_needed_one_is_refused(
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_the_needed_scope_alone_is_enough(route: Route, method: str, organization: Organization) -> None:
+def test_the_needed_scope_is_sufficient(route: Route, method: str, organization: Organization) -> None:
     needed = scope_needed(declared_scope(route) or ADMIN, method)
 
     response = client_with(organization, needed).generic(method, route.path.format_map(Dummies()))
@@ -55,7 +55,7 @@ def test_the_needed_scope_alone_is_enough(route: Route, method: str, organizatio
     assert response.status_code not in (401, 403)
 
 
-def test_without_a_declaration_only_an_administrator_gets_in() -> None:
+def test_a_view_without_a_declared_scope_needs_the_scope_of_administrators() -> None:
     assert OrganizationView.scope == ADMIN
 
 

@@ -23,7 +23,7 @@ from tests.control.world import World
 
 pytestmark = pytest.mark.django_db
 
-# They answer prompts, and change nothing.
+# These routes answer prompts and change nothing.
 GATEWAY = ("/v1/chat/completions", "/v1/completions")
 # They need the files of a speculator: tests/control/workflows/speculators tests their events.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
@@ -86,7 +86,7 @@ def test_every_operation_that_changes_something_leaves_exactly_one_event(
     assert event.object_id in f"{answer.wsgi_request.path} {answer.content.decode()}"
 
 
-def test_what_was_refused_or_only_read_leaves_none(client: Client, organization: Organization) -> None:
+def test_refused_requests_and_reads_leave_no_event(client: Client, organization: Organization) -> None:
     file = make_file(organization)
     client.get(f"/v1/files/{file.pk}")
     client.delete("/v1/files/file-none")
@@ -97,14 +97,16 @@ def test_what_was_refused_or_only_read_leaves_none(client: Client, organization:
     assert list(AuditEvent.objects.values_list("action", flat=True)) == ["job.cancel"]
 
 
-def test_a_repeated_request_with_its_key_leaves_one(client: Client, organization: Organization) -> None:
+def test_a_repeated_request_with_its_idempotency_key_leaves_one_event(
+    client: Client, organization: Organization
+) -> None:
     for _ in range(2):
         headers = {"Idempotency-Key": "once"}
         client.post("/v1/projects", {"name": "new"}, content_type="application/json", headers=headers)
     assert AuditEvent.objects.get().action == "project.create"
 
 
-def test_a_change_that_is_rolled_back_takes_its_event_along(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_of_a_change_is_rolled_back_with_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise DatabaseError("no")
 
@@ -116,7 +118,7 @@ def test_a_change_that_is_rolled_back_takes_its_event_along(client: Client, monk
     assert client.get("/v1/projects").json()["data"] == []
 
 
-def test_an_operators_action_is_his(organization: Organization) -> None:
+def test_the_event_of_an_operators_action_names_the_operator(organization: Organization) -> None:
     operator = User.objects.create_superuser("root", password="x" * 12)
     client = Client()
     client.force_login(operator)

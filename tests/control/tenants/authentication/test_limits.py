@@ -19,7 +19,7 @@ from tests.control.factories import client_of, make_organization
 
 
 @pytest.fixture(autouse=True)
-def _nothing_counted_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _reset_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(limits, "_quiet_until", 0.0)
     limits._local.cache_clear()
     yield
@@ -43,7 +43,7 @@ def statuses(client: Client, count: int) -> list[int]:
     return [client.get("/v1/jobs").status_code for _ in range(count)]
 
 
-def test_every_answer_tells_what_is_left(organization: Organization) -> None:
+def test_every_answer_shows_the_remaining_requests(organization: Organization) -> None:
     client = allow(organization, 3)
 
     answer = client.get("/v1/jobs/job_none")
@@ -55,7 +55,7 @@ def test_every_answer_tells_what_is_left(organization: Organization) -> None:
     assert answer.headers["x-ratelimit-remaining-requests"] == "2"
 
 
-def test_one_too_many_is_refused_with_the_time_to_wait(organization: Organization) -> None:
+def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(organization: Organization) -> None:
     client = allow(organization, 3)
     assert statuses(client, 3) == [200] * 3
 
@@ -74,19 +74,19 @@ def test_all_keys_of_an_organization_share_one_allowance_and_others_have_their_o
     assert statuses(client_of(make_organization()), 4) == [200] * 4
 
 
-def test_an_organization_may_be_without_limit(organization: Organization) -> None:
+def test_a_limit_of_zero_means_no_limit(organization: Organization) -> None:
     answer = allow(organization, 0).get("/v1/jobs")
     assert "RateLimit" not in answer.headers
 
 
-def test_the_gateway_counts_too(organization: Organization) -> None:
+def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
     client = allow(organization, 1)
     statuses(client, 1)
     answer = client.post("/v1/chat/completions", {"model": "m"}, content_type="application/json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
-def test_processes_share_what_redis_counts(organization: Organization, valkey: ValkeyServer) -> None:
+def test_processes_share_the_counts_in_redis(organization: Organization, valkey: ValkeyServer) -> None:
     client = allow(organization, 3)
     assert statuses(client, 2) == [200, 200]
     limits._shared.cache_clear()  # as in another process
@@ -98,7 +98,7 @@ def test_processes_share_what_redis_counts(organization: Organization, valkey: V
     assert statuses(client, 1) == [200]
 
 
-def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
+def test_a_frozen_redis_delays_one_request_and_causes_no_refusal(
     organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test takes on any machine
@@ -115,6 +115,6 @@ def test_a_frozen_redis_costs_a_moment_once_and_refuses_nobody(
     finally:
         valkey._process.send_signal(signal.SIGCONT)
     assert max(seconds) < 3
-    # Several: when a minute ends on the way, the window slides on and lets a few more in.
-    assert 429 in statuses(client, 30), "meanwhile each process counts for itself"
+    # Several requests: if a minute ends meanwhile, the sliding window allows a few more.
+    assert 429 in statuses(client, 30), "without Redis each process must count by itself"
 

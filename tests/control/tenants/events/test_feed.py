@@ -60,7 +60,7 @@ def ids(parts: list[bytes]) -> list[str]:
     return [line.removeprefix("id: ") for part in parts for line in part.decode().splitlines() if line.startswith("id")]
 
 
-def test_a_batch_and_its_job_tell_what_becomes_of_them(organization: Organization) -> None:
+def test_a_batch_and_its_job_leave_an_event_for_every_transition(organization: Organization) -> None:
     make_base_model("m")
     batch = batch_create(
         organization=organization,
@@ -81,9 +81,9 @@ def test_a_batch_and_its_job_tell_what_becomes_of_them(organization: Organizatio
     ]
 
 
-def test_a_deployment_tells_of_changes_of_state_alone(organization: Organization) -> None:
+def test_a_deployment_leaves_events_only_for_changes_of_its_state(organization: Organization) -> None:
     deployment = deployment_create(organization=organization, name="d", base_model=make_base_model())
-    deployment_start(deployment=deployment)  # it is starting already
+    deployment_start(deployment=deployment)  # the deployment is already starting
     deployment_stop(deployment=deployment)
     deployment_stop(deployment=deployment)
 
@@ -93,7 +93,7 @@ def test_a_deployment_tells_of_changes_of_state_alone(organization: Organization
     ]
 
 
-def test_a_fine_tuning_job_ends_with_its_pipeline_under_openais_name(organization: Organization) -> None:
+def test_the_end_of_a_fine_tuning_job_has_openais_event_type(organization: Organization) -> None:
     pipeline = make_pipeline(organization)
     job = FineTuningJob.objects.create(
         organization=organization, pipeline=pipeline, training_file=pipeline.prompts_file
@@ -106,7 +106,7 @@ def test_a_fine_tuning_job_ends_with_its_pipeline_under_openais_name(organizatio
     assert ends[0][0] == "pipeline.cancelled"
 
 
-def test_a_speculator_is_ready_once(organization: Organization) -> None:
+def test_a_speculator_leaves_one_ready_event(organization: Organization) -> None:
     model = make_base_model()
     speculator = speculator_create(organization=organization, base_model=model, name="s", kind="medusa")
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_a_speculator_is_ready_once(organization: Organization) -> None:
     assert feed(organization) == [("speculator.ready", speculator.pk)]
 
 
-def test_a_move_that_does_not_happen_leaves_no_event(organization: Organization) -> None:
+def test_a_refused_transition_leaves_no_event(organization: Organization) -> None:
     job = job_submit(organization=organization, kind="training", params={})
     assert job_cancel(job=job)
     assert not job_cancel(job=job)
@@ -123,19 +123,19 @@ def test_a_move_that_does_not_happen_leaves_no_event(organization: Organization)
     assert [kind for kind, _ in feed(organization)] == ["job.queued", "job.cancel_requested"]
 
 
-def test_every_event_has_a_name_that_can_be_subscribed_to(organization: Organization) -> None:
+def test_every_event_type_can_be_subscribed_to(organization: Organization) -> None:
     job_submit(organization=organization, kind="training", params={})
 
     assert set(Event.objects.values_list("type", flat=True)) <= set(EVENT_TYPES)
     assert len(EVENT_TYPES) == len(set(EVENT_TYPES))
 
 
-def test_an_event_cannot_be_written_without_its_change(organization: Organization) -> None:
+def test_an_event_cannot_be_written_outside_of_a_transaction(organization: Organization) -> None:
     with patch.object(transaction.get_connection(), "in_atomic_block", False), pytest.raises(AssertionError):
         event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
 
 
-def test_places_are_given_without_gaps_to_each_organization(
+def test_events_of_each_organization_are_numbered_without_gaps(
     organization: Organization, other_organization: Organization
 ) -> None:
     for owner in (organization, other_organization, organization, organization):
@@ -147,7 +147,7 @@ def test_places_are_given_without_gaps_to_each_organization(
     assert list(seqs) == [1, 2, 3]
 
 
-def test_what_is_committed_late_is_numbered_behind_what_was_seen(organization: Organization) -> None:
+def test_an_event_that_is_committed_late_is_numbered_after_those_already_read(organization: Organization) -> None:
     """The row that was created first has the smaller `number` but the larger `seq`, because it is committed later."""
     late = happen(organization, "late")
     Event.objects.filter(pk=late.pk).delete()  # not committed yet
@@ -161,7 +161,7 @@ def test_what_is_committed_late_is_numbered_behind_what_was_seen(organization: O
     assert seen.number > late.number
 
 
-def test_the_list_is_paged_in_both_orders_and_can_be_narrowed(client: Client, organization: Organization) -> None:
+def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, organization: Organization) -> None:
     events = [happen(organization, f"batch_{number}") for number in range(3)]
     happen(organization, "job_1", "job.failed")
 
@@ -175,7 +175,7 @@ def test_the_list_is_paged_in_both_orders_and_can_be_narrowed(client: Client, or
     assert client.get(f"/v1/events/{events[0].id}").json()["data"] == {"id": "batch_0"}
 
 
-def test_nobody_sees_the_events_of_others(
+def test_events_of_another_organization_are_not_shown(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     theirs = happen(other_organization)
@@ -188,7 +188,7 @@ def test_nobody_sees_the_events_of_others(
     assert resumed.status_code == 404
 
 
-def test_old_events_go_and_the_count_goes_on(organization: Organization) -> None:
+def test_old_events_are_deleted_and_the_numbering_continues(organization: Organization) -> None:
     for _ in range(3):
         happen(organization)
     events_number(organization)
@@ -201,7 +201,7 @@ def test_old_events_go_and_the_count_goes_on(organization: Organization) -> None
     assert list(Event.objects.order_by("seq").values_list("seq", flat=True)) == [3, 4]
 
 
-def test_a_stream_tells_each_event_once_with_its_id(organization: Organization) -> None:
+def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) -> None:
     events = [happen(organization, f"batch_{number}") for number in range(2)]
 
     async def watch() -> list[bytes]:
@@ -220,7 +220,7 @@ def test_a_stream_tells_each_event_once_with_its_id(organization: Organization) 
     assert json.loads(data.removeprefix("data: "))["data"] == {"id": "batch_0"}
 
 
-def test_a_silent_stream_gives_a_sign_of_life(organization: Organization) -> None:
+def test_a_stream_without_events_sends_heartbeats(organization: Organization) -> None:
     async def watch() -> list[bytes]:
         return await messages(stream(subscription_, HURRIED), 2)
 
@@ -228,7 +228,7 @@ def test_a_silent_stream_gives_a_sign_of_life(organization: Organization) -> Non
     assert async_to_sync(watch)()[1] == b":\n\n"
 
 
-def test_a_stream_ends_when_its_key_does_and_when_its_time_is_over(organization: Organization) -> None:
+def test_a_stream_ends_when_its_key_is_revoked_and_when_its_time_is_over(organization: Organization) -> None:
     async def watch(pace: Pace) -> list[bytes]:
         return await messages(stream(subscription_, pace), 100)
 
@@ -240,7 +240,7 @@ def test_a_stream_ends_when_its_key_does_and_when_its_time_is_over(organization:
     assert async_to_sync(watch)(HURRIED) == [b"retry: 2000\n\n"]
 
 
-def test_streams_are_limited_and_counted_down_again(organization: Organization) -> None:
+def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organization: Organization) -> None:
     async def watch() -> int:
         sources = [stream(subscription_, HURRIED) for _ in range(stream_module.MAX_STREAMS)]
         for source in sources:
@@ -248,7 +248,7 @@ def test_streams_are_limited_and_counted_down_again(organization: Organization) 
         with pytest.raises(ApiError, match="open event streams"):
             refuse_too_many(organization)
         for source in sources:
-            await source.aclose()  # type: ignore[attr-defined]  # a generator
+            await source.aclose()  # type: ignore[attr-defined]  # it is a generator
         refuse_too_many(organization)
         return len(sources)
 
@@ -256,7 +256,7 @@ def test_streams_are_limited_and_counted_down_again(organization: Organization) 
     assert async_to_sync(watch)() == stream_module.MAX_STREAMS
 
 
-def test_a_client_that_lost_the_connection_goes_on_where_it_was(organization: Organization) -> None:
+def test_a_client_that_reconnects_continues_after_its_last_event(organization: Organization) -> None:
     events = [happen(organization, f"batch_{number}") for number in range(3)]
     _, token = make_key(organization)
 
@@ -275,7 +275,9 @@ def test_a_client_that_lost_the_connection_goes_on_where_it_was(organization: Or
     assert ids(parts) == [event.id for event in events[1:]]
 
 
-def test_a_deployments_events_are_its_own(client: Client, organization: Organization) -> None:
+def test_the_events_of_a_deployment_are_listed_without_those_of_others(
+    client: Client, organization: Organization
+) -> None:
     model = make_base_model()
     ours = deployment_create(organization=organization, name="d", base_model=model)
     deployment_create(organization=organization, name="other", base_model=model)

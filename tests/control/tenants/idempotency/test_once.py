@@ -43,9 +43,9 @@ def error_code(answer: Any) -> str:
     return str(answer.json()["error"]["code"])
 
 
-def test_the_same_request_is_done_once_and_answered_alike(client: Client, file: File) -> None:
+def test_a_repeated_request_takes_effect_once_and_gets_the_same_answer(client: Client, file: File) -> None:
     first = create_batch(client, file)
-    second = create_batch(client, file, key='"once"')  # quoted, as the draft standard writes it
+    second = create_batch(client, file, key='"once"')  # quoted, as in the draft standard
 
     assert first.status_code == second.status_code == 200
     assert first.content == second.content
@@ -55,7 +55,7 @@ def test_the_same_request_is_done_once_and_answered_alike(client: Client, file: 
     assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
 
 
-def test_without_a_key_and_with_another_key_it_is_done_again(client: Client, file: File) -> None:
+def test_a_request_without_a_key_or_with_another_key_takes_effect_again(client: Client, file: File) -> None:
     for key in (None, None, "a", "b"):
         assert create_batch(client, file, key=key).status_code == 200
 
@@ -83,7 +83,7 @@ def test_the_order_of_fields_does_not_matter(client: Client, file: File) -> None
     assert first.content == second.content
 
 
-def test_an_upload_is_known_by_its_fields_and_its_content(client: Client) -> None:
+def test_an_upload_is_identified_by_its_fields_and_its_content(client: Client) -> None:
     first = upload(client, b"{}\n")
 
     assert upload(client, b"{}\n").content == first.content
@@ -99,7 +99,7 @@ def test_a_refused_request_leaves_its_key_free(client: Client, file: File) -> No
     assert create_batch(client, file).status_code == 200
 
 
-def test_a_request_that_breaks_is_not_remembered_and_undone(
+def test_a_request_that_crashes_is_rolled_back_and_its_answer_is_not_stored(
     client: Client, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(batch: Batch) -> None:
@@ -113,7 +113,7 @@ def test_a_request_that_breaks_is_not_remembered_and_undone(
     assert create_batch(client, file).status_code == 200
 
 
-def test_an_upload_that_breaks_leaves_no_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_crashes_leaves_no_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[str] = []
 
     def crash(file: File) -> None:
@@ -128,7 +128,7 @@ def test_an_upload_that_breaks_leaves_no_bytes(client: Client, monkeypatch: pyte
     assert [get_storage().exists(key) for key in keys] == [False]
 
 
-def test_while_it_runs_the_same_request_is_told_to_come_back(
+def test_a_repetition_of_a_running_request_is_told_to_retry_later(
     client: Client, organization: Organization, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Any] = []
@@ -147,7 +147,7 @@ def test_while_it_runs_the_same_request_is_told_to_come_back(
     assert Batch.objects.count() == 1
 
 
-def test_a_dead_holders_key_is_free_after_its_lock_and_a_slow_holder_stores_nothing(organization: Organization) -> None:
+def test_a_key_is_free_after_its_lock_expires_and_the_slow_holder_stores_nothing(organization: Organization) -> None:
     claim = partial(
         key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64
     )
@@ -167,7 +167,7 @@ def test_a_dead_holders_key_is_free_after_its_lock_and_a_slow_holder_stores_noth
     key_store(claim=second, status=200, body="{}")
 
 
-def test_after_a_day_a_key_is_forgotten(client: Client, file: File) -> None:
+def test_a_key_expires_after_a_day(client: Client, file: File) -> None:
     first = create_batch(client, file)
     keys_purge()
     assert create_batch(client, file).content == first.content
@@ -182,7 +182,7 @@ def test_after_a_day_a_key_is_forgotten(client: Client, file: File) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "naïve"])
-def test_a_key_that_is_no_key_is_refused(client: Client, file: File, key: str) -> None:
+def test_an_invalid_key_is_refused(client: Client, file: File, key: str) -> None:
     answer = create_batch(client, file, key=key)
 
     assert (answer.status_code, error_code(answer)) == (400, "invalid_idempotency_key")

@@ -93,10 +93,10 @@ def test_a_hundred_files_at_once_never_exceed_the_storage(stack: LiveStack) -> N
 
     assert (outcomes.count("done"), outcomes.count("storage_quota_exceeded")) == (5, 95)
     assert File.objects.count() == 5
-    assert len(list((stack.data_dir / "storage").rglob("file-*"))) == 5, "what was refused leaves no bytes"
+    assert len(list((stack.data_dir / "storage").rglob("file-*"))) == 5, "a refused upload must leave no bytes"
 
 
-def test_the_api_says_what_is_full(db: None) -> None:
+def test_the_error_of_the_api_names_the_exceeded_quota(db: None) -> None:
     organization = limited(make_organization(), queued_jobs=1, storage_bytes=10_000)
     client, model = client_of(organization), make_base_model()
     file = make_file(organization, [chat_row(model=model.name)])
@@ -113,7 +113,7 @@ def test_the_api_says_what_is_full(db: None) -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_deleting_files_makes_room(db: None) -> None:
+def test_deleting_files_frees_storage(db: None) -> None:
     organization = limited(make_organization(), storage_bytes=10)
     client = client_of(organization)
     file = make_file(organization, b"x" * 10)
@@ -125,7 +125,7 @@ def test_deleting_files_makes_room(db: None) -> None:
     make_file(organization, b"x" * 10)
 
 
-def test_others_have_room_of_their_own(db: None) -> None:
+def test_a_full_organization_does_not_limit_others(db: None) -> None:
     full = limited(make_organization(), queued_jobs=0)
     with pytest.raises(ApiError):
         job_submit(organization=full, kind="batch", params={})
@@ -133,12 +133,12 @@ def test_others_have_room_of_their_own(db: None) -> None:
         job_submit(organization=make_organization(), kind="batch", params={})
 
 
-def test_work_that_was_accepted_goes_on_over_the_quota(db: None) -> None:
+def test_follow_up_jobs_of_accepted_work_are_exempt_from_the_quota(db: None) -> None:
     full = limited(make_organization(), queued_jobs=0)
     job_submit(organization=full, kind="training", params={}, is_continuation=True)
 
 
-def test_an_operator_sets_limits_in_the_console_and_lifts_them_again(db: None) -> None:
+def test_an_operator_sets_limits_in_the_console_and_removes_them_again(db: None) -> None:
     organization = make_organization()
     client = Client()
     client.force_login(User.objects.create_superuser("root"))

@@ -27,7 +27,7 @@ from tests.databases import connected_to, postgres_server
 from tests.postgres import OWNER
 
 # Every table from which foreign keys lead to an organization, according to the database.
-_REACHING = """
+_TABLES_OF_TENANTS = """
 WITH RECURSIVE reaching AS (
     SELECT 'accounts_organization'::regclass::oid AS oid
     UNION SELECT 'audit_auditevent'::regclass::oid -- whose key has no constraint: events outlive what they are about
@@ -49,7 +49,7 @@ def seen() -> set[str]:
 
 def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(_REACHING)
+        cursor.execute(_TABLES_OF_TENANTS)
         found = {name: (is_forced, count) for name, is_forced, count in cursor.fetchall()}
 
     assert len(found) > 10
@@ -57,7 +57,7 @@ def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres:
     assert {table.name for table in tenant_tables()} == set(found)
 
 
-def test_with_all_filters_gone_no_table_shows_a_foreign_row(postgres: str) -> None:
+def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
     mine, other = make_organization(), make_organization()
     rows: dict[type[models.Model], set[Any]] = {}
     for model in tenant_models():
@@ -75,19 +75,19 @@ def test_with_all_filters_gone_no_table_shows_a_foreign_row(postgres: str) -> No
         with as_tenant(other.pk):
             foreign = set(model._base_manager.values_list("pk", flat=True))
         assert not visible[model] & foreign, f"{model} shows a foreign row"
-        assert len(visible[model]) + len(foreign) == everything[model], f"{model} has rows of nobody"
+        assert len(visible[model]) + len(foreign) == everything[model], f"{model} has rows without an organization"
         with without_tenant():
-            assert not model._base_manager.exists(), f"{model} shows rows to nobody"
+            assert not model._base_manager.exists(), f"{model} shows rows without a tenant"
 
 
-def test_with_the_services_filters_switched_off_the_api_still_shows_nothing_foreign(
+def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = make_organization(), make_organization()
     theirs = World(other)
     foreign = set(theirs.everything().values())
     client = client_of(mine)
-    really = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private, and the one place all filters pass
+    really = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private, but all filters pass it
 
     def unfiltered(self: Any, negate: bool, args: Any, kwargs: dict[str, Any]) -> Any:
         kept = {name: value for name, value in kwargs.items() if name.split("__")[0] not in ("organization", "job")}
@@ -103,7 +103,7 @@ def test_with_the_services_filters_switched_off_the_api_still_shows_nothing_fore
     assert len(routes) > 50
 
 
-def test_nobody_writes_for_somebody_else(postgres: str) -> None:
+def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
     mine, other = make_organization(), make_organization()
     job = make_job(other)
     with as_tenant(mine.pk):
@@ -117,7 +117,7 @@ def test_nobody_writes_for_somebody_else(postgres: str) -> None:
     assert job.status == "queued"
 
 
-def test_shared_models_are_read_by_all_and_written_by_operators_alone(postgres: str) -> None:
+def test_all_organizations_read_shared_models_and_only_operators_write_them(postgres: str) -> None:
     shared = make_base_model()
     with as_tenant(make_organization().pk):
         assert BaseModel.objects.get() == shared
@@ -147,10 +147,10 @@ def test_the_tenant_lasts_for_a_block_through_commits_rollbacks_and_savepoints(p
         with transaction.atomic(), transaction.atomic():  # begins with a savepoint
             assert seen() == {own}
     with transaction.atomic():
-        assert seen() == {own, foreign}, "the test's own scope is back"
+        assert seen() == {own, foreign}, "the test's own scope must be restored"
 
 
-def test_a_connection_keeps_no_tenant(postgres: str) -> None:
+def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
     """A pooler may give the connection to another client after each transaction."""
     with as_tenant(make_organization().pk):
         seen()
@@ -159,7 +159,7 @@ def test_a_connection_keeps_no_tenant(postgres: str) -> None:
         assert connection.connection.execute("SELECT current_setting('slipstream.tenant', true)").fetchone()[0] == ""
 
 
-def test_a_thread_starts_as_nobody(postgres: str) -> None:
+def test_a_thread_starts_without_a_tenant(postgres: str) -> None:
     make_job()
     found: list[set[str]] = []
 
@@ -190,14 +190,14 @@ def test_the_applications_role_owns_nothing_and_cannot_lift_a_policy(postgres: s
             cursor.execute(statement)
 
 
-def test_the_owner_is_bound_too(postgres: str) -> None:
+def test_policies_apply_to_the_owner_of_the_tables_too(postgres: str) -> None:
     make_job()
     url = postgres.replace("slipstream_app@", f"{OWNER}@")
     with psycopg.connect(url) as owner:
         assert owner.execute("SELECT count(*) FROM jobs_job").fetchone() == (0,)
 
 
-def test_migrating_again_touches_no_policy(postgres: str) -> None:
+def test_migrating_again_replaces_only_an_altered_policy(postgres: str) -> None:
     name = postgres.partition("?")[0].rpartition("/")[2]
     with psycopg.connect(postgres_server().url(name, "postgres"), autocommit=True) as superuser:
         before = superuser.execute("SELECT array_agg(oid ORDER BY oid) FROM pg_policy").fetchone()
@@ -208,7 +208,7 @@ def test_migrating_again_touches_no_policy(postgres: str) -> None:
 
     assert before is not None
     assert after is not None
-    assert len(set(after[0]) - set(before[0])) == 1, "only the one that was not as it should be"
+    assert len(set(after[0]) - set(before[0])) == 1, "only the altered policy may be replaced"
     assert forced == (True,)
 
 
@@ -217,13 +217,13 @@ def migrate_as_owner(url: str) -> None:
         call_command("migrate", verbosity=0)
 
 
-def test_a_role_that_escapes_policies_is_warned_of(postgres: str) -> None:
+def test_a_role_that_bypasses_policies_causes_a_warning(postgres: str) -> None:
     assert check_role(databases=["default"]) == []
     with connected_to(postgres.replace("slipstream_app@", "postgres@")):
         assert [warning.id for warning in check_role(databases=["default"])] == ["tenancy.W001"]
 
 
-def test_a_claim_knows_whose_job_it_took(postgres: str) -> None:
+def test_a_claim_names_the_organization_of_its_job(postgres: str) -> None:
     organization = make_organization()
     job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params={})
     with without_tenant():
@@ -232,7 +232,7 @@ def test_a_claim_knows_whose_job_it_took(postgres: str) -> None:
     assert claim.organization_id == organization.pk
 
 
-def test_requests_over_the_api_see_their_own(postgres: str) -> None:
+def test_requests_to_the_api_see_the_rows_of_their_organization(postgres: str) -> None:
     mine, other = make_organization(), make_organization()
     own, foreign = make_file(mine), make_file(other)
     client = client_of(mine)

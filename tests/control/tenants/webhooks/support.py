@@ -21,7 +21,7 @@ START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
-LATEST = 1 + JITTER  # of a pause
+LATEST = 1 + JITTER  # a delay with the longest jitter, as a factor of the delay without
 
 
 @dataclass

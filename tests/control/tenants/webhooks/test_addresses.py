@@ -142,7 +142,7 @@ class Listener:
             try:
                 connection, _ = self.server.accept()
             except OSError:
-                return  # closed
+                return  # the listener was closed
             self.connections += 1
             with closing(connection):
                 connection.settimeout(5)
@@ -205,7 +205,7 @@ def test_a_hostile_url_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", PUBLIC_URLS)
-def test_an_ordinary_url_is_taken(url: str) -> None:
+def test_an_ordinary_url_is_accepted(url: str) -> None:
     assert is_registered(url)
 
 
@@ -222,14 +222,16 @@ def test_an_ordinary_url_is_taken(url: str) -> None:
         [],
     ],
 )
-def test_a_public_name_of_a_private_address_is_refused(addresses: list[str], listener: Listener) -> None:
+def test_a_public_name_with_a_private_address_is_refused(addresses: list[str], listener: Listener) -> None:
     answer = send(f"http://hooks.example.com:{listener.port}/", resolve=lambda host, port: addresses)
 
     assert answer == Answer(status=None, error="address_refused")
     assert listener.connections == 0
 
 
-def test_a_name_that_changes_its_mind_is_asked_once(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_only_once_so_that_rebinding_has_no_effect(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DNS rebinding: the name is public when checked and private a moment later. It is not resolved a second time."""
     asked: list[str] = []
     connected: list[object] = []
@@ -260,7 +262,7 @@ def test_a_redirect_is_not_followed(status: int, listener: Listener) -> None:
     assert listener.connections == 0
 
 
-def test_a_proxy_in_the_environment_is_not_asked(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_in_the_environment_is_not_used(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{listener.port}")
 
@@ -275,7 +277,7 @@ def test_an_endless_answer_is_not_read_to_its_end() -> None:
         assert send(f"http://127.0.0.1:{receiver.port}/", allow_private=True).status == 200
 
 
-def test_a_receiver_that_takes_its_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_receiver_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "DEADLINE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", allow_private=True)
@@ -284,12 +286,12 @@ def test_a_receiver_that_takes_its_time_is_cut_off(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("garbage", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 999999 X\r\n\r\n"])
-def test_what_is_no_http_is_no_answer(garbage: bytes) -> None:
+def test_a_response_that_is_not_http_is_not_an_answer(garbage: bytes) -> None:
     for receiver in listening(Listener(garbage)):
         answer = send(f"http://127.0.0.1:{receiver.port}/", allow_private=True)
         assert answer == Answer(status=None, error="no_valid_answer")
 
 
 @pytest.mark.parametrize("text", ["", "example.com", "1", "::g", "8.8.8.8/32", " 8.8.8.8", "8.8.8.8\n"])
-def test_what_is_no_address_is_not_public(text: str) -> None:
+def test_text_that_is_not_an_address_is_not_public(text: str) -> None:
     assert not is_public(text)

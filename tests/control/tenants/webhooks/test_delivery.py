@@ -66,7 +66,7 @@ def test_an_event_that_is_rolled_back_is_never_sent(organization: Organization, 
     assert (send_due(sender), WebhookDelivery.objects.count()) == (0, 0)
 
 
-def test_an_endpoint_hears_what_it_subscribed_to_and_nothing_of_others(
+def test_an_endpoint_receives_only_its_subscriptions_and_only_its_own_organizations_events(
     organization: Organization, other_organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     make_endpoint(organization, "batch.*", "job.succeeded")
@@ -97,10 +97,10 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
     for call in receiver.received:
         arrived[call.event["data"]["id"]].append(call.headers["webhook-id"])
     assert arrived == expected
-    assert len(receiver.calls) > len(receiver.received), "it was really down"
+    assert len(receiver.calls) > len(receiver.received), "the receiver must have refused some calls"
 
 
-def test_ten_killed_senders_lose_nothing(
+def test_ten_killed_senders_lose_no_event(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     """The senders are killed before or after the receiver gets the delivery, and write nothing to the database."""
@@ -136,7 +136,7 @@ def test_ten_killed_senders_lose_nothing(
         assert [identity for identity in firsts if identity in ids] == ids
 
 
-def test_a_delivery_that_a_sender_holds_is_left_to_it_until_its_claim_ends(
+def test_a_claimed_delivery_is_left_to_its_sender_until_the_claim_expires(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
@@ -172,7 +172,7 @@ def test_all_attempts_carry_the_same_id_and_the_schedule_is_kept(
     assert [entry["status_code"] for entry in the_delivery().history] == [500] * len(PAUSES)
 
 
-def test_an_endpoint_that_fails_for_days_is_disabled_and_its_owner_told(
+def test_an_endpoint_that_fails_for_days_is_disabled_and_an_event_reports_it(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     endpoint, _ = make_endpoint(organization)
@@ -186,7 +186,9 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_its_owner_told(
     endpoint.refresh_from_db()
     assert endpoint.disabled == Disabled.FAILING
     assert Event.objects.filter(type="webhook_endpoint.disabled", object_id=endpoint.pk).count() == 1
-    assert not WebhookDelivery.objects.exclude(event__object_id="batch_1").exists(), "it is not told of itself"
+    assert not WebhookDelivery.objects.exclude(event__object_id="batch_1").exists(), (
+        "the disabled endpoint must not get the event of its own disabling"
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_410_disables_the_endpoint_at_once(organization: Organization, sender: S
     assert (len(receiver.calls), send_due(sender)) == (1, 0)
 
 
-def test_what_waited_for_a_disabled_endpoint_is_sent_once_it_is_enabled(
+def test_events_for_a_disabled_endpoint_are_sent_once_it_is_enabled(
     organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     endpoint, _ = make_endpoint(organization)
@@ -247,14 +249,16 @@ def test_what_waited_for_a_disabled_endpoint_is_sent_once_it_is_enabled(
         (None, 5 * SECOND),
     ],
 )
-def test_a_receiver_can_put_an_attempt_off_but_not_hasten_it(retry_after: str | None, earliest: dt.timedelta) -> None:
+def test_a_receiver_can_delay_the_next_attempt_but_not_advance_it(
+    retry_after: str | None, earliest: dt.timedelta
+) -> None:
     then = next_attempt(attempts=1, now=START, retry_after=retry_after)
 
     assert then is not None
     assert earliest <= then - START <= max(earliest, LATEST * PAUSES[1])
 
 
-def test_later_events_of_an_object_wait_for_the_first_and_those_of_others_do_not(
+def test_later_events_wait_for_the_first_of_their_object_but_not_for_other_objects(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
@@ -283,7 +287,7 @@ def test_a_replay_sends_the_same_event_again(organization: Organization, sender:
     assert len(the_delivery().history) == 2
 
 
-def test_a_test_event_goes_to_its_endpoint_alone(
+def test_a_test_event_is_sent_only_to_its_endpoint(
     organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     endpoint, _ = make_endpoint(organization, "job.failed")
@@ -297,7 +301,7 @@ def test_a_test_event_goes_to_its_endpoint_alone(
     assert the_delivery().pk == delivery.pk
 
 
-def test_a_sender_that_dies_each_time_gives_the_delivery_up_in_the_end(
+def test_a_delivery_that_kills_its_sender_each_time_fails_in_the_end(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)

@@ -40,7 +40,7 @@ def verifies(call: Received, secret: str) -> bool:
     return True
 
 
-def test_the_reference_library_verifies_what_we_send(organization: Organization, clock: Clock) -> None:
+def test_the_reference_library_verifies_sent_events(organization: Organization, clock: Clock) -> None:
     _, secret = make_endpoint(organization)
     call = sent(organization, clock)
 
@@ -50,7 +50,7 @@ def test_the_reference_library_verifies_what_we_send(organization: Organization,
 
 
 @pytest.mark.parametrize("kind", ["batch.completed", "batch.cancelled", "fine_tuning.job.succeeded"])
-def test_openais_client_unwraps_it(kind: str, organization: Organization, clock: Clock) -> None:
+def test_openais_client_unwraps_sent_events(kind: str, organization: Organization, clock: Clock) -> None:
     _, secret = make_endpoint(organization)
     call = sent(organization, clock, kind)
     client = OpenAI(api_key="unused", webhook_secret=secret, _strict_response_validation=True)
@@ -62,7 +62,7 @@ def test_openais_client_unwraps_it(kind: str, organization: Organization, clock:
         client.webhooks.unwrap(call.body, call.headers, secret=new_secret())
 
 
-def test_during_a_rotation_both_secrets_verify_and_afterwards_the_new_one(
+def test_both_secrets_verify_during_a_rotation_and_only_the_new_one_afterwards(
     organization: Organization, clock: Clock
 ) -> None:
     endpoint, old = make_endpoint(organization)
@@ -76,7 +76,7 @@ def test_during_a_rotation_both_secrets_verify_and_afterwards_the_new_one(
     assert (verifies(after, old), verifies(after, new)) == (False, True)
 
 
-def test_a_second_rotation_leaves_the_first_ones_grace_alone(organization: Organization) -> None:
+def test_a_second_rotation_does_not_change_the_grace_of_the_first(organization: Organization) -> None:
     endpoint, first = make_endpoint(organization)
     second = endpoint_rotate_secret(endpoint=endpoint, grace=2 * GRACE)
     third = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
@@ -85,7 +85,7 @@ def test_a_second_rotation_leaves_the_first_ones_grace_alone(organization: Organ
     assert secrets_in_force(endpoint, timezone.now() + 1.5 * GRACE) == [third, first]
 
 
-def test_secrets_are_shown_once_and_lie_encrypted(client: Client, organization: Organization) -> None:
+def test_secrets_are_shown_once_and_stored_encrypted(client: Client, organization: Organization) -> None:
     body = {"url": "https://example.com/hook"}
     made = client.post("/v1/webhook_endpoints", body, content_type="application/json").json()
     path = f"/v1/webhook_endpoints/{made['id']}"
@@ -97,7 +97,7 @@ def test_secrets_are_shown_once_and_lie_encrypted(client: Client, organization: 
         assert not any(secret.removeprefix(PREFIX) in row.encrypted for row in WebhookSecret.objects.all())
 
 
-def test_secrets_outlive_a_change_of_the_installations_key(settings: LazySettings) -> None:
+def test_secrets_remain_readable_after_a_change_of_the_installations_key(settings: LazySettings) -> None:
     secret = new_secret()
     encrypted = encrypt(secret)
 

@@ -30,7 +30,7 @@ def two_rows_a_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
-def test_a_good_file_becomes_rows_and_shards(db: None) -> None:
+def test_a_valid_file_becomes_rows_and_shards(db: None) -> None:
     batch = make_batch()
 
     assert batch_validate(batch=batch)
@@ -55,7 +55,7 @@ def test_validating_twice_changes_nothing(db: None) -> None:
     assert JobShard.objects.filter(job=batch.job).count() == 3
 
 
-def test_bad_content_gives_a_created_batch_that_fails_with_every_line(
+def test_a_batch_with_invalid_lines_is_created_and_then_fails_with_an_error_per_line(
     client: Client, organization: Organization
 ) -> None:
     make_base_model("tiny")
@@ -90,7 +90,9 @@ def test_an_input_file_deleted_meanwhile_fails_the_batch(transactional_db: None)
 
 
 @pytest.mark.parametrize("drop", [0, 1, 2])
-def test_results_are_in_input_order_exactly_once_whichever_shard_came_last(db: None, tmp_path: Path, drop: int) -> None:
+def test_each_result_appears_once_in_input_order_whichever_shard_comes_last(
+    db: None, tmp_path: Path, drop: int
+) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     for shard_no in [*(n for n in (2, 1, 0) if n != drop), drop]:
@@ -118,7 +120,7 @@ def test_results_are_in_input_order_exactly_once_whichever_shard_came_last(db: N
         ]
 
 
-def test_a_halved_shard_keeps_its_place(db: None, tmp_path: Path) -> None:
+def test_results_of_a_split_shard_are_in_input_order(db: None, tmp_path: Path) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     first = JobShard.objects.get(job=batch.job, shard_no=0)
@@ -136,9 +138,7 @@ def test_a_halved_shard_keeps_its_place(db: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("final", "code"), [("cancelled", "batch_cancelled"), ("expired", "batch_expired"), ("failed", "batch_failed")]
 )
-def test_finished_rows_are_kept_and_other_rows_get_an_error(
-    db: None, tmp_path: Path, final: Any, code: str
-) -> None:
+def test_finished_rows_are_kept_and_other_rows_get_an_error(db: None, tmp_path: Path, final: Any, code: str) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     commit_shard(batch, 1, tmp_path)
@@ -157,7 +157,7 @@ def test_finished_rows_are_kept_and_other_rows_get_an_error(
     assert RequestCounts.of(batch).as_json() == counts
 
 
-def test_assembling_again_makes_no_second_result(db: None, tmp_path: Path) -> None:
+def test_assembling_again_writes_no_second_result_file(db: None, tmp_path: Path) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     for shard_no in range(3):
@@ -171,7 +171,7 @@ def test_assembling_again_makes_no_second_result(db: None, tmp_path: Path) -> No
     assert File.objects.count() == num_files
 
 
-def test_a_crash_before_the_end_is_made_good_by_the_next_attempt(
+def test_the_next_attempt_completes_an_assembly_that_crashed(
     db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make_batch()
@@ -230,9 +230,7 @@ def test_of_two_assembling_workers_one_wins_and_its_files_stay(
         [],
     ],
 )
-def test_a_shard_that_does_not_fit_its_rows_is_never_published(
-    db: None, tmp_path: Path, entries: list[dict[str, Any]]
-) -> None:
+def test_a_shard_with_wrong_rows_is_never_published(db: None, tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     batch = make_batch(num_rows=2)
     batch_validate(batch=batch)
     put_shard(JobShard.objects.get(job=batch.job), entries, tmp_path)

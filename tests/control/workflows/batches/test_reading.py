@@ -51,7 +51,7 @@ def end(batch: Batch) -> None:
     Job.objects.filter(pk=batch.job_id).update(finished_at=batch.created_at)
 
 
-def test_rows_come_in_order_up_to_the_first_that_is_open(client: Client, batch: Batch, tmp_path: Path) -> None:
+def test_rows_are_listed_in_order_up_to_the_first_unfinished_row(client: Client, batch: Batch, tmp_path: Path) -> None:
     assert read_rows(client, batch) == []
     commit_shard(batch, 2, tmp_path)
     assert read_rows(client, batch) == []
@@ -93,7 +93,7 @@ def test_deleted_results_are_refused_and_their_files_are_deleted(
     get_storage().put_file(losers_key, write_lines(tmp_path / "loser", []))
     batch_assemble(batch=batch, final="completed")
     tokens_key = batch.tokens_key
-    assert batches_tidy() == 0, "its job has not ended: a worker may still read them"
+    assert batches_tidy() == 0, "the job has not ended, so a worker may still read the rows"
     end(batch)
     assert batch.output_file is not None
     file_delete(file=batch.output_file)
@@ -124,7 +124,9 @@ def test_a_followed_stream_continues_until_the_end(
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")
-        await sync_to_async(connections.close_all)()  # of the thread that answered: nobody could drop the database else
+        await sync_to_async(
+            connections.close_all
+        )()  # closes those of the server's thread, which would keep the database from being dropped
         return chunks
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
@@ -134,7 +136,7 @@ def test_a_followed_stream_continues_until_the_end(
     assert [custom_id for chunk in ids for custom_id in chunk] == [f"row-{n}" for n in range(7)]
 
 
-def test_a_followed_stream_breaks_off_when_its_key_is_revoked(
+def test_a_followed_stream_ends_when_its_key_is_revoked(
     transactional_db: None, organization: Organization, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "POLL_SECONDS", 0.01)
@@ -158,11 +160,11 @@ def test_a_followed_stream_breaks_off_when_its_key_is_revoked(
         raise AssertionError("it ended as if that had been all")
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
-    assert len(b"".join(chunks).splitlines()) <= 4, "what came after the revocation was no more than one look"
+    assert len(b"".join(chunks).splitlines()) <= 4, "after the revocation, at most one poll may send rows"
 
 
 @pytest.mark.parametrize("query", [{"after": "-1"}, {"after": "x"}, {"follow": "1"}])
-def test_a_bad_question_is_refused(client: Client, batch: Batch, query: dict[str, str]) -> None:
+def test_an_invalid_query_is_refused(client: Client, batch: Batch, query: dict[str, str]) -> None:
     answer = client.get(f"/v1/batches/{batch.pk}/results", query)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))

@@ -74,7 +74,7 @@ def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organ
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires_after.seconds"),
     ],
 )
-def test_a_bad_request_makes_no_batch(
+def test_an_invalid_request_creates_no_batch(
     client: Client, organization: Organization, change: dict[str, Any], status: int, param: str
 ) -> None:
     values = {"input_file_id": make_file(organization).pk, "endpoint": CHAT, "completion_window": "24h", **change}

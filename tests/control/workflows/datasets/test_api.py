@@ -30,7 +30,7 @@ def create(client: Client, file: File, **values: Any) -> Any:
     return client.post("/v1/datasets", {"file_id": file.pk, **values}, content_type="application/json")
 
 
-def test_a_good_file_is_counted_before_anything_is_spent(
+def test_the_tokens_of_a_valid_file_are_counted_at_creation(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     file = make_file(organization, GOOD + b"\n" + chat() + b"\n", purpose="fine-tune")
@@ -41,7 +41,7 @@ def test_a_good_file_is_counted_before_anything_is_spent(
     body = answer.json()
     assert (body["object"], body["status"], body["format"], body["file_id"]) == ("dataset", "valid", "chat", file.pk)
     assert (body["num_rows"], body["num_answers"], body["bytes"]) == (2, 1, file.size_bytes)
-    assert (body["num_tokens"], body["num_tokens_exact"]) == (5 + 3, True)  # words, as the template writes them
+    assert (body["num_tokens"], body["num_tokens_exact"]) == (5 + 3, True)  # words, after the template is applied
     assert body["errors"] == {"object": "list", "data": [], "total_count": 0, "by_code": {}}
     assert client.get(f"/v1/datasets/{body['id']}").json() == body
     assert client.get("/v1/datasets").json()["data"] == [body]
@@ -49,7 +49,7 @@ def test_a_good_file_is_counted_before_anything_is_spent(
     assert client.get(f"/v1/datasets/{body['id']}").status_code == 404
 
 
-def test_every_bad_line_is_listed_with_its_place(client: Client, organization: Organization) -> None:
+def test_every_invalid_line_is_listed_with_its_line_number(client: Client, organization: Organization) -> None:
     content = b"\n".join([GOOD, b"not json", *[b'{"messages": []}'] * 30])
     body = create(client, make_file(organization, content)).json()
 
@@ -73,7 +73,7 @@ def test_stored_errors_of_another_shape_are_answered_as_they_are(client: Client,
     assert client.get(f"/v1/datasets/{made['id']}/errors").json()["data"] == ["line 1 is bad"]
 
 
-def test_a_large_file_is_counted_by_sample(
+def test_the_tokens_of_a_large_file_are_estimated_from_a_sample(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "SAMPLE_BYTES", 1000)
@@ -85,7 +85,7 @@ def test_a_large_file_is_counted_by_sample(
     assert body["num_tokens"] == 3 * 400
 
 
-def test_the_preview_shows_on_which_tokens_the_loss_falls(
+def test_the_preview_shows_the_tokens_that_the_loss_includes(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     file = make_file(organization, GOOD + b"\nnot json\n" + chat() + b"\n")
@@ -139,7 +139,7 @@ def test_without_a_tokenizer_there_is_no_preview(client: Client, organization: O
     assert answer.json()["error"]["code"] == "tokenizer_not_available"
 
 
-def test_a_dataset_outlives_its_file_but_its_preview_does_not(
+def test_a_dataset_remains_without_its_file_but_has_no_preview(
     client: Client, transactional_db: None, organization: Organization, model: BaseModel
 ) -> None:
     file = make_file(organization, GOOD)

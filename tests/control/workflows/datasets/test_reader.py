@@ -42,11 +42,11 @@ def model(organization: Organization, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("what", [*ENDLESS, *LARGE])
-def test_a_template_without_end_is_refused_soon_and_by_name(
+def test_an_endless_template_is_stopped_soon_with_an_error_that_names_it(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path, what: str
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text({**ENDLESS, **LARGE}[what])
-    rows = (GOOD + b"\n") * 2_000  # more than a pipe holds
+    rows = (GOOD + b"\n") * 2_000  # more than the buffer of a pipe holds
     file = make_file(organization, rows)
     began = time.process_time()
 
@@ -54,7 +54,7 @@ def test_a_template_without_end_is_refused_soon_and_by_name(
 
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("chat_template_error", "model")
-    assert time.process_time() - began < 5, "of this process; the other one has its limit"
+    assert time.process_time() - began < 5, "CPU time of this process; the reader's process has its own limit"
 
 
 def preview(client: Client, organization: Organization) -> Any:
@@ -65,10 +65,10 @@ def preview(client: Client, organization: Organization) -> Any:
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
-def test_a_file_of_a_model_that_became_a_link_shows_nothing_of_where_it_leads(
+def test_a_model_file_that_became_a_link_does_not_show_the_content_of_its_target(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path, name: str
 ) -> None:
-    """A customer may write to the folder of a registered model; what the server can read, the customer may not."""
+    """A customer may write to the folder of a registered model, but must not read files that the server can read."""
     secret = tmp_path.with_name(f"{tmp_path.name}-secret")
     secret.write_text('{"chat_template": "of somebody else"}')
     (tmp_path / name).unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def test_the_number_of_concurrent_readers_is_limited_per_organization(
             busy.enter_context(reader.model_reader(organization, model, num_shown=0))
         answer = client.post("/v1/datasets", body, content_type="application/json")
         with reader.model_reader(other_organization, model, num_shown=0) as theirs:
-            assert theirs.readings() is None, "the row names no folder; they were not turned away"
+            assert theirs.readings() is None, "the row names no folder; the other organization must not be refused"
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "Retry-After" in answer.headers

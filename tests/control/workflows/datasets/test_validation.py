@@ -57,14 +57,14 @@ class Endless:
         ([b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}'], Format.BATCH, 0),
     ],
 )
-def test_good_files_of_every_form(rows: list[bytes], form: Format, answers: int) -> None:
+def test_valid_files_of_every_format_are_accepted(rows: list[bytes], form: Format, answers: int) -> None:
     found, seen = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
 
     assert (found.format, found.num_rows, found.num_answers, found.errors) == (form, len(rows), answers, [])
     assert len(seen) == len(rows)
 
 
-def test_a_last_answer_is_set_apart_from_its_prompt() -> None:
+def test_the_last_answer_is_separated_from_its_prompt() -> None:
     turns = [("system", "be brief"), ("user", "2+2?"), ("assistant", "4"), ("user", "sure?"), ("assistant", "yes")]
     _, (example,) = check(chat([{"role": role, "content": content} for role, content in turns]))
 
@@ -74,7 +74,7 @@ def test_a_last_answer_is_set_apart_from_its_prompt() -> None:
 
 
 @pytest.mark.parametrize(("row", "code"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_a_hostile_row_gets_its_error_and_its_neighbours_none(row: bytes, code: str) -> None:
+def test_a_hostile_row_gets_its_error_and_its_neighbours_get_none(row: bytes, code: str) -> None:
     found, seen = check(lines([GOOD, row, GOOD]))
 
     assert [(error["line"], error["code"]) for error in found.errors] == [(2, code)]
@@ -83,7 +83,7 @@ def test_a_hostile_row_gets_its_error_and_its_neighbours_none(row: bytes, code: 
     json.dumps(found.errors).encode()
 
 
-def test_ten_thousand_hostile_rows_are_each_named_soon_and_without_memory() -> None:
+def test_each_of_ten_thousand_hostile_rows_is_reported_in_little_time_and_memory() -> None:
     small = [row for row in ROWS if len(row[1]) < 20_000]
     chosen = random.Random(4).choices(small, k=10_000)
     content = lines([GOOD, *(row for _, row, _ in chosen)])
@@ -101,11 +101,11 @@ def test_ten_thousand_hostile_rows_are_each_named_soon_and_without_memory() -> N
     assert [(error["line"], error["code"]) for error in found.errors] == expected[:MAX_ERRORS]
     assert found.num_errors == sum(found.errors_by_code.values()) == 10_000
     assert peak_bytes < 64 << 20
-    assert len(content) / seconds >= 5e6, "bytes a second of one core"
+    assert len(content) / seconds >= 5e6, "bytes per second on one core"
 
 
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.binary(max_size=3), st.integers(0, 3)), max_size=4))
-def test_a_row_with_bytes_changed_is_read_or_refused_at_one_of_its_bytes(
+def test_a_row_with_changed_bytes_is_read_or_refused_at_one_of_its_bytes(
     changes: list[tuple[int, bytes, int]],
 ) -> None:
     row = bytearray(GOOD)
@@ -147,7 +147,7 @@ def test_any_object_is_read_or_refused(row: dict[str, Any]) -> None:
     ],
     ids=["one line of a gigabyte", "brackets without end", "gzip", "ten million tiny lines", "ten million blank lines"],
 )
-def test_a_bomb_is_refused_with_few_errors_in_hand(source: Endless, code: str) -> None:
+def test_an_endless_stream_is_refused_soon_with_a_limited_number_of_errors(source: Endless, code: str) -> None:
     began = time.process_time()
     found = examine(source, on_example=lambda example, line: None)
 
@@ -155,7 +155,7 @@ def test_a_bomb_is_refused_with_few_errors_in_hand(source: Endless, code: str) -
     assert found.errors_by_code[code] == 1
     assert len(found.errors) <= MAX_ERRORS
     if code != "line_too_long":
-        assert source.num_read < 4 * MAX_ROWS, "the rest of it is not read"
+        assert source.num_read < 4 * MAX_ROWS, "the rest must not be read"
 
 
 def test_a_row_with_a_million_keys_is_one_row() -> None:
@@ -166,7 +166,7 @@ def test_a_row_with_a_million_keys_is_one_row() -> None:
     assert [(error["line"], error["code"]) for error in found.errors] == [(1, "invalid_body")]
 
 
-def test_an_id_used_twice_names_both_lines() -> None:
+def test_the_error_for_a_repeated_id_names_both_lines() -> None:
     found, _ = check(lines([chat(custom_id="a"), b"", chat(custom_id="b"), chat(custom_id="a")]))
 
     (error,) = found.errors
@@ -187,7 +187,9 @@ def test_an_id_used_twice_names_both_lines() -> None:
         ("é", "1}"),
     ],
 )
-def test_a_column_leads_to_the_field_or_to_where_it_is_missing(param: str | None, rest: str) -> None:
+def test_the_column_of_an_error_points_to_the_field_or_to_the_object_that_lacks_it(
+    param: str | None, rest: str
+) -> None:
     line = '{ "custom_id":"\\"é" , "body":{"messages" : [ {"a": [1, {}]}, {"role": "röot"}]}, "é": 1}'.encode()
 
     assert line[byte_column(line, param) - 1 :].startswith(rest.encode())

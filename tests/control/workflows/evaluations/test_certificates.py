@@ -64,7 +64,7 @@ CERTIFICATE_PLACES = list(
 
 
 @pytest.mark.parametrize("place", CERTIFICATE_PLACES, ids=lambda place: ".".join(map(str, place)))
-def test_one_changed_value_anywhere_is_found(place: tuple[Any, ...]) -> None:
+def test_verification_detects_any_single_changed_value(place: tuple[Any, ...]) -> None:
     certificate = travelled(certificate_of(make_evidence()))
     holder = certificate
     for key in place[:-1]:
@@ -117,7 +117,7 @@ def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.M
     assert verify(certificate_of({"result": "equal"}), public_key()) == {"result": "equal"}
 
 
-def test_the_same_secret_key_makes_the_same_key_and_another_makes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_secrets_derive_equal_signing_keys_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     known = public_key_body()
     assert public_key_body() == known
     monkeypatch.setattr(settings, "SECRET_KEY", "another")
@@ -125,12 +125,12 @@ def test_the_same_secret_key_makes_the_same_key_and_another_makes_another(monkey
 
 
 @pytest.mark.parametrize("key", ["c2hvcnQ=", "not base64!"])
-def test_a_key_of_the_wrong_size_is_refused_at_the_start(key: str) -> None:
+def test_a_key_of_the_wrong_size_is_refused_at_startup(key: str) -> None:
     with pytest.raises(ValueError, match="certificate_key"):
         Config(certificate_key=SecretStr(key))
 
 
-def test_a_fraction_is_not_signed() -> None:
+def test_a_statement_with_a_fraction_is_not_signed() -> None:
     with pytest.raises(ValueError, match="must not have fractions"):
         certificate_of({"counts": {"equal": [1.0]}})
 

@@ -72,7 +72,7 @@ def test_without_a_file_the_prompts_that_the_pipeline_held_out_are_used(
     assert made["prompts_file"] == pipeline.held_out_file_id
     assert [one["speculator_id"] for one in client.get("/v1/evaluations").json()["data"]] == [
         pipeline.speculator_id, pipeline.speculator_id,
-    ]  # fmt: skip  # the pipeline's own is one of them
+    ]  # fmt: skip  # one is the pipeline's own evaluation
 
 
 def test_without_a_file_and_a_pipeline_an_evaluation_is_refused(client: Client, organization: Organization) -> None:
@@ -82,7 +82,7 @@ def test_without_a_file_and_a_pipeline_an_evaluation_is_refused(client: Client, 
     assert response.json()["error"]["param"] == "prompts_file"
 
 
-def test_a_speculator_in_training_cannot_be_judged(client: Client, organization: Organization) -> None:
+def test_a_speculator_in_training_cannot_be_evaluated(client: Client, organization: Organization) -> None:
     speculator = make_speculator(organization)
     Speculator.objects.filter(pk=speculator.pk).update(status="training")
 
@@ -110,7 +110,7 @@ def test_invalid_parameters_are_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_bad_rows_are_refused_before_a_worker_sees_them(client: Client, organization: Organization) -> None:
+def test_invalid_rows_are_refused_before_a_worker_sees_them(client: Client, organization: Organization) -> None:
     rows = make_file(organization, b"{}\n")
 
     response = post(client, speculator_id=make_speculator(organization).pk, prompts_file=rows.pk)
@@ -120,7 +120,7 @@ def test_bad_rows_are_refused_before_a_worker_sees_them(client: Client, organiza
     assert not Job.objects.exists()
 
 
-def test_the_installations_price_stands_in_where_none_is_given(
+def test_the_installations_price_is_the_default(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings.SLIPSTREAM.model_copy(update={"price_per_gpu_hour": 1.25})
@@ -130,7 +130,7 @@ def test_the_installations_price_stands_in_where_none_is_given(
     assert ask(client, organization)["price_per_gpu_hour"] == 1.25
 
 
-def test_a_cancelled_evaluation_ends_like_every_job(client: Client, organization: Organization) -> None:
+def test_an_evaluation_can_be_cancelled(client: Client, organization: Organization) -> None:
     made = ask(client, organization)
 
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_outputs_that_differ_are_certified_as_different(client: Client, organiza
     assert client.get(f"/v1/evaluations/{evaluation.pk}").json()["result"] == "different"
 
 
-def test_a_straggler_does_not_sign_again(client: Client, organization: Organization) -> None:
+def test_a_late_write_does_not_sign_again(client: Client, organization: Organization) -> None:
     evaluation = finished(client, organization)
     evaluation.refresh_from_db()
     first = evaluation.certificate
@@ -191,7 +191,7 @@ def test_an_unfinished_evaluation_has_no_certificate_and_no_plot(client: Client,
     assert client.get(f"/v1/evaluations/{made['id']}/plot?format=gif").status_code == 400
 
 
-def test_the_curves_of_its_training_are_downloaded_by_name(
+def test_plots_of_the_training_are_downloaded_by_name(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     speculator = make_speculator(organization)
@@ -207,7 +207,7 @@ def test_the_curves_of_its_training_are_downloaded_by_name(
     assert client.get(f"{path}?name=../config.json").json()["error"]["param"] == "name"
 
 
-def test_operators_see_its_evaluations_and_curves_on_a_speculators_page(
+def test_the_console_shows_evaluations_and_plots_on_the_page_of_a_speculator(
     client: Client, organization: Organization
 ) -> None:
     evaluation = finished(client, organization, equal=19, different=1)
@@ -220,7 +220,7 @@ def test_operators_see_its_evaluations_and_curves_on_a_speculators_page(
 
 
 @pytest.mark.usefixtures("db")
-def test_workers_time_is_counted_from_each_claim_to_its_end() -> None:
+def test_worker_time_is_the_sum_over_all_claims() -> None:
     job, start = make_job(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     with transaction.atomic():
         for kind in ("queued", "claimed", "retried", "claimed", "checkpoint_committed", "succeeded"):
@@ -233,7 +233,7 @@ def test_workers_time_is_counted_from_each_claim_to_its_end() -> None:
     assert worker_seconds(job) == 5 + 30
 
 
-def test_the_end_of_an_evaluation_is_an_event_of_its_own(client: Client, organization: Organization) -> None:
+def test_the_end_of_an_evaluation_leaves_its_own_event(client: Client, organization: Organization) -> None:
     made = ask(client, organization)
 
     client.post(f"/v1/evaluations/{made['id']}/cancel")

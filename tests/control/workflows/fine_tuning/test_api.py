@@ -64,7 +64,7 @@ def test_a_job_is_a_pipeline_over_the_files_prompts(client: Client, training_fil
     assert client.get(JOBS).json()["data"] == [body]
 
 
-def test_a_batch_file_is_taken_as_it_is_and_a_validation_file_is_held_out(
+def test_a_batch_file_is_used_unchanged_and_a_validation_file_is_held_out(
     client: Client, organization: Organization, training_file: File
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(20)])
@@ -98,7 +98,7 @@ def test_openais_hyperparameters_and_ours_reach_the_training(
     assert pipeline_of(body).training.items() >= expected.items()
 
 
-def test_it_succeeds_under_a_name_of_its_own(client: Client, training_file: File) -> None:
+def test_a_job_succeeds_with_a_model_name_of_its_own(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
     pipeline = end_evaluation(made_until("evaluate", pipeline_of(body)), speedup=0.9)
 
@@ -109,7 +109,7 @@ def test_it_succeeds_under_a_name_of_its_own(client: Client, training_file: File
     assert shown["turbo"]["speculator_id"] == pipeline.speculator_id
 
 
-def test_with_deploy_its_name_is_an_endpoint(client: Client, training_file: File) -> None:
+def test_with_deploy_the_model_name_is_an_endpoint(client: Client, training_file: File) -> None:
     body = create(client, training_file, turbo={"deploy": True}).json()
     pipeline = observe(made_until("deploy", pipeline_of(body)), "ready")
 
@@ -132,7 +132,7 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
         assert shown["fine_tuned_model"] is None
 
 
-def test_a_cancelled_job_stays_so(client: Client, training_file: File) -> None:
+def test_a_cancelled_job_stays_cancelled(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
 
     assert client.post(f"{JOBS}/{body['id']}/cancel").json()["status"] == "cancelled"
@@ -153,7 +153,7 @@ def train_two_checkpoints(pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
-def test_events_page_from_the_newest_to_the_first(client: Client, training_file: File) -> None:
+def test_events_are_paged_from_the_newest_to_the_oldest(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
     end_training(train_two_checkpoints(pipeline_of(body)))
     url = f"{JOBS}/{body['id']}/events"
@@ -195,7 +195,7 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     assert last["fine_tuning_job_id"] == body["id"]
 
 
-def test_an_evaluations_checkpoints_are_none_of_the_model(client: Client, training_file: File) -> None:
+def test_checkpoints_of_the_evaluation_are_not_listed(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
     job = made_until("evaluate", pipeline_of(body)).evaluation_job
     assert job is not None
@@ -207,7 +207,7 @@ def test_an_evaluations_checkpoints_are_none_of_the_model(client: Client, traini
     assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
 
 
-def test_jobs_are_found_by_their_metadata(client: Client, training_file: File) -> None:
+def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -> None:
     first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
 
     def found(**wanted: str) -> list[str]:
@@ -246,7 +246,7 @@ def test_jobs_are_found_by_their_metadata(client: Client, training_file: File) -
         ({"unknown": 1}, 400, "unknown"),
     ],
 )
-def test_a_bad_request_names_the_field_and_leaves_nothing(
+def test_the_error_for_an_invalid_request_names_the_field_and_nothing_is_left(
     client: Client, training_file: File, values: dict[str, Any], status: int, param: str
 ) -> None:
     answer = create(client, training_file, **values)
@@ -257,7 +257,7 @@ def test_a_bad_request_names_the_field_and_leaves_nothing(
     assert not Job.objects.exists()
 
 
-def test_a_bad_line_is_named_before_anything_is_spent(client: Client, organization: Organization) -> None:
+def test_an_invalid_line_is_reported_at_creation(client: Client, organization: Organization) -> None:
     make_base_model("tiny", organization)
     rows = fine_tune_rows()
     rows[2]["messages"][0]["role"] = "root"
@@ -268,7 +268,7 @@ def test_a_bad_line_is_named_before_anything_is_spent(client: Client, organizati
     assert "line 3" in error["message"]
 
 
-def test_a_refused_job_leaves_no_bytes(
+def test_a_refused_job_leaves_no_stored_bytes(
     client: Client, training_file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[str] = []

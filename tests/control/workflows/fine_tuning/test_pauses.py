@@ -57,9 +57,7 @@ def reach_cap(pipeline: Pipeline) -> SpendCap:
     return cap
 
 
-def test_paused_training_continues_from_its_checkpoint(
-    client: Client, url: str, pipeline: Pipeline
-) -> None:
+def test_paused_training_continues_from_its_checkpoint(client: Client, url: str, pipeline: Pipeline) -> None:
     work = made_until("train", pipeline).training_job
     assert work is not None
     held = claim(work)
@@ -79,13 +77,15 @@ def test_paused_training_continues_from_its_checkpoint(
         job_succeed(claim=held, result={})
     assert claim(work, worker="other").fence == held.fence + 1
     work.refresh_from_db()
-    assert (work.checkpoint_key, work.stalled_attempts) == ("checkpoint-20", 1), "a pause is no failed attempt"
+    assert (work.checkpoint_key, work.stalled_attempts) == ("checkpoint-20", 1), (
+        "a pause must not count as a failed attempt"
+    )
     told = [event["message"] for event in client.get(f"{url}/events").json()["data"]]
     assert told[:2] == ["The job goes on", "The job waits: Paused on request, until it is resumed."]
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_every_stage_with_work_can_be_paused_before_a_worker_has_it(
+def test_every_stage_with_a_job_can_be_paused_before_a_worker_claims_it(
     client: Client, url: str, pipeline: Pipeline, stage: str
 ) -> None:
     made_until(stage, pipeline)
@@ -109,10 +109,10 @@ def test_a_paused_job_can_be_cancelled(client: Client, url: str, pipeline: Pipel
 
     assert client.post(f"{url}/cancel").json()["status"] == "cancelled"
     assert batch_of(pipeline).job.cancel_requested_at is not None
-    assert claim(batch_of(pipeline).job).fence == 1, "a worker puts together what there is"
+    assert claim(batch_of(pipeline).job).fence == 1, "a worker must be able to assemble the finished rows"
 
 
-def test_a_raised_cap_ends_no_pause_of_a_customer(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_raising_a_cap_does_not_end_a_customers_pause(client: Client, url: str, pipeline: Pipeline) -> None:
     cap = reach_cap(pipeline)
     client.post(f"{url}/pause")
 
@@ -123,7 +123,7 @@ def test_a_raised_cap_ends_no_pause_of_a_customer(client: Client, url: str, pipe
     assert client.post(f"{url}/resume").json()["turbo"]["paused"] is None
 
 
-def test_a_customers_resume_ends_no_pause_of_a_cap(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_a_customer_cannot_resume_a_job_that_a_cap_paused(client: Client, url: str, pipeline: Pipeline) -> None:
     reach_cap(pipeline)
 
     refused = client.post(f"{url}/resume")
@@ -134,7 +134,7 @@ def test_a_customers_resume_ends_no_pause_of_a_cap(client: Client, url: str, pip
     assert (shown["status"], shown["turbo"]["waiting_for"]) == ("paused", "spend_cap")
 
 
-def test_a_paused_batchs_hours_do_not_run_out(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_the_completion_window_of_a_paused_batch_is_extended(client: Client, url: str, pipeline: Pipeline) -> None:
     client.post(f"{url}/pause")
     Batch.objects.filter(pk=pipeline.batch_id).update(expires_at=timezone.now() - timedelta(hours=1))
 
@@ -147,7 +147,7 @@ def test_a_paused_batchs_hours_do_not_run_out(client: Client, url: str, pipeline
     assert expires_at > timezone.now() + timedelta(hours=23)
 
 
-def test_a_pause_in_the_instant_in_which_the_answers_are_complete_holds(
+def test_a_pause_holds_although_the_batch_completes_at_the_same_time(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
     """The worker still completes the batch, but it can no longer complete the job."""
@@ -164,7 +164,9 @@ def test_a_pause_in_the_instant_in_which_the_answers_are_complete_holds(
     assert end_batch(pipeline).training_job is not None
 
 
-def test_a_shard_in_hand_is_neither_counted_nor_lost(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_a_shard_in_progress_is_refused_and_computed_again_after_the_pause(
+    client: Client, url: str, pipeline: Pipeline
+) -> None:
     batch = batch_of(pipeline)
     add_shards(batch.job, 4)
     held = claim(batch.job)
@@ -181,9 +183,7 @@ def test_a_shard_in_hand_is_neither_counted_nor_lost(client: Client, url: str, p
 
 
 @pytest.mark.parametrize("action", ["pause", "resume"])
-def test_an_ended_job_is_neither_paused_nor_resumed(
-    client: Client, url: str, pipeline: Pipeline, action: str
-) -> None:
+def test_an_ended_job_is_neither_paused_nor_resumed(client: Client, url: str, pipeline: Pipeline, action: str) -> None:
     end_evaluation(made_until("evaluate", pipeline))
 
     refused = client.post(f"{url}/{action}")
@@ -191,7 +191,9 @@ def test_an_ended_job_is_neither_paused_nor_resumed(
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_fine_tuning_job_status")
 
 
-def test_others_can_do_neither(client: Client, url: str, other_organization: Organization) -> None:
+def test_another_organization_can_neither_pause_nor_resume_a_job(
+    client: Client, url: str, other_organization: Organization
+) -> None:
     stranger = client_of(other_organization)
 
     assert stranger.post(f"{url}/pause").status_code == 404
@@ -200,7 +202,9 @@ def test_others_can_do_neither(client: Client, url: str, other_organization: Org
     assert client.get(url).json()["status"] == "paused"
 
 
-def test_a_queued_job_says_whether_there_is_a_worker_at_all(client: Client, url: str, pipeline: Pipeline) -> None:
+def test_a_queued_job_shows_whether_it_waits_for_a_worker_or_its_turn(
+    client: Client, url: str, pipeline: Pipeline
+) -> None:
     def waiting_for() -> Any:
         return client.get(url).json()["turbo"]["waiting_for"]
 

@@ -1,4 +1,4 @@
-"""/v1/pipelines, as a customer sees it."""
+"""/v1/pipelines from a customer's view."""
 
 import hashlib
 from typing import Any
@@ -34,7 +34,7 @@ def post(client: Client, body: Any) -> Any:
     return client.post("/v1/pipelines", body, content_type="application/json")
 
 
-def test_one_post_starts_it(client: Client, organization: Organization) -> None:
+def test_one_post_starts_a_pipeline(client: Client, organization: Organization) -> None:
     answer = post(client, request_body(organization))
     shown = answer.json()
     assert answer.status_code == 201
@@ -62,13 +62,13 @@ def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization
     assert shown["deployment_id"] == pipeline.deployment_id
 
 
-def test_a_rejected_pipeline_shows_which_stage_said_no(client: Client, organization: Organization) -> None:
+def test_a_rejected_pipeline_shows_the_stage_that_rejected_it(client: Client, organization: Organization) -> None:
     pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)), speedup=0.5)
     stages = client.get(f"/v1/pipelines/{pipeline.pk}").json()["stages"]
     assert [stage["status"] for stage in stages] == ["succeeded", "succeeded", "succeeded", "failed", "skipped"]
 
 
-def test_a_failed_pipeline_is_resumed_over_the_api(client: Client, organization: Organization) -> None:
+def test_a_failed_pipeline_can_be_resumed_over_the_api(client: Client, organization: Organization) -> None:
     pipeline = made_until("train", make_pipeline(organization))
     end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error={"code": "c", "message": "m"})
     failed = client.get(f"/v1/pipelines/{pipeline.pk}").json()
@@ -79,7 +79,7 @@ def test_a_failed_pipeline_is_resumed_over_the_api(client: Client, organization:
     assert client.post(f"/v1/pipelines/{pipeline.pk}/resume").status_code == 400
 
 
-def test_cancelling_over_the_api(client: Client, organization: Organization) -> None:
+def test_a_pipeline_can_be_cancelled_over_the_api(client: Client, organization: Organization) -> None:
     pipeline = make_pipeline(organization)
     shown = client.post(f"/v1/pipelines/{pipeline.pk}/cancel").json()
     assert (shown["status"], shown["stages"][0]["status"]) == ("cancelled", "cancelled")
@@ -107,7 +107,7 @@ def test_cancelling_over_the_api(client: Client, organization: Organization) -> 
         ({"surprise": 1}, 400, "surprise"),
     ],
 )
-def test_a_wrong_request_names_the_field_and_makes_nothing(
+def test_the_error_for_an_invalid_request_names_the_field_and_creates_nothing(
     client: Client, organization: Organization, values: dict[str, Any], status: int, param: str
 ) -> None:
     answer = post(client, request_body(organization, **values))
@@ -117,7 +117,7 @@ def test_a_wrong_request_names_the_field_and_makes_nothing(
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_every_kind_can_be_asked_for(client: Client, organization: Organization, kind: str) -> None:
+def test_every_kind_of_speculator_can_be_trained(client: Client, organization: Organization, kind: str) -> None:
     training = {"kind": kind, "max_seconds": 60, "seed": 1}
     answer = post(client, request_body(organization, training=training))
     assert answer.status_code == 201
@@ -167,7 +167,7 @@ def test_another_organizations_file_cannot_be_used(
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, field)
 
 
-def test_a_bad_row_held_out_of_the_prompts_is_named_as_the_customer_counts(
+def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_customers_file(
     client: Client, organization: Organization
 ) -> None:
     rows = [chat_row(f"row-{n}", model="unknown") for n in range(10)]

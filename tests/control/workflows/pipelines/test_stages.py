@@ -82,10 +82,10 @@ def test_advancing_again_starts_no_stage_twice(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_an_overtaken_start_leaves_no_rows(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_loses_the_race_leaves_no_rows(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = made_until(stage, make_pipeline())
     before = rows_made()
-    stale = pipeline_fresh(pipeline)  # as another worker read it before the stage was started
+    stale = pipeline_fresh(pipeline)  # as another worker has read it before the start of the stage
     field = {"distil": "batch", "train": "training_job", "evaluate": "evaluation_job"}[stage]
     setattr(stale, field, None)
     monkeypatch.setattr("control.workflows.pipelines.stages.pipeline_fresh", lambda _: stale)
@@ -96,7 +96,7 @@ def test_an_overtaken_start_leaves_no_rows(stage: str, monkeypatch: pytest.Monke
     assert getattr(pipeline_fresh(pipeline), field) == getattr(pipeline, field)
 
 
-def test_the_gate_rejects_and_nothing_is_deployed() -> None:
+def test_a_speculator_that_fails_the_gate_is_not_deployed() -> None:
     pipeline = made_until("evaluate", make_pipeline(gate={"min_speedup": 2.0}))
     pipeline = end_evaluation(pipeline, outputs_equal=1)
     assert pipeline.status == "rejected"
@@ -107,13 +107,13 @@ def test_the_gate_rejects_and_nothing_is_deployed() -> None:
     assert not Deployment.objects.exists()
 
 
-def test_without_deploy_a_passed_gate_is_the_end() -> None:
+def test_without_deploy_a_pipeline_ends_after_the_gate() -> None:
     pipeline = end_evaluation(made_until("evaluate", make_pipeline(deploy=False)))
     assert pipeline.status == "succeeded"
     assert not Deployment.objects.exists()
 
 
-def test_a_stages_error_becomes_the_pipelines() -> None:
+def test_the_error_of_a_stage_becomes_the_error_of_the_pipeline() -> None:
     pipeline = made_until("train", make_pipeline())
     error = {"class": "user_config", "code": "unknown_hyperparameter", "message": "no such key"}
     pipeline = end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error=error)
@@ -123,13 +123,13 @@ def test_a_stages_error_becomes_the_pipelines() -> None:
     )
 
 
-def test_a_bad_line_of_the_prompts_is_named() -> None:
+def test_the_error_for_an_invalid_prompt_names_its_line() -> None:
     errors = [{"code": "invalid_json_line", "line": 7, "message": "not JSON", "param": None}]
     pipeline = end_batch(make_pipeline(), Batch.Status.FAILED, errors=errors)
     assert pipeline.error == {"code": "invalid_json_line", "message": "line 7: not JSON"}
 
 
-def test_a_model_that_answers_nothing_ends_the_pipeline() -> None:
+def test_a_pipeline_fails_if_the_model_answers_no_prompt() -> None:
     pipeline = end_batch(make_pipeline(), tokens_key="")
     assert (pipeline.status, pipeline.error and pipeline.error["code"]) == ("failed", "no_answers")
 
@@ -145,7 +145,7 @@ def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> 
     assert observe(pipeline, Deployment.State.READY).status == "live"
 
 
-def test_a_name_taken_meanwhile_is_the_pipelines_error() -> None:
+def test_a_pipeline_fails_if_its_name_was_taken_meanwhile() -> None:
     organization = make_organization()
     pipeline = made_until("evaluate", make_pipeline(organization))
     Deployment.objects.create(organization=organization, name="fast", base_model=pipeline.base_model)
@@ -177,7 +177,7 @@ def test_resuming_repeats_only_the_failed_stage(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_cancelling_stops_the_stages_job_and_can_be_resumed(stage: str) -> None:
+def test_cancelling_stops_the_job_of_the_stage_and_the_pipeline_can_be_resumed(stage: str) -> None:
     pipeline = made_until(stage, make_pipeline())
     job = current_job(pipeline)
     assert job is not None
@@ -199,13 +199,13 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     job = current_job(pipeline)
     assert job is not None
     field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
-    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # a worker is about to start it
+    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start it
 
-    def and_a_worker_was_faster(*arguments: Any) -> bool:
+    def start_stage_first(*arguments: Any) -> bool:
         Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})
         return transition(*arguments)
 
-    monkeypatch.setattr(services, "transition", and_a_worker_was_faster)
+    monkeypatch.setattr(services, "transition", start_stage_first)
 
     pipeline_cancel(pipeline=pipeline)
 
@@ -213,7 +213,7 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     assert job.cancel_requested_at is not None
 
 
-def test_a_pipeline_is_cancelled_while_its_batch_has_just_ended() -> None:
+def test_a_pipeline_can_be_cancelled_when_its_batch_has_just_ended() -> None:
     """The job of the batch has not ended yet."""
     pipeline = make_pipeline()
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED)
@@ -221,7 +221,7 @@ def test_a_pipeline_is_cancelled_while_its_batch_has_just_ended() -> None:
     assert pipeline_cancel(pipeline=pipeline).status == "cancelled"
 
 
-def test_resuming_without_its_prompts_fails_the_pipeline_with_a_word_about_them() -> None:
+def test_resuming_without_its_prompts_fails_the_pipeline_with_an_error_about_them() -> None:
     pipeline = pipeline_cancel(pipeline=make_pipeline())
     get_storage().delete(pipeline.prompts_file.storage_key)  # as when the customer deletes the file
 
@@ -240,7 +240,7 @@ def test_cancelling_while_deploying_stops_the_endpoint() -> None:
     assert pipeline.deployment.desired_state == Deployment.Desired.STOPPED
 
 
-def test_the_end_of_a_job_moves_its_pipeline_on() -> None:
+def test_the_end_of_a_job_advances_its_pipeline() -> None:
     pipeline = make_pipeline()
     assert pipeline.batch is not None
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")

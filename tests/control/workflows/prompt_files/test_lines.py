@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from control.workflows.prompt_files.lines import read_lines
 
 
-class Dribble:
+class SlowStream:
     """A stream that returns at most `size` bytes per read."""
 
     def __init__(self, content: bytes, size: int) -> None:
@@ -19,7 +19,7 @@ class Dribble:
 
 
 class Endless:
-    """`num_bytes` bytes without a line end, never in memory at once."""
+    """A stream of `num_bytes` bytes without a line end, which are never in memory at once."""
 
     def __init__(self, num_bytes: int) -> None:
         self._left = num_bytes
@@ -31,13 +31,15 @@ class Endless:
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
-def test_lines_are_those_of_split_however_the_bytes_arrive(lines: list[bytes], is_ended: bool, size: int) -> None:
+def test_lines_are_the_same_as_those_of_split_however_the_bytes_arrive(
+    lines: list[bytes], is_ended: bool, size: int
+) -> None:
     content = b"\n".join(lines) + (b"\n" if is_ended else b"")
     expected = content.split(b"\n")
     if not expected[-1]:
         expected.pop()
 
-    found = list(read_lines(Dribble(content, size), max_line_bytes=3))
+    found = list(read_lines(SlowStream(content, size), max_line_bytes=3))
 
     assert [line.number for line in found] == list(range(1, len(expected) + 1))
     assert [line.content for line in found] == [line if len(line) <= 3 else None for line in expected]

@@ -22,7 +22,7 @@ def parse(row: dict[str, Any], endpoint: str = CHAT) -> Any:
     return parse_row(json.dumps(row).encode(), endpoint=endpoint)
 
 
-def test_openais_predibases_and_fireworks_rows_mean_the_same() -> None:
+def test_rows_in_the_formats_of_openai_predibase_and_fireworks_are_equivalent() -> None:
     openai_row = chat_row("a", model="tiny")
     predibase_row = chat_row("a", model="")
     fireworks_row = {"custom_id": "a", "body": {"messages": openai_row["body"]["messages"]}}
@@ -73,7 +73,7 @@ def test_a_line_that_is_not_text_is_invalid_utf8(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("custom_id", [None, "", True, 1.5, [], {}, "x" * 257, 10**300])
-def test_a_custom_id_that_is_no_short_string_is_invalid(custom_id: object) -> None:
+def test_a_custom_id_that_is_not_a_short_string_is_invalid(custom_id: object) -> None:
     error = refuse({**chat_row(), "custom_id": custom_id})
 
     assert (error.code, error.param) == ("invalid_custom_id", "custom_id")
@@ -109,13 +109,13 @@ def test_a_row_without_custom_id_is_an_error() -> None:
         ({"body": {**chat_row()["body"], "stream": True}}, "invalid_body", "body.stream"),
     ],
 )
-def test_a_bad_field_is_named_by_its_path(change: dict[str, Any], code: str, param: str) -> None:
+def test_the_error_for_an_invalid_field_names_its_path(change: dict[str, Any], code: str, param: str) -> None:
     error = refuse({**chat_row(), **change})
 
     assert (error.code, error.param) == (code, param)
 
 
-def test_messages_as_openai_writes_them_are_taken() -> None:
+def test_messages_in_openais_format_are_accepted() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -134,11 +134,11 @@ def test_a_completion_row_needs_a_prompt() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_at_all_do_more_than_refuse(line: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(line: bytes) -> None:
     try:
         parse_row(line, endpoint=CHAT)
     except RowError as error:
-        error.message.encode("ascii")  # can go into any log and any database
+        error.message.encode("ascii")  # any log and any database can hold ASCII
 
 
 JSON = st.recursive(
@@ -150,7 +150,7 @@ FIELDS = st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", 
 
 
 @given(FIELDS)
-def test_no_json_object_does_more_than_be_refused(row: dict[str, Any]) -> None:
+def test_an_arbitrary_json_object_is_parsed_or_refused(row: dict[str, Any]) -> None:
     try:
         parse(row)
     except RowError as error:

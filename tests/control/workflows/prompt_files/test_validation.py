@@ -30,7 +30,7 @@ def codes(report: Report) -> list[tuple[int | None, str]]:
     return [(error["line"], error["code"]) for error in report.errors]
 
 
-def test_good_rows_are_written_in_order_with_their_model() -> None:
+def test_valid_rows_are_written_in_order_with_their_model() -> None:
     report, written = check([chat_row("b"), chat_row("a", model="tiny")])
 
     assert (report.num_rows, report.num_errors, report.model) == (2, 0, "tiny")
@@ -64,7 +64,7 @@ def test_every_bad_line_is_listed_with_its_error() -> None:
     assert [row["custom_id"] for row in written] == ["a"]
 
 
-def test_a_duplicate_names_both_lines() -> None:
+def test_the_error_for_a_duplicate_names_both_lines() -> None:
     report, _ = check([chat_row("a"), chat_row("b"), {**chat_row(), "custom_id": "a"}])
 
     (error,) = report.errors
@@ -80,7 +80,7 @@ def test_a_number_and_its_string_are_the_same_custom_id() -> None:
     assert codes(report) == [(2, "duplicate_custom_id")]
 
 
-def test_numbers_as_custom_id_are_warned_of_once() -> None:
+def test_numbers_as_custom_id_cause_one_warning() -> None:
     report, written = check([chat_row("a"), *({**chat_row(), "custom_id": n} for n in range(3))])
 
     assert [row["custom_id"] for row in written] == ["a", "0", "1", "2"]
@@ -111,13 +111,13 @@ def test_all_rows_have_the_same_existing_model(
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b" \t\r\n", b"\xef\xbb\xbf"])
-def test_a_file_without_rows_is_empty_file(content: bytes) -> None:
+def test_a_file_without_rows_is_refused_as_empty(content: bytes) -> None:
     report, _ = check(content)
 
     assert codes(report) == [(None, "empty_file")]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted() -> None:
     rows = b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(chat_row(i)).encode() for i in "ab")
 
     report, written = check(rows)
@@ -126,7 +126,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
     assert [row["custom_id"] for row in written] == ["a", "b"]
 
 
-def test_one_row_too_many_ends_the_reading() -> None:
+def test_reading_stops_at_the_first_row_over_the_limit() -> None:
     assert check([chat_row(str(i)) for i in range(3)], max_rows=3)[0].num_errors == 0
 
     report, _ = check([*(chat_row(str(i)) for i in range(4)), "{"], max_rows=3)
@@ -134,14 +134,14 @@ def test_one_row_too_many_ends_the_reading() -> None:
     assert codes(report) == [(4, "too_many_tasks")]
 
 
-def test_a_line_may_have_just_the_limit() -> None:
+def test_a_line_may_be_exactly_as_long_as_the_limit() -> None:
     row = json.dumps(chat_row("a"))
 
     assert check([row], max_line_bytes=len(row))[0].num_errors == 0
     assert codes(check([row], max_line_bytes=len(row) - 1)[0]) == [(1, "line_too_long")]
 
 
-def test_more_errors_than_are_listed_are_counted() -> None:
+def test_errors_beyond_those_listed_are_counted() -> None:
     report, _ = check(["{"] * (MAX_ERRORS + 5))
 
     assert len(report.errors) == MAX_ERRORS
@@ -166,7 +166,7 @@ def test_a_file_of_many_rows_takes_little_memory() -> None:
         tracemalloc.stop()
 
     assert (report.num_rows, report.num_errors) == (4_000, 0)
-    assert peak_bytes < 4_000_000  # 4,000 ids, and a line or two
+    assert peak_bytes < 4_000_000  # 4,000 ids and one or two lines
 
 
 GOOD, BAD = "good", "bad"

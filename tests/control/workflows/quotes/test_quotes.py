@@ -55,9 +55,7 @@ def end_pilot(quote: Any, lengths: list[int]) -> None:
     Batch.objects.filter(pk=quote["pilot_batch_id"]).update(**values)
 
 
-def test_a_pilot_answers_rows_from_all_over_the_file(
-    client: Client, organization: Organization, model: BaseModel
-) -> None:
+def test_a_pilot_samples_rows_from_the_whole_file(client: Client, organization: Organization, model: BaseModel) -> None:
     quote = ask(client, make_dataset(organization, model))
 
     assert (quote["status"], quote["cost"]) == ("measuring", None)
@@ -94,7 +92,9 @@ def test_a_later_price_does_not_change_a_quote(client: Client, organization: Org
     assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065
 
 
-def test_a_pilot_without_an_answer_is_no_basis(client: Client, organization: Organization, model: BaseModel) -> None:
+def test_a_quote_fails_if_its_pilot_has_no_answers(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
     quote = ask(client, make_dataset(organization, model))
     end_pilot(quote, [])
 
@@ -135,7 +135,7 @@ def test_a_dataset_without_counted_tokens_cannot_be_quoted(
 
 
 @pytest.mark.parametrize(("lengths", "expected"), [([5], (5, 5, 5)), ([4, 4, 4], (4, 4, 4)), ([0, 100], (50, 0, 150))])
-def test_bounds_are_two_standard_errors_wide_and_never_below_nothing(
+def test_bounds_are_two_standard_errors_away_and_never_negative(
     lengths: list[int], expected: tuple[float, ...]
 ) -> None:
     assert mean_with_bounds(lengths) == pytest.approx(expected)

@@ -103,7 +103,7 @@ def test_an_exported_speculator_is_imported_as_another(
     assert staged() == []
 
 
-def test_the_same_speculator_gives_the_same_bytes(client: Client, speculator: Speculator) -> None:
+def test_exports_of_the_same_speculator_have_the_same_bytes(client: Client, speculator: Speculator) -> None:
     path = f"/v1/speculators/{speculator.pk}/export"
 
     first, second = (post(client, path, {"format": "speculators"})["id"] for _ in range(2))
@@ -120,7 +120,7 @@ def test_an_imported_speculator_can_be_deployed(
     post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": body["id"]})
 
 
-def test_a_second_import_under_a_name_is_its_next_version(
+def test_a_second_import_under_the_same_name_is_the_next_version(
     client: Client, organization: Organization, speculator: Speculator
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
@@ -129,14 +129,16 @@ def test_a_second_import_under_a_name_is_its_next_version(
     assert [take_in(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
 
 
-def test_a_format_that_has_no_place_for_the_kind_is_refused(client: Client, speculator: Speculator) -> None:
+def test_a_format_that_cannot_hold_the_kind_is_refused(client: Client, speculator: Speculator) -> None:
     error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "lorax"}, status=400)["error"]
 
     assert (error["code"], error["param"]) == ("speculator_not_exportable", "format")
     assert not File.objects.exists()
 
 
-def test_one_that_is_trained_for_other_weights_does_not_leave(client: Client, speculator: Speculator) -> None:
+def test_a_speculator_that_was_trained_for_other_weights_cannot_be_exported(
+    client: Client, speculator: Speculator
+) -> None:
     Speculator.objects.filter(pk=speculator.pk).update(target_revision="1" * 64)
 
     error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=409)["error"]
@@ -144,7 +146,7 @@ def test_one_that_is_trained_for_other_weights_does_not_leave(client: Client, sp
     assert error["code"] == "speculator_mismatch"
 
 
-def test_one_in_training_does_not_leave(client: Client, speculator: Speculator) -> None:
+def test_a_speculator_in_training_cannot_be_exported(client: Client, speculator: Speculator) -> None:
     Speculator.objects.filter(pk=speculator.pk).update(status=Speculator.Status.TRAINING)
 
     error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=409)["error"]
@@ -175,7 +177,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("archive", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_an_archive_that_holds_no_speculator_is_refused_and_leaves_nothing(
+def test_an_archive_without_a_valid_speculator_is_refused_and_leaves_nothing(
     archive: bytes, said: str, client: Client, organization: Organization, model: BaseModel
 ) -> None:
     error = take_in(client, organization, archive, status=400)["error"]
@@ -186,7 +188,7 @@ def test_an_archive_that_holds_no_speculator_is_refused_and_leaves_nothing(
     assert staged() == []
 
 
-def test_an_archive_that_unfolds_into_too_much_is_refused(
+def test_an_archive_that_is_too_large_when_unpacked_is_refused(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("control.workflows.speculators.services.MAX_BYTES", 1 << 16)
@@ -198,7 +200,7 @@ def test_an_archive_that_unfolds_into_too_much_is_refused(
     assert "at most 65,536 bytes" in error["message"]
 
 
-def test_a_small_archive_that_unfolds_into_much_is_refused(
+def test_a_small_archive_that_is_large_when_unpacked_is_refused(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads count against a quota, but their unpacked content does not."""
@@ -241,7 +243,7 @@ def _evaluate(speculator: Speculator) -> None:
     make_job(speculator.organization, kind=Job.Kind.EVALUATION, params={"speculator_id": speculator.pk})
 
 
-def _go_on_from_it(speculator: Speculator) -> None:
+def _continue_training_from(speculator: Speculator) -> None:
     make_job(speculator.organization, params={"initial_speculator_id": speculator.pk, "speculator_id": "spec_other"})
 
 
@@ -270,8 +272,10 @@ def _replace(speculator: Speculator) -> None:
     )
 
 
-@pytest.mark.parametrize("use", [_replace, _deploy, _train, _evaluate, _go_on_from_it, _gate])
-def test_a_speculator_in_use_stays(use: Callable[[Speculator], None], client: Client, speculator: Speculator) -> None:
+@pytest.mark.parametrize("use", [_replace, _deploy, _train, _evaluate, _continue_training_from, _gate])
+def test_a_speculator_in_use_cannot_be_deleted(
+    use: Callable[[Speculator], None], client: Client, speculator: Speculator
+) -> None:
     use(speculator)
 
     response = client.delete(f"/v1/speculators/{speculator.pk}")
@@ -320,7 +324,9 @@ def test_each_operation_is_audited(client: Client, organization: Organization, s
     assert list(actions) == ["speculator.export", "speculator.import", "speculator.delete"]
 
 
-def test_others_neither_export_nor_delete_it(speculator: Speculator, other_organization: Organization) -> None:
+def test_another_organization_can_neither_export_nor_delete_a_speculator(
+    speculator: Speculator, other_organization: Organization
+) -> None:
     other = client_of(other_organization)
 
     post(other, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"}, status=404)

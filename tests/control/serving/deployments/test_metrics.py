@@ -133,4 +133,4 @@ def test_the_console_draws_acceptance_over_time(deployment: Deployment) -> None:
 
     shown = page(operator_client(), change_path("deployments_deployment", deployment.pk))
 
-    assert "acceptance length: from 2 to 3, at last 3" in shown
+    assert "acceptance length: from 2 to 3, latest value 3" in shown

@@ -61,7 +61,7 @@ def operation(
                 kwargs["body"] = parse_request(request, view.request_body(http_request))
             answer = method(view, http_request, **kwargs)
             if isinstance(answer, ResponseModel):
-                return Response(answer.model_dump(), status=status)
+                return Response(answer.as_json(), status=status)
             return answer
 
         run.operation = declared  # type: ignore[attr-defined]

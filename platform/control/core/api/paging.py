@@ -61,7 +61,7 @@ def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: 
 
 
 def _body(item: ResponseModel | dict[str, Any]) -> dict[str, Any]:
-    return item.model_dump() if isinstance(item, ResponseModel) else item
+    return item.as_json() if isinstance(item, ResponseModel) else item
 
 
 def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:

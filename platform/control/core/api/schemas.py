@@ -98,7 +98,11 @@ class RequestModel(BaseModel):
 
 
 class ResponseModel(BaseModel):
-    """An answer holds these members and no others, all of them always there."""
+    """An answer holds these members and no others, all of them always there.
+
+    A member from a JSON column is `SkipValidation[...]`: it is answered as it is stored, even if an older version
+    stored it in another shape.
+    """
 
     model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
 
@@ -109,6 +113,9 @@ class ResponseModel(BaseModel):
             if field.is_required() and name not in members:
                 members[name] = getattr(row, name)
         return cls.model_validate(members)
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(warnings=False)  # it would warn of stored members in another shape
 
 
 class Page(ResponseModel, Generic[_Item]):

@@ -26,8 +26,6 @@ from control.operations.console.rendering import badge, error_text, is_nested, l
 from control.operations.console.serving_asks import (
     CHANGE_DEPLOYMENT,
     CREATE_DEPLOYMENT,
-    EXPORT_SPECULATOR,
-    IMPORT_SPECULATOR,
     REGISTER_MODEL,
     SET_CAPTURE,
 )
@@ -41,6 +39,7 @@ from control.tenants.events.models import Event
 from control.workflows.evaluations.requests import create_from as evaluation_create_from
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
 from control.workflows.speculators.plots import training_plots
+from control.workflows.speculators.requests import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.workflows.speculators.services import speculator_delete
 
 CHARTED_HOURS = 3

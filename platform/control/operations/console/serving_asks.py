@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Model
-
 from control.core.api.forms import Choices
 from control.data.files.selectors import file_get, files_list
 from control.models.adapters.models import Adapter
@@ -12,7 +10,7 @@ from control.models.adapters.selectors import adapters_get, adapters_list
 from control.models.adapters.serializers import AdapterInput
 from control.models.adapters.services import adapter_create
 from control.models.catalog.intake import base_model_submit
-from control.models.catalog.models import BaseModel, Speculator
+from control.models.catalog.models import BaseModel
 from control.models.catalog.selectors import base_model_get, speculator_get
 from control.models.catalog.serializers import BaseModelInput
 from control.operations.console.asking import Ask
@@ -25,8 +23,6 @@ from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.serializers import DeploymentInput, DeploymentUpdateInput
 from control.serving.deployments.services import deployment_create, deployment_update
 from control.tenants.accounts.models import Organization
-from control.workflows.speculators.serializers import ExportInput, ImportInput
-from control.workflows.speculators.services import speculator_export, speculator_import
 
 
 def _create_deployment(organization: Organization, body: dict[str, Any]) -> Deployment:
@@ -84,33 +80,6 @@ def _register_model(organization: Organization, body: dict[str, Any]) -> BaseMod
 REGISTER_MODEL = Ask(
     title="Register a base model", request=BaseModelInput, run=_register_model, choices=lambda organization: {}
 )
-
-
-def _import_speculator(organization: Organization, body: dict[str, Any]) -> Speculator:
-    values = checked(ImportInput, body)
-    return speculator_import(
-        organization=organization,
-        file=file_get(organization, values["file_id"]),
-        form=values["format"],
-        base_model=base_model_get(organization, values["model"]),
-        name=values["name"],
-    )
-
-
-IMPORT_SPECULATOR = Ask(
-    title="Import a speculator",
-    request=ImportInput,
-    run=_import_speculator,
-    choices=lambda organization: {"file_id": ids(files_list(organization)), "model": models(organization)},
-)
-
-
-def _export_speculator(row: Speculator, body: dict[str, Any]) -> Model:
-    values = checked(ExportInput, body)
-    return speculator_export(speculator=speculator_get(row.organization, row.pk), form=values["format"])
-
-
-EXPORT_SPECULATOR = Ask(title="Export", request=ExportInput, run=_export_speculator, choices=lambda organization: {})
 
 
 def _create_adapter(organization: Organization, body: dict[str, Any]) -> Adapter:

@@ -6,7 +6,7 @@ The keys are the names of view classes, and methods. A route without an entry fa
 from collections.abc import Mapping
 
 from control.billing.spending.serializers import SpendCapInput, SpendCapUpdateInput
-from control.core.api.operation import EVENTS, LINES, PAGING, PNG, SVG, Operation
+from control.core.api.operation import EVENTS, LINES, PAGING, Operation
 from control.data.files.schemas import FileObject
 from control.models.adapters.serializers import AdapterInput
 from control.models.catalog.serializers import BaseModelInput
@@ -32,7 +32,6 @@ from control.workflows.distillations.serializers import DistillationInput
 from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.pipelines.requests import PipelineRequest
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
-from control.workflows.speculators.serializers import ExportInput, ImportInput
 
 BUCKETS = {
     "start_time": "Unix seconds.",
@@ -115,23 +114,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("BaseModelView", "GET"): Operation(id="base_models.retrieve", response=own.BaseModelObject),
     ("BaseModelView", "DELETE"): Operation(id="base_models.delete", response=Deleted),
-    ("SpeculatorsView", "GET"): Operation(
-        id="speculators.list", response=Page[own.SpeculatorObject], query=PAGING
-    ),
-    ("SpeculatorsView", "POST"): Operation(
-        id="speculators.import", response=own.SpeculatorObject, status=201, request=ImportInput
-    ),
-    ("SpeculatorView", "GET"): Operation(id="speculators.retrieve", response=own.SpeculatorObject),
-    ("SpeculatorView", "DELETE"): Operation(id="speculators.delete", response=Deleted),
-    ("SpeculatorExportView", "POST"): Operation(
-        id="speculators.export", response=FileObject, status=201, request=ExportInput
-    ),
-    ("SpeculatorPlotView", "GET"): Operation(
-        id="speculators.plot",
-        response=PNG,
-        also=SVG,
-        query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},
-    ),
     ("JobListView", "GET"): Operation(id="jobs.list", response=Page[own.JobObject], query=PAGING),
     ("JobView", "GET"): Operation(id="jobs.retrieve", response=own.JobObject),
     ("JobEventsView", "GET"): Operation(

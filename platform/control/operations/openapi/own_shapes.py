@@ -64,20 +64,6 @@ class BaseModelObject(Shape):
     created_at: Unix
 
 
-class SpeculatorObject(Shape):
-    id: str
-    object: Literal["speculator"]
-    name: str
-    version: int
-    kind: str
-    model: str
-    status: Literal["training", "ready", "failed"]
-    target_revision: str
-    training: Figures
-    report: Figures | None
-    created_at: Unix
-
-
 class CaptureObject(Shape):
     """Of a deployment whose requests are kept."""
 

@@ -140,6 +140,13 @@ class Deleted(ResponseModel):
     deleted: Literal[True] = True
 
 
+class Failure(ResponseModel):
+    """Why a base model was refused, or why a deployment or a pipeline failed."""
+
+    code: str
+    message: str
+
+
 class ErrorDetail(ResponseModel):
     message: str = Field(description="For people; it may change.")
     type: str

@@ -12,12 +12,13 @@ from control.operations.console.base import service_action
 from control.operations.console.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CREATE_BATCH, CREATE_PIPELINE
+from control.operations.console.work_asks import CREATE_BATCH
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.requests import CREATE_PIPELINE
+from control.workflows.pipelines.schemas import StageObject
 from control.workflows.pipelines.selectors import pipeline_fresh
-from control.workflows.pipelines.serializers import pipeline_json
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE
 
@@ -165,11 +166,11 @@ class PipelineAdmin(AskingAdmin):
     @admin.display
     def stages(self, row: Pipeline) -> SafeString:
         lines = []
-        for stage in pipeline_json(pipeline_fresh(row))["stages"]:
-            progress = stage["progress"] or {}
-            amount = f"{progress['done']} / {progress['total']} {progress['unit']}" if progress.get("total") else "–"
-            seconds = (stage["finished_at"] or 0) - (stage["started_at"] or 0)
-            lines.append((stage["name"], stage["status"], amount, f"{seconds} s" if seconds > 0 else "–"))
+        for stage in StageObject.all_of(pipeline_fresh(row)):
+            done = stage.progress
+            amount = f"{done.done} / {done.total} {done.unit}" if done is not None and done.total else "–"
+            seconds = (stage.finished_at or 0) - (stage.started_at or 0)
+            lines.append((stage.name, stage.status, amount, f"{seconds} s" if seconds > 0 else "–"))
         return table(row, "stages", ["stage", "status", "progress", "time"], lines)
 
     @admin.display

@@ -9,7 +9,7 @@ from control.data.files.selectors import file_get, files_list
 from control.data.files.serializers import expires_after
 from control.models.catalog.selectors import base_model_get
 from control.operations.console.asking import Ask
-from control.operations.console.offers import checked, ids, models, prompts, ready, same
+from control.operations.console.offers import checked, ids, models, prompts, same
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.batches.serializers import BatchInput
@@ -19,18 +19,13 @@ from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.datasets.services import dataset_create
 from control.workflows.distillations.models import Distillation
-from control.workflows.distillations.selectors import distillations_list
 from control.workflows.distillations.serializers import DistillationInput
 from control.workflows.distillations.services import distillation_create
-from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.requests import PipelineRequest, parse_pipeline_request
-from control.workflows.pipelines.services import pipeline_create
 from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.selectors import quote_get, quotes_list
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.services import quote_cap_set, quote_create
-from workers.kinds import TRAINED_KINDS
 
 
 def _create_dataset(organization: Organization, body: dict[str, Any]) -> Dataset:
@@ -97,26 +92,6 @@ CREATE_DISTILLATION = Ask(
         "model": models(organization),
         "prompts_file": prompts(organization),
         "quote_id": ids(quotes_list(organization)),
-    },
-)
-
-
-def _create_pipeline(organization: Organization, body: dict[str, Any]) -> Pipeline:
-    return pipeline_create(organization=organization, request=parse_pipeline_request(body))
-
-
-CREATE_PIPELINE = Ask(
-    title="Create a pipeline",
-    request=PipelineRequest,
-    run=_create_pipeline,
-    choices=lambda organization: {
-        "model": models(organization),
-        "prompts_file": prompts(organization),
-        "held_out_file": prompts(organization),
-        "distillation_id": ids(distillations_list(organization)),
-        "quote_id": ids(quotes_list(organization)),
-        "training.kind": same(TRAINED_KINDS),
-        "training.initial_speculator": ready(organization),
     },
 )
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from control.billing.usage.schemas import Amount as Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 
 
@@ -45,11 +46,6 @@ class BatchUsage(Shape):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
-
-
-class Amount(Shape):
-    value: float
-    currency: Literal["usd"]
 
 
 class BatchObject(Shape):

@@ -30,7 +30,6 @@ from control.workflows.batches.serializers import BatchInput
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
 from control.workflows.fine_tuning.requests import JobInput
-from control.workflows.pipelines.requests import PipelineRequest
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 
 BUCKETS = {
@@ -144,15 +143,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("FineTuningCheckpointsView", "GET"): Operation(
         id="fine_tuning.jobs.checkpoints", response=Page[openai.FineTuningCheckpointObject], query=PAGING
     ),
-    ("PipelineListView", "GET"): Operation(
-        id="pipelines.list", response=Page[own.PipelineObject], query=PAGING
-    ),
-    ("PipelineListView", "POST"): Operation(
-        id="pipelines.create", response=own.PipelineObject, status=201, request=PipelineRequest
-    ),
-    ("PipelineView", "GET"): Operation(id="pipelines.retrieve", response=own.PipelineObject),
-    ("PipelineCancelView", "POST"): Operation(id="pipelines.cancel", response=own.PipelineObject),
-    ("PipelineResumeView", "POST"): Operation(id="pipelines.resume", response=own.PipelineObject),
     ("CaptureView", "GET"): Operation(id="deployments.capture.retrieve", response=own.CaptureObject),
     ("CaptureView", "POST"): Operation(
         id="deployments.capture.set", response=own.CaptureObject, request=CaptureInput

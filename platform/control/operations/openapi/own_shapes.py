@@ -4,17 +4,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from control.core.api.schemas import Failure
 from control.operations.openapi.deployment_shapes import ServedAdapter
 from control.operations.openapi.openai_shapes import Amount
 from control.operations.openapi.shapes import Figures, Paused, Shape, Unix
 from control.queue.jobs.schemas import Progress
-
-
-class Failure(Shape):
-    """Of a pipeline or a deployment."""
-
-    code: str
-    message: str
 
 
 class ApiKeyObject(Shape):
@@ -140,44 +134,6 @@ class JobEventObject(Shape):
     type: str
     data: Figures
     created_at: Unix
-
-
-class StageObject(Shape):
-    name: Literal["distil", "train", "evaluate", "gate", "deploy"]
-    status: Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
-    job_id: str | None
-    paused: Paused | None
-    progress: Progress | None
-    metrics: Figures
-    started_at: Unix | None
-    finished_at: Unix | None
-
-
-class PipelineObject(Shape):
-    id: str
-    object: Literal["pipeline"]
-    name: str
-    model: str
-    status: Literal[
-        "distilling", "training", "evaluating", "gating", "deploying", "live", "succeeded", "rejected", "failed",
-        "cancelled",
-    ]  # fmt: skip
-    prompts_file: str
-    held_out_file: str
-    training: Figures
-    evaluation: Figures
-    gate: Figures
-    deploy: bool
-    stages: list[StageObject]
-    batch_id: str | None
-    speculator_id: str | None
-    deployment_id: str | None
-    quote_id: str | None = Field(description="Whose cap pauses it.")
-    cost: Amount = Field(description="So far.")
-    report: Figures | None
-    error: Failure | None
-    created_at: Unix
-    finished_at: Unix | None
 
 
 class DeploymentObject(Shape):

@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from control.core.api.errors import ApiError
+from control.core.api.requests import parse_request
 from control.core.ids import fine_tuning_job_id
 from control.core.storage.undo import stored_bytes_undone
 from control.data.files.models import File
@@ -21,9 +22,10 @@ from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.requests import hyperparameters_of, training_of, turbo_of
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, work_of
 from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.requests import parse_pipeline_request
+from control.workflows.pipelines.requests import create_from
+from control.workflows.pipelines.schemas import PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_fresh
-from control.workflows.pipelines.services import pipeline_cancel, pipeline_create
+from control.workflows.pipelines.services import pipeline_cancel
 from control.workflows.pipelines.stages import pipeline_advance
 from control.workflows.pipelines.state import ACTIVE
 
@@ -63,7 +65,7 @@ def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, A
                 "gate": turbo.gate,
                 "deploy": turbo.deploy,
             }
-            pipeline = pipeline_create(organization=organization, request=parse_pipeline_request(request))
+            pipeline = create_from(organization, parse_request(PipelineRequest, request))
             return FineTuningJob.objects.create(
                 id=identity,
                 organization=organization,

@@ -1,5 +1,8 @@
 """OpenAI's `metadata`: key-value pairs that a caller attaches to an object."""
 
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 from rest_framework import serializers
 
 from control.core.api.fields import BodyInput
@@ -26,3 +29,15 @@ class MetadataInput(BodyInput):
                 message = f"a key must have 1 to {MAX_KEY} printable characters, got {key[:80]!a}"
                 raise serializers.ValidationError(message)
         return metadata
+
+
+def _check(metadata: dict[str, str]) -> dict[str, str]:
+    if len(metadata) > MAX_PAIRS:
+        raise ValueError(f"at most {MAX_PAIRS} pairs, got {len(metadata)}")
+    for key in metadata:
+        if not 1 <= len(key) <= MAX_KEY or not key.isprintable():
+            raise ValueError(f"a key must have 1 to {MAX_KEY} printable characters, got {key[:80]!a}")
+    return metadata
+
+
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=MAX_VALUE)]], AfterValidator(_check)]

@@ -64,8 +64,9 @@ def _body(item: ResponseModel | dict[str, Any]) -> dict[str, Any]:
     return item.as_json() if isinstance(item, ResponseModel) else item
 
 
-def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:
-    """Returns one page of `items`, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
+def paginate_list(objects: Sequence[ResponseModel], request: Request) -> Response:
+    """Returns one page of `objects`, newest first. Raises: ApiError: 400, also if `after` is not among them."""
+    items = [found.as_json() for found in objects]
     limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
     first = 0
     if after := request.query_params.get("after"):

@@ -29,7 +29,6 @@ from control.tenants.webhooks.serializers import EndpointInput, EndpointUpdateIn
 from control.workflows.batches.serializers import BatchInput
 from control.workflows.datasets.serializers import DatasetInput
 from control.workflows.distillations.serializers import DistillationInput
-from control.workflows.fine_tuning.requests import JobInput
 from control.workflows.quotes.serializers import QuoteInput, QuoteUpdateInput
 
 BUCKETS = {
@@ -119,30 +118,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         id="jobs.events", response=Page[own.JobEventObject], query={"after": "The last event that was seen."}
     ),
     ("JobCancelView", "POST"): Operation(id="jobs.cancel", response=own.JobObject, status=202),
-    ("FineTuningJobsView", "GET"): Operation(
-        id="fine_tuning.jobs.list", response=Page[openai.FineTuningJobObject], query=PAGING
-    ),
-    ("FineTuningJobsView", "POST"): Operation(
-        id="fine_tuning.jobs.create", response=openai.FineTuningJobObject, request=JobInput
-    ),
-    ("FineTuningJobView", "GET"): Operation(
-        id="fine_tuning.jobs.retrieve", response=openai.FineTuningJobObject
-    ),
-    ("FineTuningCancelView", "POST"): Operation(
-        id="fine_tuning.jobs.cancel", response=openai.FineTuningJobObject
-    ),
-    ("FineTuningPauseView", "POST"): Operation(
-        id="fine_tuning.jobs.pause", response=openai.FineTuningJobObject
-    ),
-    ("FineTuningResumeView", "POST"): Operation(
-        id="fine_tuning.jobs.resume", response=openai.FineTuningJobObject
-    ),
-    ("FineTuningEventsView", "GET"): Operation(
-        id="fine_tuning.jobs.events", response=Page[openai.FineTuningEventObject], query=PAGING
-    ),
-    ("FineTuningCheckpointsView", "GET"): Operation(
-        id="fine_tuning.jobs.checkpoints", response=Page[openai.FineTuningCheckpointObject], query=PAGING
-    ),
     ("CaptureView", "GET"): Operation(id="deployments.capture.retrieve", response=own.CaptureObject),
     ("CaptureView", "POST"): Operation(
         id="deployments.capture.set", response=own.CaptureObject, request=CaptureInput

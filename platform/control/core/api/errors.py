@@ -2,7 +2,7 @@
 
 ApiError                  raised by services, selectors and views; has its own status
 database not reachable    503: the client should send the same request again
-rest_framework's errors   authentication, parsing, validation, 405, 415: translated by `exception_handler`
+rest_framework's errors   authentication, parsing, 405, 415: translated by `exception_handler`
 any other exception       500 without the cause, which is logged with the request's id
 """
 
@@ -71,8 +71,6 @@ def _translate(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case exceptions.ValidationError():
-            return _invalid(error.get_full_details())
         case exceptions.AuthenticationFailed() | exceptions.NotAuthenticated():
             return ApiError(401, str(error.detail), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         case exceptions.MethodNotAllowed():
@@ -91,26 +89,3 @@ def _translate(error: Exception) -> ApiError:
             return ApiError(403, "You may not do this.", "permission_denied")
         case _:
             return server_error()
-
-
-_CODES = {"required": "missing_required_parameter", "null": "missing_required_parameter"}
-
-
-def _invalid(details: object) -> ApiError:
-    """Translates the first of rest_framework's validation errors; OpenAI's format has room for one only."""
-    path: list[str] = []
-    while not (isinstance(details, dict) and isinstance(details.get("code"), str) and "message" in details):
-        if isinstance(details, dict):
-            name, details = next(iter(details.items()))
-            if name != "non_field_errors":
-                path.append(str(name))
-        elif isinstance(details, list):
-            position = next(i for i, item in enumerate(details) if item)
-            details = details[position]
-        else:
-            raise AssertionError(f"rest_framework's error details end in a message and a code, got {details!r}")
-    param = ".".join(path) or None
-    message = str(details["message"])
-    return ApiError(
-        400, f"{param}: {message}" if param else message, _CODES.get(details["code"], "invalid_value"), param
-    )

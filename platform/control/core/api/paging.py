@@ -1,7 +1,7 @@
 """Pagination with OpenAI's list object: newest first, `after` an id, with a `limit` from 1 to 100."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db.models import Model, Q, QuerySet
 from rest_framework.request import Request
@@ -19,7 +19,7 @@ _Row = TypeVar("_Row", bound=Model)
 def paginate(
     queryset: QuerySet[_Row],
     request: Request,
-    render: Callable[[_Row], ResponseModel | dict[str, Any]],
+    render: Callable[[_Row], ResponseModel],
     *,
     max_limit: int = MAX_LIMIT,
     default_limit: int = DEFAULT_LIMIT,
@@ -39,7 +39,7 @@ def paginate(
     if after := request.query_params.get("after"):
         queryset = queryset.filter(_beyond(queryset, after, by, id_field, "gt" if ascending else "lt"))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
-    data = [_body(render(row)) for row in rows[:limit]]
+    data = [render(row).as_json() for row in rows[:limit]]
     return Response(
         {
             "object": "list",
@@ -60,12 +60,9 @@ def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: 
     return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
 
 
-def _body(item: ResponseModel | dict[str, Any]) -> dict[str, Any]:
-    return item.as_json() if isinstance(item, ResponseModel) else item
-
-
-def paginate_list(items: Sequence[dict[str, Any]], request: Request) -> Response:
-    """Returns one page of `items`, newest first. Raises: ApiError: 400, also for an `after` that is not among them."""
+def paginate_list(objects: Sequence[ResponseModel], request: Request) -> Response:
+    """Returns one page of `objects`, newest first. Raises: ApiError: 400, also if `after` is not among them."""
+    items = [found.as_json() for found in objects]
     limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
     first = 0
     if after := request.query_params.get("after"):

@@ -14,20 +14,21 @@ MAX_PARAM_LENGTH = 80  # the caller chose the names of unknown parameters
 _COMPLETE_MESSAGES = ("value_error", "empty")  # types of errors whose message needs no value behind it
 
 
-def parse_request(model: type[_Request], body: Any) -> _Request:
-    """Raises: ApiError: 400."""
+def parse_request(model: type[_Request], body: Any, *, under: str | None = None) -> _Request:
+    """`under`: the path of the field that `body` is the value of, if it is only a part. Raises: ApiError: 400."""
     if not isinstance(body, dict):
-        raise ApiError(400, f"The body must be a JSON object, got {type(body).__name__}.", "invalid_value")
+        message = f"{under or 'The body'} must be a JSON object, got {type(body).__name__}."
+        raise ApiError(400, message, "invalid_value", under)
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _translate(error.errors(include_url=False), body) from None
+        raise _translate(error.errors(include_url=False), body, under) from None
 
 
-def _translate(errors: list[ErrorDetails], body: dict[str, Any]) -> ApiError:
+def _translate(errors: list[ErrorDetails], body: dict[str, Any], under: str | None) -> ApiError:
     """An unknown parameter is reported before all else: it is often the misspelt name of a missing one."""
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    param = _path(first["loc"], body)
+    param = _path(first["loc"], body, under)
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: {param!r}.", "unknown_parameter", param)
     if first["type"] == "missing":
@@ -40,9 +41,9 @@ def _translate(errors: list[ErrorDetails], body: dict[str, Any]) -> ApiError:
     return ApiError(400, f"{param}: {message}", "invalid_value", param)
 
 
-def _path(location: tuple[int | str, ...], body: Any) -> str:
+def _path(location: tuple[int | str, ...], body: Any, under: str | None) -> str:
     """`training.kind`. Pydantic's own parts, such as the branch of a union, follow a value and are left out."""
-    path = []
+    path = [] if under is None else [under]
     for part in location:
         if not isinstance(body, dict | list):
             break

@@ -6,17 +6,17 @@ from django.utils.safestring import SafeString
 from control.models.adapters.models import Adapter
 from control.models.adapters.requests import CREATE_ADAPTER
 from control.models.adapters.services import adapter_delete
-from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
+from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import link, table
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.deployments.models import Deployment
 
 
 @admin.register(Adapter)
-class AdapterAdmin(AskingAdmin):
+class AdapterAdmin(FormAdmin):
     sidebar = SidebarEntry("Serving", 6, "Adapters", "extension")
-    asks = CREATE_ADAPTER
+    create_form = CREATE_ADAPTER
     list_display = ["name", "organization", "base_model", "rank", "created_at"]
     list_filter = ["organization"]
     search_fields = ["name", "id"]

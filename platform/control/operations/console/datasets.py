@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from control.operations.console.asking import AskingAdmin
+from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import badge, link, pairs, table
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.datasets.models import Dataset
@@ -13,9 +13,9 @@ MAX_ERRORS = 50
 
 
 @admin.register(Dataset)
-class DatasetAdmin(AskingAdmin):
+class DatasetAdmin(FormAdmin):
     sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
-    asks = CREATE_DATASET
+    create_form = CREATE_DATASET
     list_display = ["id", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id", "file__id"]

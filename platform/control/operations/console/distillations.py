@@ -3,8 +3,8 @@
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
+from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import badge, link, progress_bar
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.state import TERMINAL
@@ -18,9 +18,9 @@ def _is_active(row: Distillation) -> bool:
 
 
 @admin.register(Distillation)
-class DistillationAdmin(AskingAdmin):
+class DistillationAdmin(FormAdmin):
     sidebar = SidebarEntry("Work", 3, "Distillations", "water_drop")
-    asks = CREATE_DISTILLATION
+    create_form = CREATE_DISTILLATION
     list_display = ["id", "organization", "state", "created_at"]
     list_filter = ["organization"]
     search_fields = ["id"]

@@ -3,8 +3,8 @@
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
+from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
@@ -20,9 +20,9 @@ def _is_active(row: Evaluation) -> bool:
 
 
 @admin.register(Evaluation)
-class EvaluationAdmin(AskingAdmin):
+class EvaluationAdmin(FormAdmin):
     sidebar = SidebarEntry("Serving", 5, "Evaluations", "speed")
-    asks = CREATE_EVALUATION
+    create_form = CREATE_EVALUATION
     list_display = ["id", "organization", "speculator", "state", "progress", "outputs", "created_at"]
     list_filter = ["job__status", "organization"]
     search_fields = ["id"]

@@ -13,8 +13,8 @@ from control.billing.spending.schemas import MAX_USD, nanousd
 from control.billing.spending.selectors import month_start, spent_nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
 from control.billing.usage.schemas import Amount
-from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import CreatableAdmin, service_action
+from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.rendering import link, table
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
@@ -96,9 +96,9 @@ class SpendCapAdmin(CreatableAdmin):
 
 
 @admin.register(Quote)
-class QuoteAdmin(AskingAdmin):
+class QuoteAdmin(FormAdmin):
     sidebar = SidebarEntry("Tenants", 5, "Quotes", "request_quote")
-    asks = CREATE_QUOTE
+    create_form = CREATE_QUOTE
     list_display = ["id", "organization", "basis", "status", "cap", "spent", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id"]
@@ -114,7 +114,7 @@ class QuoteAdmin(AskingAdmin):
         row: Quote | None = super().get_object(request, object_id, from_field)
         return None if row is None else quote_settle(quote=row)
 
-    change_cap = ask_action("change_cap", CHANGE_CAP, icon="savings", when=lambda row: True)
+    change_cap = form_action("change_cap", CHANGE_CAP, icon="savings", when=lambda row: True)
 
     @admin.display(description="cap, USD")
     def cap(self, row: Quote) -> str:

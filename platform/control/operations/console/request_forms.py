@@ -1,7 +1,7 @@
 """Forms with the fields of the API's own requests.
 
-A form here checks nothing: it makes of its fields the body that a customer would send, which the API's serializer (or
-pydantic model) and service then check. So the rules and the words are the API's, and stand beside the field they name.
+A form here checks nothing itself. It builds the body that a customer would send, which the API's request model and
+service then check; their error message is shown at the field that it names.
 """
 
 import io
@@ -15,7 +15,6 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from rest_framework import serializers
 from unfold.widgets import (
     UnfoldAdminFileFieldWidget,
     UnfoldAdminSelectMultipleWidget,
@@ -27,9 +26,8 @@ from unfold.widgets import (
 from control.core.api.errors import ApiError
 from control.core.api.forms import Choices, name_choices
 from control.core.api.json_body import StrictJsonParser
-from control.core.api.schemas import OneOf
+from control.core.api.schemas import OneOf, RequestModel
 
-Contract = type[serializers.Serializer[dict[str, Any]]] | type[BaseModel]
 Kind = Literal["text", "value", "list", "object", "file"]  # value: a number or a boolean, as in JSON
 
 _NOT_SET = object()
@@ -73,28 +71,27 @@ class Field:
         return _parsed(f"[{entered}]" if self.kind == "list" else entered, otherwise=entered)
 
 
-def fields_of(contract: Contract) -> list[Field]:
-    if issubclass(contract, BaseModel):
-        return list(_fields_of_model(contract))
-    return [_field_of_serializer(name, field) for name, field in contract().fields.items()]
-
-
 class RequestForm(forms.Form):
     """`choices` are offered for the fields of those paths; `initial` is what the thing has now."""
 
     def __init__(
-        self, contract: Contract, *args: Any, choices: Mapping[str, Choices], initial: Mapping[str, Any], **kwargs: Any
+        self,
+        request: type[RequestModel],
+        *args: Any,
+        choices: Mapping[str, Choices],
+        initial: Mapping[str, Any],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._asked = fields_of(contract)
-        for field in self._asked:
+        self._described = list(_fields_of_model(request))
+        for field in self._described:
             given = initial.get(field.path, None if field.default is _NOT_SET else field.default)
             self.fields[field.path] = field.as_django(choices.get(field.path, field.choices), given)
 
     def body(self) -> dict[str, Any]:
         """Of a form that `is_valid`. What was left empty is null where that is the default, and else left out."""
         body: dict[str, Any] = {}
-        for field in self._asked:
+        for field in self._described:
             entered = self.cleaned_data[field.path]
             if entered in ("", None):
                 if field.default is None:
@@ -118,32 +115,6 @@ def _put(body: dict[str, Any], path: str, value: Any) -> None:
         body[name] |= value
     else:
         body[name] = value
-
-
-def _field_of_serializer(name: str, field: Any) -> Field:
-    kind: Kind = "text"
-    match field:
-        case serializers.FileField():
-            kind = "file"
-        case serializers.IntegerField() | serializers.FloatField():
-            kind = "value"
-        case serializers.ListField():
-            kind = "list"
-        case serializers.DictField():
-            kind = "object"
-    offered = getattr(field, "choices", None)
-    choices = None if offered is None else [(str(key), str(title)) for key, title in offered.items()]
-    default = None if field.allow_null else _NOT_SET
-    if field.default is not serializers.empty and field.default not in (list, dict):
-        default = field.default
-    return Field(
-        path=name,
-        kind=kind,
-        is_required=field.required and default is _NOT_SET,
-        default=default,
-        choices=choices,
-        help=str(field.help_text or ""),
-    )
 
 
 def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field]:

@@ -18,13 +18,12 @@ from control.core.settings.config import get_config
 from control.models.catalog.intake import base_model_delete
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.requests import REGISTER_MODEL
-from control.operations.console.asking import AskingAdmin, ask_action
 from control.operations.console.base import service_action
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.compare import MAX_SPECULATORS
+from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
-from control.operations.console.serving_asks import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.captures.requests import SET_CAPTURE
 from control.serving.deployments.figures import stretches
@@ -37,6 +36,7 @@ from control.tenants.events.models import Event
 from control.workflows.evaluations.requests import create_from as evaluation_create_from
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
 from control.workflows.speculators.plots import training_plots
+from control.workflows.speculators.requests import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.workflows.speculators.services import speculator_delete
 
 CHARTED_HOURS = 3
@@ -51,9 +51,9 @@ def _is_private(row: BaseModel) -> bool:
 
 
 @admin.register(BaseModel)
-class BaseModelAdmin(AskingAdmin):
+class BaseModelAdmin(FormAdmin):
     sidebar = SidebarEntry("Serving", 7, "Base models", "neurology")
-    asks = REGISTER_MODEL
+    create_form = REGISTER_MODEL
     list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
     search_fields = ["name", "id"]
     list_filter = ["status"]
@@ -89,9 +89,9 @@ def _is_ready(row: Speculator) -> bool:
 
 
 @admin.register(Speculator)
-class SpeculatorAdmin(AskingAdmin):
+class SpeculatorAdmin(FormAdmin):
     sidebar = SidebarEntry("Serving", 4, "Speculators", "bolt")
-    asks = IMPORT_SPECULATOR
+    create_form = IMPORT_SPECULATOR
     list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
     list_filter = ["status", "kind", "organization"]
     search_fields = ["name", "id"]
@@ -167,7 +167,7 @@ class SpeculatorAdmin(AskingAdmin):
         made = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
         return format_html("{} is queued.", link(made))
 
-    export = ask_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
+    export = form_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
 
     @service_action(
         "Delete",
@@ -194,9 +194,9 @@ def _is_down(row: Deployment) -> bool:
 
 
 @admin.register(Deployment)
-class DeploymentAdmin(AskingAdmin):
+class DeploymentAdmin(FormAdmin):
     sidebar = SidebarEntry("Serving", 1, "Deployments", "rocket_launch")
-    asks = CREATE_DEPLOYMENT
+    create_form = CREATE_DEPLOYMENT
     list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]
     list_filter = ["state", "organization"]
     search_fields = ["name", "id"]
@@ -256,9 +256,9 @@ class DeploymentAdmin(AskingAdmin):
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
 
-    change_served = ask_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_exists)
-    roll_out = ask_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
-    capture = ask_action("capture", SET_CAPTURE, icon="save", when=_exists)
+    change_served = form_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_exists)
+    roll_out = form_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
+    capture = form_action("capture", SET_CAPTURE, icon="save", when=_exists)
 
     @service_action(
         "Stop",

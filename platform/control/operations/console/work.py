@@ -7,18 +7,18 @@ from django.utils.safestring import SafeString
 from control.data.files.models import File
 from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
-from control.operations.console.asking import AskingAdmin
 from control.operations.console.base import service_action
+from control.operations.console.form_pages import FormAdmin
 from control.operations.console.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
-from control.operations.console.work_asks import CREATE_PIPELINE
 from control.workflows.batches.models import Batch
 from control.workflows.batches.requests import CREATE_BATCH
 from control.workflows.batches.services import batch_cancel
 from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.requests import CREATE_PIPELINE
+from control.workflows.pipelines.schemas import StageObject
 from control.workflows.pipelines.selectors import pipeline_fresh
-from control.workflows.pipelines.serializers import pipeline_json
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE
 
@@ -42,9 +42,9 @@ def _is_kept(row: File) -> bool:
 
 
 @admin.register(File)
-class FileAdmin(AskingAdmin):
+class FileAdmin(FormAdmin):
     sidebar = SidebarEntry("Work", 6, "Files", "description")
-    asks = UPLOAD_FILE
+    create_form = UPLOAD_FILE
     list_display = ["filename", "id", "organization", "purpose", "size", "created_at", "deleted_at"]
     list_filter = ["purpose", "organization"]
     search_fields = ["filename", "id"]
@@ -71,9 +71,9 @@ class FileAdmin(AskingAdmin):
 
 
 @admin.register(Batch)
-class BatchAdmin(AskingAdmin):
+class BatchAdmin(FormAdmin):
     sidebar = SidebarEntry("Work", 2, "Batches", "stacks")
-    asks = CREATE_BATCH
+    create_form = CREATE_BATCH
     list_display = ["id", "organization", "base_model", "state", "progress", "failed", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id"]
@@ -141,9 +141,9 @@ class BatchAdmin(AskingAdmin):
 
 
 @admin.register(Pipeline)
-class PipelineAdmin(AskingAdmin):
+class PipelineAdmin(FormAdmin):
     sidebar = SidebarEntry("Work", 1, "Pipelines", "conversion_path")
-    asks = CREATE_PIPELINE
+    create_form = CREATE_PIPELINE
     list_display = ["name", "organization", "base_model", "state", "created_at", "finished_at"]
     list_filter = ["status", "organization"]
     search_fields = ["name", "id"]
@@ -166,11 +166,11 @@ class PipelineAdmin(AskingAdmin):
     @admin.display
     def stages(self, row: Pipeline) -> SafeString:
         lines = []
-        for stage in pipeline_json(pipeline_fresh(row))["stages"]:
-            progress = stage["progress"] or {}
-            amount = f"{progress['done']} / {progress['total']} {progress['unit']}" if progress.get("total") else "–"
-            seconds = (stage["finished_at"] or 0) - (stage["started_at"] or 0)
-            lines.append((stage["name"], stage["status"], amount, f"{seconds} s" if seconds > 0 else "–"))
+        for stage in StageObject.all_of(pipeline_fresh(row)):
+            done = stage.progress
+            amount = f"{done.done} / {done.total} {done.unit}" if done is not None and done.total else "–"
+            seconds = (stage.finished_at or 0) - (stage.started_at or 0)
+            lines.append((stage.name, stage.status, amount, f"{seconds} s" if seconds > 0 else "–"))
         return table(row, "stages", ["stage", "status", "progress", "time"], lines)
 
     @admin.display

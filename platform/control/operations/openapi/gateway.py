@@ -1,30 +1,44 @@
-"""What the generator cannot see for itself: routes that are plain functions."""
+"""Adds the gateway's operations to the document: its views are plain functions, which the generator does not see."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import model_json_schema
 
-from control.core.api.operation import EVENTS
-from control.operations.openapi.operations import OPERATIONS
-from control.operations.openapi.own_shapes import Completion
+from control.core.api.operation import EVENTS, Operation
+from control.core.api.schemas import ResponseModel, Unix
 from control.operations.openapi.schema import FAILURES
 
-_PATHS = {
-    "/v1/chat/completions": ("chat_completions", "messages"),
-    "/v1/completions": ("completions", "prompt"),
+
+class Completion(ResponseModel):
+    """OpenAI's, with `seed` and `metrics.speculative_decoding`."""
+
+    model_config = {"extra": "allow"}
+
+    id: str
+    object: str
+    created: Unix
+    model: str
+    choices: list[Any]
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
+    "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
 }
+_PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # the required member besides `model`
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """The body goes to the engine as it is: OpenAI's, with what the engine's documentation adds."""
+    """Hook of drf-spectacular. The body is described loosely: the gateway forwards it to the engine unchanged."""
     result["components"]["schemas"]["Completion"] = model_json_schema(Completion)
-    for path, (view, question) in _PATHS.items():
-        operation = OPERATIONS[view, "POST"]
+    for path, operation in OPERATIONS.items():
+        prompt = _PROMPTS[path]
         body = {
             "type": "object",
-            "required": ["model", question],
-            "properties": {"model": {"type": "string", "description": "A deployment's name."}, question: {}},
+            "required": ["model", prompt],
+            "properties": {"model": {"type": "string", "description": "A deployment's name."}, prompt: {}},
         }
         answer = {
             "application/json": {"schema": {"$ref": "#/components/schemas/Completion"}},

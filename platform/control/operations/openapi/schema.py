@@ -9,8 +9,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 
 from control.core.api.operation import Operation, operation_of
-from control.operations.openapi.operations import OPERATIONS
-from control.operations.openapi.shapes import Error
+from control.core.api.schemas import Error
 from control.tenants.authentication.views import OrganizationView
 
 FAILURES = {
@@ -36,9 +35,9 @@ class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
 
 class OperationSchema(AutoSchema):
     def _entry(self) -> Operation:
-        """Raises: KeyError: nothing was declared."""
-        view = type(self.view)
-        return operation_of(view, self.method) or OPERATIONS[view.__name__, self.method]
+        declared = operation_of(type(self.view), self.method)
+        assert declared is not None, f"{type(self.view).__name__}.{self.method.lower()} lacks @operation"
+        return declared
 
     def get_operation_id(self) -> str:
         return self._entry().id

@@ -1,15 +1,12 @@
-"""What the generator leaves behind."""
+"""Tidies the generated document."""
 
 from typing import Any
 
 
 def tidy(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Requests show null as one of two types and not as a default; titles and ids that say nothing are dropped."""
+    """Hook of drf-spectacular: writes nullable members of requests as two types, and drops generated titles and ids."""
     for name, schema in result["components"]["schemas"].items():
         _drop(schema)
-        if name.endswith("Input"):  # those that are serializers still
-            schema["additionalProperties"] = False
-            schema.pop("description", None)
         if name.endswith(("Input", "Form")):
             schema["properties"] = {key: _without_null(value) for key, value in schema["properties"].items()}
         for member in schema.get("properties", {}).values():
@@ -30,7 +27,7 @@ def _without_null(member: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop(node: Any, *, names_members: bool = False) -> None:
-    """`names_members`: the keys are a customer's words, and one of them may well be `title`."""
+    """`names_members`: the keys of `node` are names of members, one of which may be `title`."""
     if isinstance(node, list):
         for item in node:
             _drop(item)

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.db import transaction
 
-from control.core.api.times import unix
 from control.tenants.events.services import event_record
 from control.tenants.events.types import ENDPOINT_DISABLED
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
@@ -27,7 +26,7 @@ class Attempt:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "at": unix(self.at),
+            "at": int(self.at.timestamp()),
             "status_code": self.answer.status,
             "error": self.answer.error,
             "milliseconds": self.milliseconds,

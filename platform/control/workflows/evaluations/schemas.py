@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
 from control.queue.jobs.models import Job
@@ -30,33 +30,38 @@ class EvaluationObject(ResponseModel):
     speculator_id: str
     model: str
     prompts_file: str | None
-    concurrencies: list[int]
-    max_tokens: int | None
-    repeats: int
-    price_per_gpu_hour: float | None = Field(description="USD.")
+    concurrencies: SkipValidation[list[int]]
+    max_tokens: SkipValidation[int | None]
+    repeats: SkipValidation[int]
+    price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
     job_id: str
     progress: Progress | None
-    metrics: Figures = Field(description="The latest; `eta_seconds` is estimated from the pace at this concurrency.")
-    result: Literal["equal", "different"] | None = Field(description="As the certificate says.")
-    report: Figures | None = Field(description="Its `definitions` explain every figure.")
-    error: Figures | None
+    metrics: SkipValidation[Figures] = Field(
+        description="The latest metrics; `eta_seconds` is estimated from the pace at this concurrency."
+    )
+    result: SkipValidation[Literal["equal", "different"] | None] = Field(description="The certificate's result.")
+    report: SkipValidation[Figures | None] = Field(description="Its `definitions` explain every figure.")
+    error: SkipValidation[Figures | None]
     created_at: Unix
     started_at: Unix | None
     finished_at: Unix | None
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Self:
-        job, certificate = evaluation.job, evaluation.certificate
+        job, settings, certificate = evaluation.job, evaluation.settings, evaluation.certificate or {}
         return cls.from_row(
             job,
             id=evaluation.pk,
             speculator_id=evaluation.speculator_id,
             model=evaluation.speculator.base_model.name,
             prompts_file=evaluation.prompts_file_id,
-            **evaluation.settings,
+            concurrencies=settings.get("concurrencies", [1]),
+            max_tokens=settings.get("max_tokens"),
+            repeats=settings.get("repeats", 1),
+            price_per_gpu_hour=settings.get("price_per_gpu_hour"),
             job_id=job.pk,
             progress=Progress.of(job),
-            result=None if certificate is None else certificate["statement"]["result"],
+            result=certificate.get("statement", {}).get("result"),
             report=job.result if job.status == Job.Status.SUCCEEDED else None,
             created_at=evaluation.created_at,
         )

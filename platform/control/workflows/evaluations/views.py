@@ -69,12 +69,12 @@ class EvaluationCertificateView(OrganizationView):
     scope = "speculators"
 
     @operation("evaluations.certificate", response=CertificateObject)
-    def get(self, request: Request, evaluation_id: str) -> CertificateObject:
+    def get(self, request: Request, evaluation_id: str) -> Response:
         evaluation = evaluation_get(self.organization, evaluation_id)
         if evaluation.certificate is None:
             message = f"Evaluation {evaluation.pk} has no certificate; its status is {evaluation.job.status!r}."
             raise ApiError(404, message, "certificate_not_found", "evaluation_id")
-        return CertificateObject(**evaluation.certificate)
+        return Response(evaluation.certificate)  # exactly as it was signed
 
 
 class EvaluationPlotView(OrganizationView):

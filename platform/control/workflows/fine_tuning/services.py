@@ -1,12 +1,12 @@
 """Writers of fine-tuning jobs. A pipeline does the work; its stages and its end are those of the job."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
 
 from control.core.api.errors import ApiError
+from control.core.api.requests import parse_request
 from control.core.ids import fine_tuning_job_id
 from control.core.storage.undo import stored_bytes_undone
 from control.data.files.models import File
@@ -18,14 +18,16 @@ from control.tenants.audit.record import audited
 from control.workflows.batches.services import batch_window_restart
 from control.workflows.datasets.services import prompts_file_create
 from control.workflows.fine_tuning.models import FineTuningJob
-from control.workflows.fine_tuning.requests import hyperparameters_of, training_of, turbo_of
+from control.workflows.fine_tuning.schemas import Hyperparameters, JobInput, TurboInput
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, work_of
 from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.requests import parse_pipeline_request
+from control.workflows.pipelines.requests import create_from
+from control.workflows.pipelines.schemas import PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_fresh
-from control.workflows.pipelines.services import pipeline_cancel, pipeline_create
+from control.workflows.pipelines.services import pipeline_cancel
 from control.workflows.pipelines.stages import pipeline_advance
 from control.workflows.pipelines.state import ACTIVE
+from workers.hyperparameters.kinds import read_hyperparameters
 
 PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
@@ -34,36 +36,34 @@ _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", 
 
 
 @audited("fine_tuning_job.create")
-def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, Any]) -> FineTuningJob:
+def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> FineTuningJob:
     """Reads both files completely before any cost arises, and starts a pipeline.
 
-    Args:
-        values: the validated data of a `JobInput`.
     Raises: ApiError: 400 for invalid files, naming the first bad line; 404 for a model or file that does not exist.
     Effects: the prompts of a file of fine-tuning rows are written to a new file of batch rows of the organization.
     """
-    hyperparameters, turbo = hyperparameters_of(values), turbo_of(values)
-    training_file = _given_file(organization, values["training_file"], "training_file")
+    hyperparameters, turbo = request.chosen_hyperparameters(), request.chosen_turbo()
+    training_file = _given_file(organization, request.training_file, "training_file")
     validation_file = None
-    if values["validation_file"] is not None:
-        validation_file = _given_file(organization, values["validation_file"], "validation_file")
+    if request.validation_file is not None:
+        validation_file = _given_file(organization, request.validation_file, "validation_file")
     identity = fine_tuning_job_id()
     try:
         with stored_bytes_undone(), transaction.atomic():
             prompts = _as_prompts(training_file, "training_file")
             held_out = None if validation_file is None else _as_prompts(validation_file, "validation_file")
-            request = {
-                "name": model_name(values["model"], values["suffix"], identity),
-                "model": values["model"],
+            body = {
+                "name": model_name(request.model, request.suffix, identity),
+                "model": request.model,
                 "prompts_file": prompts.pk,
                 "held_out_file": None if held_out is None else held_out.pk,
                 "held_out": turbo.held_out,
-                "training": training_of(hyperparameters, turbo, values["seed"] or 0),
+                "training": _training(hyperparameters, turbo, request.seed or 0),
                 "evaluation": turbo.evaluation,
                 "gate": turbo.gate,
                 "deploy": turbo.deploy,
             }
-            pipeline = pipeline_create(organization=organization, request=parse_pipeline_request(request))
+            pipeline = create_from(organization, parse_request(PipelineRequest, body))
             return FineTuningJob.objects.create(
                 id=identity,
                 organization=organization,
@@ -71,10 +71,21 @@ def fine_tuning_job_create(*, organization: Organization, values: Mapping[str, A
                 training_file=training_file,
                 validation_file=validation_file,
                 hyperparameters=hyperparameters.model_dump(),
-                metadata=dict(values["metadata"] or {}),
+                metadata=request.metadata or {},
             )
     except ApiError as error:
         raise _with_openai_param(error) from error
+
+
+def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) -> dict[str, Any]:
+    """The `training` of the pipeline. Hyperparameters in `turbo` take precedence over OpenAI's."""
+    training: dict[str, Any] = {"kind": turbo.kind, "seed": seed}
+    if hyperparameters.n_epochs != "auto":
+        training["epochs"] = hyperparameters.n_epochs
+    if hyperparameters.learning_rate_multiplier != "auto":
+        usual = read_hyperparameters(turbo.kind, {}).loop.learning_rate
+        training["learning_rate"] = min(1.0, usual * hyperparameters.learning_rate_multiplier)
+    return {**training, **turbo.hyperparameters}
 
 
 @audited("fine_tuning_job.cancel")

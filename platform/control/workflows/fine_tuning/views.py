@@ -5,10 +5,17 @@ from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
 from control.core.api.metadata import MAX_PAIRS
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate, paginate_list
+from control.core.api.schemas import Page
 from control.data.files.upload_view import nested
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.fine_tuning.requests import JobInput
+from control.workflows.fine_tuning.schemas import (
+    FineTuningCheckpointObject,
+    FineTuningEventObject,
+    FineTuningJobObject,
+    JobInput,
+)
 from control.workflows.fine_tuning.selectors import (
     CHECKPOINT,
     TOLD,
@@ -17,7 +24,6 @@ from control.workflows.fine_tuning.selectors import (
     with_metadata,
     work_events,
 )
-from control.workflows.fine_tuning.serializers import checkpoint_body, events_body, fine_tuning_job_body
 from control.workflows.fine_tuning.services import (
     fine_tuning_job_cancel,
     fine_tuning_job_create,
@@ -30,63 +36,71 @@ from control.workflows.pipelines.models import PipelineEvent
 class FineTuningJobsView(OrganizationView):
     scope = "fine_tuning"
 
+    @operation("fine_tuning.jobs.list", response=Page[FineTuningJobObject], query=PAGING)
     def get(self, request: Request) -> Response:
         wanted = nested(request.query_params, "metadata") or {}
         if len(wanted) > MAX_PAIRS:
             raise ApiError(400, f"metadata: at most {MAX_PAIRS} pairs, got {len(wanted)}", "invalid_value", "metadata")
         jobs = with_metadata(fine_tuning_jobs_list(self.organization), wanted)
-        return paginate(jobs, request, fine_tuning_job_body)
+        return paginate(jobs, request, FineTuningJobObject.of)
 
-    def post(self, request: Request) -> Response:
-        form = JobInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        job = fine_tuning_job_create(organization=self.organization, values=form.validated_data)
-        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job.pk)))
+    @operation("fine_tuning.jobs.create", request=JobInput, response=FineTuningJobObject)
+    def post(self, request: Request, body: JobInput) -> FineTuningJobObject:
+        job = fine_tuning_job_create(organization=self.organization, request=body)
+        return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job.pk))
 
 
 class FineTuningJobView(OrganizationView):
     scope = "fine_tuning"
 
-    def get(self, request: Request, job_id: str) -> Response:
-        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+    @operation("fine_tuning.jobs.retrieve", response=FineTuningJobObject)
+    def get(self, request: Request, job_id: str) -> FineTuningJobObject:
+        return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job_id))
 
 
 class FineTuningCancelView(OrganizationView):
     scope = "fine_tuning"
 
-    def post(self, request: Request, job_id: str) -> Response:
+    @operation("fine_tuning.jobs.cancel", response=FineTuningJobObject)
+    def post(self, request: Request, job_id: str) -> FineTuningJobObject:
         fine_tuning_job_cancel(job=fine_tuning_job_get(self.organization, job_id))
-        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+        return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job_id))
 
 
 class FineTuningPauseView(OrganizationView):
     scope = "fine_tuning"
 
-    def post(self, request: Request, job_id: str) -> Response:
+    @operation("fine_tuning.jobs.pause", response=FineTuningJobObject)
+    def post(self, request: Request, job_id: str) -> FineTuningJobObject:
         fine_tuning_job_pause(job=fine_tuning_job_get(self.organization, job_id))
-        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+        return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job_id))
 
 
 class FineTuningResumeView(OrganizationView):
     scope = "fine_tuning"
 
-    def post(self, request: Request, job_id: str) -> Response:
+    @operation("fine_tuning.jobs.resume", response=FineTuningJobObject)
+    def post(self, request: Request, job_id: str) -> FineTuningJobObject:
         fine_tuning_job_resume(job=fine_tuning_job_get(self.organization, job_id))
-        return Response(fine_tuning_job_body(fine_tuning_job_get(self.organization, job_id)))
+        return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job_id))
 
 
 class FineTuningEventsView(OrganizationView):
     scope = "fine_tuning"
 
+    @operation("fine_tuning.jobs.events", response=Page[FineTuningEventObject], query=PAGING)
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
         moves = PipelineEvent.objects.filter(pipeline=job.pipeline).order_by("-pk")
-        return paginate_list(events_body(job, list(moves), list(work_events(job, *TOLD))), request)
+        return paginate_list(FineTuningEventObject.all_of(job, list(moves), list(work_events(job, *TOLD))), request)
 
 
 class FineTuningCheckpointsView(OrganizationView):
     scope = "fine_tuning"
 
+    @operation("fine_tuning.jobs.checkpoints", response=Page[FineTuningCheckpointObject], query=PAGING)
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
-        return paginate_list([checkpoint_body(job, event) for event in work_events(job, CHECKPOINT)], request)
+        return paginate_list(
+            [FineTuningCheckpointObject.of(job, event) for event in work_events(job, CHECKPOINT)], request
+        )

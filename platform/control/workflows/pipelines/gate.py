@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from control.workflows.pipelines.requests import Gate
+from control.workflows.pipelines.schemas import Gate
 
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from control.workflows.batches.services import batch_cancel
 from control.workflows.batches.state import TERMINAL as BATCH_ENDED
 from control.workflows.distillations.selectors import distillation_get
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
-from control.workflows.pipelines.requests import PipelineRequest, Training
+from control.workflows.pipelines.schemas import PipelineRequest, Training
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition

@@ -25,7 +25,7 @@ from control.workflows.batches.services import batch_create
 from control.workflows.evaluations.services import evaluation_start
 from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.requests import Gate
+from control.workflows.pipelines.schemas import Gate
 from control.workflows.pipelines.selectors import pipeline_fresh, pipelines_active, pipelines_waiting_for_job
 from control.workflows.pipelines.state import Status, transition
 from control.workflows.prompt_files.held_out import endpoint_of, held_out_key

@@ -3,43 +3,52 @@
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
+from control.core.api.schemas import Page
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.pipelines.requests import parse_pipeline_request
+from control.workflows.pipelines.requests import create_from
+from control.workflows.pipelines.schemas import PipelineObject, PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_get, pipelines_list
-from control.workflows.pipelines.serializers import pipeline_json
-from control.workflows.pipelines.services import pipeline_cancel, pipeline_create, pipeline_resume
+from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 
 
 class PipelineListView(OrganizationView):
     scope = "pipelines"
 
+    @operation("pipelines.list", response=Page[PipelineObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(pipelines_list(self.organization), request, pipeline_json)
+        return paginate(pipelines_list(self.organization), request, PipelineObject.of)
 
-    def post(self, request: Request) -> Response:
-        pipeline = pipeline_create(organization=self.organization, request=parse_pipeline_request(request.data))
-        return Response(pipeline_json(pipeline_get(self.organization, pipeline.pk)), status=201)
+    @operation("pipelines.create", request=PipelineRequest, response=PipelineObject, status=201)
+    def post(self, request: Request, body: PipelineRequest) -> PipelineObject:
+        pipeline = create_from(self.organization, body)
+        return PipelineObject.of(pipeline_get(self.organization, pipeline.pk))
 
 
 class PipelineView(OrganizationView):
     scope = "pipelines"
 
-    def get(self, request: Request, pipeline_id: str) -> Response:
-        return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))
+    @operation("pipelines.retrieve", response=PipelineObject)
+    def get(self, request: Request, pipeline_id: str) -> PipelineObject:
+        return PipelineObject.of(pipeline_get(self.organization, pipeline_id))
 
 
 class PipelineCancelView(OrganizationView):
     scope = "pipelines"
 
-    def post(self, request: Request, pipeline_id: str) -> Response:
+    @operation("pipelines.cancel", response=PipelineObject)
+    def post(self, request: Request, pipeline_id: str) -> PipelineObject:
+        """Finished stages and partial results are kept, and the pipeline can be resumed."""
         pipeline_cancel(pipeline=pipeline_get(self.organization, pipeline_id))
-        return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))
+        return PipelineObject.of(pipeline_get(self.organization, pipeline_id))
 
 
 class PipelineResumeView(OrganizationView):
     scope = "pipelines"
 
-    def post(self, request: Request, pipeline_id: str) -> Response:
+    @operation("pipelines.resume", response=PipelineObject)
+    def post(self, request: Request, pipeline_id: str) -> PipelineObject:
+        """Restarts the stage that failed or was cancelled. Finished stages are kept."""
         pipeline_resume(pipeline=pipeline_get(self.organization, pipeline_id))
-        return Response(pipeline_json(pipeline_get(self.organization, pipeline_id)))
+        return PipelineObject.of(pipeline_get(self.organization, pipeline_id))

@@ -4,55 +4,57 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
+from control.core.api.operation import PAGING, PNG, SVG, operation
 from control.core.api.paging import paginate
+from control.core.api.schemas import Deleted, Page
 from control.core.storage.backends import ObjectMissing
 from control.data.files.schemas import FileObject
-from control.data.files.selectors import file_get
 from control.data.files.streaming import StoredFileResponse
-from control.models.catalog.selectors import base_model_get, speculator_get, speculators_list
+from control.models.catalog.selectors import speculator_get, speculators_list
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.speculators.plots import EVALUATION, PLOTS, plot_response
-from control.workflows.speculators.serializers import ExportInput, ImportInput, speculator_body
-from control.workflows.speculators.services import speculator_delete, speculator_export, speculator_import
+from control.workflows.speculators.requests import export_from, import_from
+from control.workflows.speculators.schemas import ExportInput, ImportInput, SpeculatorObject
+from control.workflows.speculators.services import speculator_delete
 
 
 class SpeculatorsView(OrganizationView):
     scope = "speculators"
 
+    @operation("speculators.list", response=Page[SpeculatorObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(speculators_list(self.organization), request, speculator_body)
+        return paginate(speculators_list(self.organization), request, SpeculatorObject.of)
 
-    def post(self, request: Request) -> Response:
-        """Imports one from a zip archive of another engine's folder."""
-        form = ImportInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        values = form.validated_data
-        speculator = speculator_import(
-            organization=self.organization,
-            file=file_get(self.organization, values["file_id"]),
-            form=values["format"],
-            base_model=base_model_get(self.organization, values["model"]),
-            name=values["name"],
-        )
-        return Response(speculator_body(speculator), status=201)
+    @operation("speculators.import", request=ImportInput, response=SpeculatorObject, status=201)
+    def post(self, request: Request, body: ImportInput) -> SpeculatorObject:
+        """Imports a speculator from a zip archive of a folder in the format of another engine."""
+        return SpeculatorObject.of(import_from(self.organization, body))
 
 
 class SpeculatorView(OrganizationView):
     scope = "speculators"
 
-    def get(self, request: Request, speculator_id: str) -> Response:
-        return Response(speculator_body(speculator_get(self.organization, speculator_id)))
+    @operation("speculators.retrieve", response=SpeculatorObject)
+    def get(self, request: Request, speculator_id: str) -> SpeculatorObject:
+        return SpeculatorObject.of(speculator_get(self.organization, speculator_id))
 
-    def delete(self, request: Request, speculator_id: str) -> Response:
+    @operation("speculators.delete", response=Deleted)
+    def delete(self, request: Request, speculator_id: str) -> Deleted:
         speculator_delete(speculator=speculator_get(self.organization, speculator_id))
-        return Response({"id": speculator_id, "object": "speculator", "deleted": True})
+        return Deleted(id=speculator_id, object="speculator")
 
 
 class SpeculatorPlotView(OrganizationView):
     scope = "speculators"
 
+    @operation(
+        "speculators.plot",
+        response=PNG,
+        also=SVG,
+        query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},
+    )
     def get(self, request: Request, speculator_id: str) -> StoredFileResponse:
-        """The latest evaluation's plot, a PNG, or one of its training, as SVG."""
+        """The plot of the latest evaluation as PNG, or a plot of the training as SVG."""
         speculator = speculator_get(self.organization, speculator_id)
         name = request.query_params.get("name", EVALUATION)
         if name not in PLOTS:
@@ -67,10 +69,7 @@ class SpeculatorPlotView(OrganizationView):
 class SpeculatorExportView(OrganizationView):
     scope = "speculators"
 
-    def post(self, request: Request, speculator_id: str) -> Response:
-        """A zip archive, as a file: download its content."""
-        form = ExportInput(data=request.data)
-        form.is_valid(raise_exception=True)
-        speculator = speculator_get(self.organization, speculator_id)
-        file = speculator_export(speculator=speculator, form=form.validated_data["format"])
-        return Response(FileObject.of(file).model_dump(), status=201)
+    @operation("speculators.export", request=ExportInput, response=FileObject, status=201)
+    def post(self, request: Request, speculator_id: str, body: ExportInput) -> FileObject:
+        """Creates a zip archive as a file, whose content can be downloaded."""
+        return FileObject.of(export_from(speculator_get(self.organization, speculator_id), body))

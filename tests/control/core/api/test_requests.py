@@ -71,3 +71,11 @@ def test_an_error_names_the_field_and_the_accepted_values(
 def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(ApiError, match="must be a JSON object, got list"):
         parse_request(Body, [])
+
+
+@pytest.mark.parametrize(("part", "param"), [({"repeats": 0}, "method.nested.repeats"), ("x", "method.nested")])
+def test_an_error_in_a_part_of_a_body_names_the_whole_path(part: Any, param: str) -> None:
+    with pytest.raises(ApiError, match=param) as caught:
+        parse_request(Nested, part, under="method.nested")
+
+    assert (caught.value.code, caught.value.param) == ("invalid_value", param)

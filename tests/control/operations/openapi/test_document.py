@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from control.billing.usage.services import Tokens, usage_add
 from control.core.api.operation import Operation, operation_of
-from control.operations.openapi.operations import OPERATIONS
+from control.operations.openapi.gateway import OPERATIONS
 from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
@@ -40,8 +40,9 @@ MAY_BE_EMPTY = (
 
 
 def declared(route: Route, method: str) -> Operation:
-    found = operation_of(route.view, method) if isinstance(route.view, type) else None
-    return found or OPERATIONS[route.view.__name__, method]
+    found = operation_of(route.view, method) if isinstance(route.view, type) else OPERATIONS[route.path]
+    assert found is not None, f"{method} {route.path} declares no operation"
+    return found
 
 
 def operations(document: dict[str, Any]) -> list[dict[str, Any]]:

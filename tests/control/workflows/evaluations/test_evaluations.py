@@ -163,6 +163,20 @@ def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
+def test_an_evaluation_that_an_older_version_stored_is_shown(client: Client, organization: Organization) -> None:
+    evaluation = finished(client, organization)
+    signed = {"object": "certificate", "of": "an older version"}
+    Evaluation.objects.update(settings={"concurrencies": ["2"], "temperature": 0}, certificate=signed)
+    Job.objects.update(result=[1], error="failed", metrics=[])
+
+    shown = client.get(f"/v1/evaluations/{evaluation.pk}").json()
+
+    assert (shown["concurrencies"], shown["max_tokens"], shown["repeats"]) == (["2"], None, 1)
+    assert (shown["price_per_gpu_hour"], shown["result"]) == (None, None)
+    assert (shown["report"], shown["error"], shown["metrics"]) == ([1], "failed", [])
+    assert client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json() == signed
+
+
 def test_outputs_that_differ_are_certified_as_different(client: Client, organization: Organization) -> None:
     evaluation = finished(client, organization, equal=19, different=1)
 

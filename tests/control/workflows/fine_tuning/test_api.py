@@ -9,7 +9,7 @@ from django.test import Client
 
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
-from control.queue.jobs.models import Job
+from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.services import job_claim, job_commit_checkpoint, job_metrics
 from control.tenants.accounts.models import Organization
 from control.workflows.fine_tuning.models import FineTuningJob
@@ -207,6 +207,26 @@ def test_checkpoints_of_the_evaluation_are_not_listed(client: Client, training_f
     assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
 
 
+def test_a_job_that_an_older_version_stored_is_shown(client: Client, training_file: File) -> None:
+    body = create(client, training_file).json()
+    pipeline = train_two_checkpoints(pipeline_of(body))
+    FineTuningJob.objects.update(hyperparameters=["auto"], metadata={"a": 1})
+    Pipeline.objects.update(status=Pipeline.Status.FAILED, training={"heads": 2, "seed": "7"}, error={"reason": "x"})
+    Job.objects.update(paused={"message": "It waits."})
+    JobEvent.objects.filter(job=pipeline.training_job).update(data={})
+
+    shown = client.get(f"{JOBS}/{body['id']}").json()
+
+    assert (shown["hyperparameters"], shown["metadata"], shown["seed"]) == (["auto"], {"a": 1}, "7")
+    assert (shown["turbo"]["kind"], shown["turbo"]["hyperparameters"]) == (None, {"heads": 2})
+    assert shown["error"] == {"code": "failed", "message": "The job failed.", "param": None}
+    assert client.get(f"{JOBS}/{body['id']}/events").status_code == 200
+    assert client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"][0]["step_number"] is None
+    Pipeline.objects.update(status=Pipeline.Status.TRAINING)
+    turbo = client.get(f"{JOBS}/{body['id']}").json()["turbo"]
+    assert (turbo["paused"], turbo["waiting_for"]) == ({"message": "It waits."}, "spend_cap")
+
+
 def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -> None:
     first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
 
@@ -239,6 +259,8 @@ def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -
         ),
         ({"hyperparameters": {"n_epochs": "many"}}, 400, "hyperparameters.n_epochs"),
         ({"turbo": {"kind": "magic"}}, 400, "turbo.kind"),
+        ({"method": {"turbo": {"kind": "magic"}}}, 400, "turbo.kind"),
+        ({"method": {"turbo": "magic"}}, 400, "turbo"),
         ({"turbo": {"speed": 9}}, 400, "turbo.speed"),
         ({"turbo": {"hyperparameters": {"num_heads": 0}}}, 400, "turbo.hyperparameters.num_heads"),
         ({"turbo": {"gate": {"min_speedup": "x"}}}, 400, "turbo.gate.min_speedup"),

@@ -4,14 +4,15 @@ from typing import Any
 
 from django.utils import timezone
 
+from control.core.api.requests import parse_request
 from control.models.catalog.models import BaseModel, Speculator
 from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.requests import parse_pipeline_request
-from control.workflows.pipelines.services import pipeline_create
+from control.workflows.pipelines.requests import create_from
+from control.workflows.pipelines.schemas import PipelineRequest
 from control.workflows.pipelines.stages import pipeline_advance
 from tests.control.factories import chat_row, make_base_model, make_file, make_organization
 
@@ -25,7 +26,7 @@ def make_pipeline(
     base_model = base_model or make_base_model()
     rows = [chat_row(f"row-{number}", content=f"prompt {number}") for number in range(num_rows)]
     request = {"name": "fast", "model": base_model.name, "prompts_file": make_file(organization, rows).pk, **body}
-    return pipeline_create(organization=organization, request=parse_pipeline_request(request))
+    return create_from(organization, parse_request(PipelineRequest, request))
 
 
 def end_batch(pipeline: Pipeline, status: str = Batch.Status.COMPLETED, **values: Any) -> Pipeline:

@@ -62,6 +62,20 @@ def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization
     assert shown["deployment_id"] == pipeline.deployment_id
 
 
+def test_a_pipeline_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
+    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)))
+    Pipeline.objects.update(training=["medusa"], evaluation="none", gate=1, error={"reason": "slow"})
+    Job.objects.update(result=[1], metrics=[2], paused={"code": "spend_cap_reached"})
+
+    shown = client.get(f"/v1/pipelines/{pipeline.pk}").json()
+
+    assert (shown["training"], shown["evaluation"], shown["gate"]) == (["medusa"], "none", 1)
+    assert (shown["error"], shown["report"]) == ({"reason": "slow"}, [1])
+    assert [stage["metrics"] for stage in shown["stages"]] == [[2], [2], [2], {}, {}]
+    assert shown["stages"][1]["paused"] == {"code": "spend_cap_reached"}
+    assert client.get("/v1/pipelines").json()["data"] == [shown]
+
+
 def test_a_rejected_pipeline_shows_the_stage_that_rejected_it(client: Client, organization: Organization) -> None:
     pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)), speedup=0.5)
     stages = client.get(f"/v1/pipelines/{pipeline.pk}").json()["stages"]

@@ -154,6 +154,14 @@ def test_a_speculator_in_training_cannot_be_exported(client: Client, speculator:
     assert error["code"] == "speculator_not_ready"
 
 
+def test_a_report_that_an_older_version_stored_is_shown_as_it_is(client: Client, speculator: Speculator) -> None:
+    Speculator.objects.update(training=["medusa"], report="fast")
+
+    shown = client.get(f"/v1/speculators/{speculator.pk}").json()
+
+    assert (shown["training"], shown["report"]) == (["medusa"], "fast")
+
+
 def damaged(archive: bytes) -> bytes:
     """An archive whose compressed data is corrupt."""
     begin = archive.index(b"config.json") + len("config.json")

@@ -1,0 +1,83 @@
+"""Console pages with a form on which an operator makes a request of the API in the name of an organization."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.template.response import TemplateResponse
+from unfold.decorators import action
+from unfold.widgets import UnfoldAdminSelectWidget
+
+from control.core.api.errors import ApiError
+from control.core.api.forms import ConsoleForm
+from control.core.api.requests import parse_request
+from control.operations.console.base import RowsAdmin
+from control.operations.console.rendering import page_of
+from control.operations.console.request_forms import RequestForm
+from control.tenants.accounts.models import Organization
+from control.tenants.row_security.scope import as_tenant
+
+
+class FormAdmin(RowsAdmin):
+    """Rows that operators create here with a form of the API's request. It needs Django's add permission."""
+
+    create_form: ClassVar[ConsoleForm]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Asks for the organization first, because the choices of the other fields depend on it."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        organization = Organization.objects.filter(pk=request.GET.get("organization", "")).first()
+        if organization is not None:
+            return _form_page(self, request, self.create_form, organization, organization)
+        return _render(self, request, self.create_form.title, _OrganizationForm(), method="get")
+
+
+def form_action(name: str, declared: ConsoleForm, *, icon: str, when: Callable[[Any], bool]) -> Any:
+    """Returns a button on a row's page that opens a form about the row. `name`: the attribute of the admin class."""
+
+    def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = get_object_or_404(admin.model, pk=unquote(object_id))
+        return _form_page(admin, request, declared, row, row.organization)
+
+    run.__name__ = name
+    run.is_applicable = when  # type: ignore[attr-defined]  # kept by `wraps` within `action`
+    return action(run, description=declared.title, icon=icon, permissions=["operate"])
+
+
+class _OrganizationForm(forms.Form):
+    organization = forms.ModelChoiceField(Organization.objects.order_by("name"), widget=UnfoldAdminSelectWidget)
+
+
+def _form_page(
+    admin: RowsAdmin, request: HttpRequest, declared: ConsoleForm, subject: Any, organization: Organization
+) -> HttpResponse:
+    sent = (request.POST, request.FILES) if request.method == "POST" else (None, None)
+    form = RequestForm(
+        declared.request, *sent, choices=declared.choices(organization), initial=declared.initial(subject)
+    )
+    if form.is_valid():
+        try:
+            with as_tenant(organization.pk):
+                made = declared.run(subject, parse_request(declared.request, form.body()))
+        except ApiError as error:
+            form.refuse(error.message, error.param or "")
+        else:
+            messages.success(request, f"{declared.title}: {made}.")
+            return redirect(page_of(made))
+    return _render(admin, request, declared.title, form, method="post", subject=subject, organization=organization)
+
+
+def _render(admin: RowsAdmin, request: HttpRequest, title: str, form: forms.Form, **context: Any) -> HttpResponse:
+    context |= {"title": title, "form": form, "opts": admin.opts}
+    return TemplateResponse(request, "console/form.html", {**admin.admin_site.each_context(request), **context})

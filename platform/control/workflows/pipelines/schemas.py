@@ -1,0 +1,137 @@
+"""Requests and responses of pipelines: one object with its stages."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SkipValidation
+
+from control.billing.usage.schemas import Amount
+from control.core.api.schemas import Failure, Figures, OneOf, RequestModel, ResponseModel, Unix
+from control.queue.jobs.models import Job
+from control.queue.jobs.schemas import Paused, Progress
+from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.pipelines.state import ACTIVE, STAGES, Status
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # also a deployment's name
+_STAGE_ENDS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCELLED: "cancelled"}
+
+
+class Training(RequestModel, strict=True, extra="allow"):
+    """Other keys are hyperparameters of the kind."""
+
+    kind: str = "medusa"
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    initial_speculator: str | None = None  # a speculator of the same kind and model, which training continues from
+
+
+class Evaluation(RequestModel, strict=True):
+    concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
+
+
+class Gate(RequestModel, strict=True):
+    min_speedup: Annotated[float, Field(ge=0)] = 1.0
+    min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
+    outputs_equal: bool = True
+
+
+class PipelineRequest(RequestModel, strict=True):
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    model: str
+    prompts_file: str | None = None
+    distillation_id: str | None = None  # a distillation whose answers are used; instead of prompts_file
+    held_out_file: str | None = None
+    held_out: Annotated[int, Field(ge=1)] | None = None  # rows to split off the prompts; only without held_out_file
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    gate: Gate = Gate()
+    deploy: bool = True
+    quote_id: str | None = None  # the quote whose cap pauses the pipeline
+
+
+class StageObject(ResponseModel):
+    name: Annotated[str, OneOf(STAGES.values())]
+    status: Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
+    job_id: str | None
+    paused: SkipValidation[Paused | None]
+    progress: Progress | None
+    metrics: SkipValidation[Figures]
+    started_at: Unix | None
+    finished_at: Unix | None
+
+    @classmethod
+    def all_of(cls, pipeline: Pipeline) -> list[Self]:
+        events = list(pipeline.events.all())
+        jobs = {
+            Status.DISTILLING: None if pipeline.batch is None else pipeline.batch.job,
+            Status.TRAINING: pipeline.training_job,
+            Status.EVALUATING: pipeline.evaluation_job,
+        }
+        return [cls._of(pipeline, status, jobs.get(status), events) for status in STAGES]
+
+    @classmethod
+    def _of(cls, pipeline: Pipeline, status: Status, job: Job | None, events: list[PipelineEvent]) -> Self:
+        """The time of a stage begins with the last transition to it and ends with the transition after that."""
+        entered = next((i for i in reversed(range(len(events))) if events[i].status == status), None)
+        left = None if entered is None or entered + 1 == len(events) else events[entered + 1]
+        return cls.from_row(
+            job,
+            name=STAGES[status],
+            status=_stage_status(pipeline, entered is not None, left, status),
+            job_id=None if job is None else job.pk,
+            paused=None if job is None else job.paused,
+            progress=None if job is None else Progress.of(job),
+            metrics={} if job is None else job.metrics,
+            started_at=None if entered is None else events[entered].created_at,
+            finished_at=None if left is None else left.created_at,
+        )
+
+
+def _stage_status(pipeline: Pipeline, was_entered: bool, left: PipelineEvent | None, status: Status) -> str:
+    if was_entered and left is None:
+        return "running"
+    if was_entered and left is not None:
+        return _STAGE_ENDS.get(Status(left.status), "succeeded")
+    if status == Status.DISTILLING:  # the pipeline began with the answers of a distillation
+        return "skipped"
+    is_over = pipeline.status not in ACTIVE and pipeline.status not in (Status.FAILED, Status.CANCELLED)
+    return "skipped" if is_over or (status == Status.DEPLOYING and not pipeline.deploy) else "pending"
+
+
+class PipelineObject(ResponseModel):
+    id: str
+    object: Literal["pipeline"] = "pipeline"
+    name: str
+    model: str
+    status: Annotated[str, OneOf(Status)]
+    prompts_file: str
+    held_out_file: str
+    training: SkipValidation[Figures]
+    evaluation: SkipValidation[Figures]
+    gate: SkipValidation[Figures]
+    deploy: bool
+    stages: list[StageObject]
+    batch_id: str | None
+    speculator_id: str | None
+    deployment_id: str | None
+    quote_id: str | None = Field(description="The quote whose cap pauses the pipeline.")
+    cost: Amount = Field(description="The cost so far.")
+    report: SkipValidation[Figures | None]
+    error: SkipValidation[Failure | None]
+    created_at: Unix
+    finished_at: Unix | None
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Self:
+        """`pipeline` comes from `pipelines_list`, which selects the related rows."""
+        evaluation = pipeline.evaluation_job
+        report = evaluation.result if evaluation is not None and evaluation.status == Job.Status.SUCCEEDED else None
+        return cls.from_row(
+            pipeline,
+            model=pipeline.base_model.name,
+            prompts_file=pipeline.prompts_file_id,
+            held_out_file=pipeline.held_out_file_id,
+            stages=StageObject.all_of(pipeline),
+            cost=Amount.of(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
+            report=report,
+        )

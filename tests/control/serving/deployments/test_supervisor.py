@@ -69,7 +69,7 @@ def test_an_engine_that_never_passes_its_health_check_is_never_ready(supervisor:
         "message": "The engine could not generate a token for 0 s.",
     }
     assert deployment.healthy_at is None
-    assert not process.is_alive()
+    tick_until(supervisor, lambda: not process.is_alive())
 
 
 def test_the_engine_gets_the_speculator_from_storage(supervisor: Supervisor, tmp_path: Path) -> None:

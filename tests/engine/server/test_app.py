@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from engine.server.log import name_request
+from engine.server.log import add_request_id
 from engine.tokenizer import Tokenizer
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.live import MODEL, Live, serve, wait_until
@@ -224,11 +224,11 @@ def test_log_lines_of_a_request_have_its_id(
     live: Live, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     caplog.set_level(logging.INFO, "engine.server.run")
-    caplog.handler.addFilter(name_request)
+    caplog.handler.addFilter(add_request_id)
     try:
         live.http.post("/v1/completions", json={"prompt": "x", "stream": stream}, headers={"x-request-id": "abc-1"})
     finally:
-        caplog.handler.removeFilter(name_request)
+        caplog.handler.removeFilter(add_request_id)
 
     logged = [record for record in caplog.records if record.name == "engine.server.run"]
     assert [record.__dict__["request"] for record in logged] == ["abc-1"] * 2

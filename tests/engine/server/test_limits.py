@@ -10,7 +10,7 @@ from engine.counters import Counters
 from engine.request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprob
 from engine.server import connection, generations
 from engine.server.async_engine import AsyncEngine
-from engine.server.health import NUM_TELLING_STEPS, stall_limit
+from engine.server.health import MIN_OBSERVED_STEPS, stall_limit
 from engine.server.queue_time import QueueTime
 from engine.server.worker import EngineWorker, Report
 from engine.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def test_only_a_step_that_should_be_fast_soon_counts_as_hung() -> None:
     worker.longest_step_seconds = 0.2
     assert stall_limit(worker) == 60.0  # there were too few steps
 
-    worker.num_steps = NUM_TELLING_STEPS
+    worker.num_steps = MIN_OBSERVED_STEPS
     assert stall_limit(worker) == 10.0
     worker.longest_step_seconds = 1.0
     assert stall_limit(worker) == 20.0

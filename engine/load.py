@@ -43,7 +43,7 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
 
 def _refuse_int8(weights: str) -> None:
     if weights == "int8":
-        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family alone")
+        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family only")
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:

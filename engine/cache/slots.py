@@ -75,7 +75,7 @@ class SlotPool:
                 self._idle[block] = None
 
     def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
-        """Returns the block of 16 computed positions, held; frees `slots` if an equal block is cached already."""
+        """Holds and returns the block of 16 computed positions; frees `slots` if an equal block is cached already."""
         known = self._blocks.get((before, tokens))
         if known is None:
             known = self._blocks[(before, tokens)] = Block(slots, (before, tokens))

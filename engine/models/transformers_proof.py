@@ -50,14 +50,14 @@ def prove(model: TransformersModel, expected: Tensor) -> None:
     spread = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
     error = float((logits - expected).pow(2).mean().sqrt() / spread)
     if not error <= _TOLERANCE[model.dtype]:
-        raise ModelNotLoadable(f"a {model.config.model_type} comes out otherwise than in transformers: {error:.2g}")
+        raise ModelNotLoadable(f"the logits of a {model.config.model_type} differ from transformers' by {error:.2g}")
     for num_other_rows in (0, 5):
         pieces, other_cache = _read(model, token_ids, _CHUNKS, num_other_rows)
         alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # first and last row
         same = torch.equal(pieces, whole) and torch.equal(alone, logits[:: length - 1])
         stored = zip((*cache.keys, *cache.values), (*other_cache.keys, *other_cache.values), strict=True)
         if not same or not all(torch.equal(ours[:length], theirs[:length]) for ours, theirs in stored):
-            raise ModelNotLoadable(f"a {model.config.model_type} has other bits in other company of rows")
+            raise ModelNotLoadable(f"the bits of a {model.config.model_type} depend on the other rows of a pass")
 
 
 class _OwnProductsOnly(TorchDispatchMode):

@@ -266,7 +266,7 @@ def _form(tokenizer: Tokenizer) -> CallForm:
     form = form_of_template(tokenizer.tool_template)
     if form is None and _knows_tools(tokenizer):
         raise InvalidRequest(
-            "the form of this model's tool calls is not known; the server can be told by --tool-call-parser",
+            "the format of this model's tool calls is not known; start the server with --tool-call-parser",
             param="tools",
             code="unsupported_parameter",
         )

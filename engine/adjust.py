@@ -1,14 +1,14 @@
-"""Adjusts logits before temperature is applied: bias, penalties and excluded tokens.
+"""Adjusts logits before the temperature is applied: adds biases, applies penalties and excludes tokens.
 
-The order is that of vLLM:
+The order of the steps is the same as in vLLM:
 
     logits += bias                            for tokens in logit_bias
     logits /= repetition, or *= if negative   for tokens in the prompt or the answer
     logits -= frequency * count + presence    for tokens in the answer, where count is their number
-    logits = -inf                             for stop tokens before min_tokens, and tokens that the grammar excludes
+    logits = -inf                             for tokens that the grammar excludes, and stop tokens before min_tokens
 
 "The answer" is all generated text before the sampled position, including accepted draft nodes. The grammar overrides
-min_tokens: if it allows only the end of the answer, the answer ends.
+min_tokens: if the grammar allows only the end of the answer, the answer ends.
 """
 
 import math
@@ -47,7 +47,9 @@ def without_excluded(draft: Draft, sequence: Sequence) -> Draft:
 
 
 class Adjuster:
-    """Follows one path of tokens: the caller adjusts the logits of a position, samples its token, and accepts it."""
+    """Adjusts the logits along one path of a draft. For each position the caller calls `adjust`, samples a token from
+    the result, and passes that token to `accept`.
+    """
 
     def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
         sampling = sequence.request.sampling
@@ -63,7 +65,7 @@ class Adjuster:
             self._constraint.follow(answer)
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """logits [V] float32 -> [V] float32, a new tensor."""
+        """Returns the adjusted logits as a new tensor. logits: [V] float32, one per token of the vocabulary."""
         logits = logits.clone()
         self._add_bias(logits)
         self._penalize(logits)
@@ -71,8 +73,9 @@ class Adjuster:
             logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
         if self._num_generated >= self._sampling.min_tokens:
             return logits
-        longer = logits.index_fill(0, _ids([token for token in self._stops if token < len(logits)], logits), -math.inf)
-        return longer if bool(longer.max() > -math.inf) else logits
+        stops = _ids([token for token in self._stops if token < len(logits)], logits)
+        without_stops = logits.index_fill(0, stops, -math.inf)
+        return without_stops if bool(without_stops.max() > -math.inf) else logits
 
     def accept(self, token: int) -> None:
         self._num_generated += 1
@@ -104,7 +107,7 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
 
 
 def _mask(allowed: NDArray[np.bool_], logits: Tensor) -> Tensor:
-    """[V] bool; a model may have more or fewer rows than its tokenizer's vocabulary."""
+    """Returns [V] bool. The mask is cut or padded with False, because the tokenizer's vocabulary may differ from V."""
     mask = np.zeros(len(logits), np.bool_)
     mask[: len(allowed)] = allowed[: len(logits)]
     return torch.from_numpy(mask).to(logits.device)

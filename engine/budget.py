@@ -1,13 +1,16 @@
 """Decides how many draft nodes to propose and verify, so that the expected throughput is highest.
 
-A pass over R rows costs T(R) (engine/cost.py). A node with acceptance probability a (its survival) adds a tokens to the
-expected output of the pass. Nodes of all sequences are taken in order of decreasing survival while
+A forward pass over R rows (one row per token) takes T(R) seconds (engine/cost.py). The survival of a draft node is the
+probability that the node is accepted, and equals the number of tokens that the node is expected to add to the output of
+the pass. The nodes of all sequences are sorted by decreasing survival. The pass verifies the first k of them, with the
+k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(rows) + T_draft)
 
-increases. The drafter estimates survivals; they are corrected by the observed acceptance of nodes with similar
-survival. If the best choice is slower than a plain pass, drafting pauses for some steps, and for more steps each time.
-The decision uses only what is known before the pass, and never changes an answer.
+where T_draft is the time to propose the drafts. The drafter estimates survivals; they are corrected by the observed
+acceptance of nodes with similar survival. If the maximum is below the rate of a pass without drafts, drafting pauses
+for some steps. Each pause is longer than the previous one until drafting pays again. The decision uses only what is
+known before the pass, and never changes an answer.
 
 Source: DSpark's prefix scheduler, arXiv:2607.05147, Algorithm 1.
 """
@@ -21,15 +24,15 @@ from engine.cost import CostModel
 from engine.draft import Draft
 
 _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_PRIOR_NODES = 20.0  # weight of the drafter's own survival in a bucket without observations
+_PRIOR_NODES = 20.0  # weight of the drafter's own estimate in each bucket, as a number of observed nodes
 _RATE = 0.2  # weight of the latest step in a moving average
-_SHORTEST_REST, _LONGEST_REST = 4, 256  # steps without drafts
-_FIRST_STEPS = 3  # the drafter warms up in these, so the fastest counts
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 256  # length of a pause, in steps
+_FIRST_STEPS = 3  # the drafter warms up in these steps, so their shortest draft time is used
 _OUTLIER = 1.5  # longer draft times are clipped to this multiple of the average
-_PROBING_SHARE = 0.01  # maximum share of time lost to testing whether drafting pays again
-_LEAST_GAIN = 0.995  # drafting continues above this, since it costs next to nothing
-_MEMORY = 1000.0  # when a bucket has this many nodes, its counts are halved
-_SPARE_NODES = 4  # requested beyond the number that was worth verifying lately
+_PROBING_SHARE = 0.01  # maximum share of the time that tests of whether drafting pays again may cost
+_LEAST_GAIN = 0.995  # drafting pauses below this gain; a gain between this and 1 is too small a loss to pause for
+_MAX_BUCKET_NODES = 1000.0  # when a bucket has this many nodes, its counts are halved
+_SPARE_NODES = 4  # nodes requested in addition to the number that was recently worth verifying
 
 
 class Calibration:
@@ -50,7 +53,7 @@ class Calibration:
         kept = set(accepted)
         for node, survival in enumerate(draft.survival):
             bucket = bisect.bisect_right(_BUCKETS, survival)
-            if self._nodes[bucket] > _MEMORY:
+            if self._nodes[bucket] > _MAX_BUCKET_NODES:
                 self._nodes[bucket] /= 2
                 self._accepted[bucket] /= 2
             self._nodes[bucket] += 1
@@ -59,14 +62,14 @@ class Calibration:
 
 @dataclass(slots=True)
 class _GainEstimate:
-    """Gain of drafting at one range of batch sizes: tokens per second relative to a plain pass."""
+    """Gain of drafting in one range of batch sizes: tokens per second relative to passes without drafts."""
 
     gain: float = 1.0
-    nodes: float = 0.0  # verified per sequence
+    nodes: float = 0.0  # nodes verified per sequence
     draft_seconds: float = 0.0
     num_steps: int = 0
-    rest: int = 0  # remaining steps without drafts
-    next_rest: int = _SHORTEST_REST
+    pause: int = 0  # remaining steps of the current pause
+    next_pause: int = _SHORTEST_PAUSE
 
     def observe_draft(self, seconds: float) -> None:
         if self.num_steps == 0:
@@ -77,7 +80,10 @@ class _GainEstimate:
             self.draft_seconds = _average(self.draft_seconds, min(seconds, _OUTLIER * self.draft_seconds))
 
     def learn(self, gain: float, nodes: float, resuming: float) -> None:
-        """Records one step: its gain, its nodes per sequence, and the cost of resuming in units of plain passes."""
+        """Records the gain of one step and its nodes per sequence.
+
+        `resuming`: time to resume after a pause, in units of a pass without drafts.
+        """
         self.num_steps += 1
         if self.num_steps <= _FIRST_STEPS:
             self.gain, self.nodes = gain, max(self.nodes, nodes)
@@ -86,31 +92,31 @@ class _GainEstimate:
         if self.num_steps < _FIRST_STEPS:
             return
         if self.gain < _LEAST_GAIN:
-            lost = 1.0 / gain - 1.0 + resuming  # time lost by this step, in units of plain passes
-            self.rest = min(max(self.next_rest, int(lost / _PROBING_SHARE)), _LONGEST_REST)
-            self.next_rest = min(2 * self.next_rest, _LONGEST_REST)
+            lost = 1.0 / gain - 1.0 + resuming  # time lost by this step, in units of a pass without drafts
+            self.pause = min(max(self.next_pause, int(lost / _PROBING_SHARE)), _LONGEST_PAUSE)
+            self.next_pause = min(2 * self.next_pause, _LONGEST_PAUSE)
         else:
-            self.next_rest = _SHORTEST_REST
+            self.next_pause = _SHORTEST_PAUSE
 
 
 class DraftBudget:
     """Cuts drafts to the nodes worth verifying; without a cost model it keeps them all."""
 
     def __init__(self, cost: CostModel | None, largest: int) -> None:
-        """`largest`: maximum nodes of a sequence."""
+        """`largest`: maximum number of draft nodes per sequence."""
         self._cost = cost
         self._calibration = Calibration()
         self._largest = largest
         self._estimates: dict[int, _GainEstimate] = {}
 
-    def nodes_to_ask(self, num_sequences: int) -> int:
+    def nodes_to_request(self, num_sequences: int) -> int:
         """Nodes per sequence that the drafter should propose in this step; 0 while drafting is paused."""
         if self._cost is None or self._largest == 0:
             return self._largest
         estimate = self._estimate(num_sequences)
-        if estimate.rest > 0:
-            estimate.rest -= 1
-            estimate.gain = 1.0  # so that the first step after a pause counts most
+        if estimate.pause > 0:
+            estimate.pause -= 1
+            estimate.gain = 1.0  # reset, so that the first step after the pause decides whether drafting pauses again
             return 0
         if estimate.num_steps == 0:  # with more sequences, fewer nodes of each can pay
             return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
@@ -147,10 +153,10 @@ class DraftBudget:
         plain_seconds = self._cost.seconds(len(drafts))
         gain = drafted_rate * plain_seconds / len(drafts)
         estimate.learn(gain, best_taken / len(drafts), resume_seconds / plain_seconds)
-        chosen: list[set[int]] = [set() for _ in drafts]
+        admitted: list[set[int]] = [set() for _ in drafts]
         for _, index, node in offers[:best_taken]:
-            chosen[index].add(node)
-        return [_closed(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
+            admitted[index].add(node)
+        return [_closed(draft, nodes) for draft, nodes in zip(drafts, admitted, strict=True)]
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         self._calibration.record(draft, accepted)
@@ -174,7 +180,7 @@ def _average(old: float, new: float) -> float:
 
 
 def _closed(draft: Draft, nodes: set[int]) -> Draft:
-    """Cuts the draft to `nodes` without those whose parent is missing, which the correction can rank below them."""
+    """Keeps the `nodes` whose ancestors are all in `nodes`, because calibration can rank a child above its parent."""
     kept: list[int] = []
     for node in sorted(nodes):
         if draft.parents[node] < 0 or draft.parents[node] in kept:

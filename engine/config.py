@@ -36,21 +36,21 @@ class CacheLayout:
     values_in_keys: bool = False
 
     @property
-    def numbers(self) -> int:
+    def num_elements(self) -> int:
         """Number of elements that a layer stores per position."""
         return self.num_heads * (self.key_width + (0 if self.values_in_keys else self.value_width))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """Multi-head latent attention; names as in the paper (arXiv:2405.04434)."""
+    """Sizes of multi-head latent attention. Source: DeepSeek-V2, arXiv:2405.04434."""
 
-    query_rank: int | None  # None: one product computes queries from the hidden state
-    rank: int
-    nope_dim: int
-    rope_dim: int
+    query_rank: int | None  # None: one matrix computes the queries from the hidden state
+    rank: int  # of the latent from which keys and values are computed
+    nope_dim: int  # elements of a head's query and key without rotary embedding
+    rope_dim: int  # elements with rotary embedding
     value_dim: int
-    interleaved: bool  # rotary pairs are (0, 1), (2, 3), ...; otherwise the two halves are paired
+    interleaved: bool  # rotary pairs are (0, 1), (2, 3), ...; otherwise i is paired with i + rope_dim / 2
     softmax_scale: float
 
 
@@ -60,13 +60,13 @@ class ExpertsConfig:
 
     num_experts: int
     num_shared: int
-    num_chosen: int
+    num_experts_per_token: int
     num_groups: int
-    num_chosen_groups: int
+    num_groups_per_token: int
     intermediate_size: int
-    num_dense_layers: int  # the first ones have no experts
-    normalized: bool
-    scale: float
+    num_dense_layers: int  # number of first layers, which have a dense MLP instead of experts
+    normalized: bool  # the weights of a token's experts are divided by their sum
+    scale: float  # factor on these weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int  # at most the attention window, so that attention is always full
+    max_position_embeddings: int  # at most the sliding window, so that attention is always full
     norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool  # on query, key and value
@@ -89,13 +89,13 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     eos_token_ids: frozenset[int]
-    dtype: torch.dtype  # of the weights as published
+    dtype: torch.dtype  # of the published weights
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """The same for all layers."""
+        """The layout of the cache, which is the same for all layers."""
         if self.latent is None:
             return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
         width = self.latent.rank + self.latent.rope_dim
@@ -191,9 +191,9 @@ def _window(values: Mapping[str, Any]) -> float:
 def _latent(values: Mapping[str, Any]) -> LatentConfig:
     _check_sizes(values, _REQUIRED_OF_DEEPSEEK)
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    stretched = 1.0  # YaRN's attention temperature, which DeepSeek applies to the scores
+    mscale = 1.0  # YaRN's attention temperature, which DeepSeek applies to the scores
     if rope.get("mscale_all_dim") and rope.get("factor", 1.0) > 1.0:
-        stretched = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0
+        mscale = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0
     nope_dim, rope_dim = values["qk_nope_head_dim"], values["qk_rope_head_dim"]
     return LatentConfig(
         query_rank=values.get("q_lora_rank"),
@@ -202,7 +202,7 @@ def _latent(values: Mapping[str, Any]) -> LatentConfig:
         rope_dim=rope_dim,
         value_dim=values["v_head_dim"],
         interleaved=values.get("rope_interleave", True),
-        softmax_scale=(nope_dim + rope_dim) ** -0.5 * stretched**2,
+        softmax_scale=(nope_dim + rope_dim) ** -0.5 * mscale**2,
     )
 
 
@@ -213,9 +213,9 @@ def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
     return ExpertsConfig(
         num_experts=values["n_routed_experts"],
         num_shared=values["n_shared_experts"],
-        num_chosen=values["num_experts_per_tok"],
+        num_experts_per_token=values["num_experts_per_tok"],
         num_groups=values["n_group"],
-        num_chosen_groups=values["topk_group"],
+        num_groups_per_token=values["topk_group"],
         intermediate_size=values["moe_intermediate_size"],
         num_dense_layers=values["first_k_dense_replace"],
         normalized=values.get("norm_topk_prob", True),
@@ -230,11 +230,11 @@ MAX_DRAFT_BUDGET = 256
 class EngineConfig:
     max_batch_size: int = 16
     max_seq_len: int | None = None  # None: the model's maximum
-    kv_cache_bytes: int = 1 << 30  # reserved at the start; physical memory is used as it fills
-    prefill_chunk: int = 256  # chunks end at multiples of this position, whatever is drafted
-    draft_budget: int | None = None  # nodes drafted per sequence and step; None: chosen by measured costs
-    dtype: str = "auto"  # auto: as published
-    weights: str = "auto"  # auto: in dtype; int8: one scale per output (attention, MLP and output head)
+    kv_cache_bytes: int = 1 << 30  # reserved at the start; the system provides physical memory as the cache fills
+    prefill_chunk: int = 256  # chunks of a prompt end at multiples of this position, so they do not depend on drafts
+    draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs (engine/budget.py)
+    dtype: str = "auto"  # auto: the dtype of the published weights
+    weights: str = "auto"  # auto: in `dtype`; int8: attention, MLP and output head with one scale per output channel
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
 

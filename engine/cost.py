@@ -1,24 +1,24 @@
-"""The cost of a forward pass by its number of rows: measured at start-up and corrected by the passes of live traffic.
+"""Predicts the duration of a forward pass from its number of rows (one row per token).
 
-The start-up measurement uses empty contexts. Real passes are slower because of longer contexts, sampling and other
-load. Each real pass is compared with the measurement, and the ratio is recorded at the points next to its number of
-rows. Points without recent passes use the average ratio.
+At start-up, passes with some numbers of rows, the points, are measured with empty contexts. Real passes are slower
+because of longer contexts, sampling and other load. Each real pass is compared with the measurement, and the ratio is
+recorded at the two points nearest to its number of rows. Points without recent passes use the average ratio.
 """
 
 import bisect
 from collections.abc import Callable, Sequence
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MEASURE_SECONDS = 2.0  # at most, unless the first two repetitions take longer
+_MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two repetitions may exceed
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # weight of the latest pass in a moving average
-_FADE = 0.995  # factor on the weight of every point per pass
-_OUTLIER = 1.5  # longer passes are clipped to this multiple of the expectation: the machine was busy
-_DOUBT = 5.0  # weight of the average ratio at every point, in passes
+_FADE = 0.995  # each pass multiplies the weight of every point by this
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was busy
+_DOUBT = 5.0  # weight of the average ratio at every point, as a number of passes
 
 
 class CostModel:
-    """Seconds of a pass by its number of rows: linear between the points and after the last."""
+    """Interpolates linearly between the points, and extrapolates linearly after the last one."""
 
     def __init__(self, row_counts: Sequence[int], seconds: Sequence[float]) -> None:
         if len(row_counts) < 2 or len(row_counts) != len(seconds):
@@ -32,11 +32,11 @@ class CostModel:
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
-        """Takes the fastest of several passes for each count; `run(rows)` makes one pass and returns its seconds.
+        """Takes the fastest of several passes for each row count; `run(rows)` makes one pass and returns its seconds.
 
         Each repetition measures all counts in turn, so that noise affects them alike.
         """
-        run(row_counts[-1])  # warms up
+        run(row_counts[-1])  # warm-up
         runs = [[run(rows) for rows in row_counts] for _ in range(2)]
         while sum(map(sum, runs)) + sum(runs[-1]) < _MEASURE_SECONDS and len(runs) < _MAX_REPETITIONS:
             runs.append([run(rows) for rows in row_counts])
@@ -61,6 +61,7 @@ class CostModel:
         self._current = _rising(corrected)
 
     def _right(self, rows: int) -> int:
+        """Index of the right one of the two points between which `rows` is interpolated."""
         return min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], tuple[int, float]]:
@@ -77,7 +78,7 @@ class CostModel:
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:
-    """Makes times non-decreasing: a larger pass that was measured as faster is noise."""
+    """Makes the times non-decreasing, because a larger pass that was measured as faster is noise."""
     rising: list[float] = []
     for value in seconds:
         rising.append(max(value, rising[-1]) if rising else value)

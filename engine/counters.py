@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """All counters but `kv_usage` only increase."""
+    """`kv_usage` is a gauge; all other values only increase."""
 
     num_preemptions: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up among shared prefixes
-    prefix_hits: int = 0  # tokens of these that were found
-    kv_usage: float = 0.0  # share of the cache's slots that sequences hold, 0..1
-    num_drafts: int = 0  # verifications, one per sequence and pass
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # prompt tokens found in the prefix cache
+    kv_usage: float = 0.0  # share of the cache's slots that sequences use, 0..1
+    num_drafts: int = 0  # number of verifications, one per sequence and pass
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)  # [i]: number that accepted more than i tokens
+    accepted_per_position: list[int] = field(default_factory=list)  # [i]: verifications that accepted more than i
 
     def record(self, *, drafted: int, accepted: int) -> None:
         """Records the verification of one sequence in a pass."""

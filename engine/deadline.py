@@ -1,7 +1,7 @@
-"""Ends Python code that computes for too long, by an asynchronous exception in its own thread.
+"""Stops Python code that runs for too long, by raising an asynchronous exception in its thread.
 
-It is meant for a customer's program, such as a chat template: how long it computes cannot be known before, and it
-shares its process with the server. A single call into C is not interrupted before it returns.
+The module is meant for customers' code, such as chat templates, which runs in the server's process and whose running
+time is unknown. A single call into C is not interrupted before it returns.
 """
 
 import ctypes
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 
 class TooSlow(Exception):
-    """The time was up."""
+    """The block did not finish within its time limit."""
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Limits how long the `with` block may compute.
+    """Limits how long the `with` block may run.
 
     The exception is sent at most once, and only while the block is open: `lock` is held while the timer starts and
-    while the block is closed, and the timer needs it to send the exception. Python code of others, such as the locks
-    inside `threading.Timer`, therefore never runs while an exception may arrive, unless the block itself calls it.
+    while the block is closed, and the timer needs it to send the exception. Python code outside the block, such as the
+    locks inside `threading.Timer`, therefore never receives the exception, unless the block itself calls that code.
 
     Raises: TooSlow: from the line that the block has reached, or from the `with` statement itself.
     """
@@ -42,5 +42,5 @@ def deadline(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             is_open = False
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, None)  # takes back an exception still on its way
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, None)  # discards an exception not yet raised
         timer.cancel()

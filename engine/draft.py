@@ -34,14 +34,14 @@ class Draft:
         return len(self.tokens)
 
     def depths(self) -> list[int]:
-        """[N]. Depths; 1 for children of the last committed token."""
+        """Returns the depth of each node, [N]; children of the last committed token have depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
     def path(self, node: int) -> list[int]:
-        """Nodes on the path from the root's child down to `node`."""
+        """Returns the nodes from the child of the last committed token down to `node`."""
         path = []
         while node >= 0:
             path.append(node)
@@ -49,7 +49,7 @@ class Draft:
         return path[::-1]
 
     def only(self, nodes: Sequence[int]) -> "Draft":
-        """The draft cut to these nodes, which must be ascending and include their parents."""
+        """Returns the draft cut to these nodes, which must be ascending and include their parents."""
         index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
         return Draft(
             tuple(self.tokens[node] for node in nodes),
@@ -58,7 +58,7 @@ class Draft:
         )
 
     def likeliest(self, count: int) -> "Draft":
-        """The draft cut to its `count` likeliest nodes; among equals the earlier ones."""
+        """Returns the draft cut to its `count` likeliest nodes; of equally likely nodes the earlier ones are kept."""
         if len(self) <= count:
             return self
         # Parents are at least as likely as their children and come first, so every kept node keeps its parent.
@@ -73,14 +73,14 @@ def chain(tokens: Sequence[int], survival: Sequence[float]) -> Draft:
 
 
 def grow_tree(tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]], budget: int) -> Draft:
-    """Returns the `budget` likeliest nodes of the tree that has the same candidates of depth d below every node.
+    """Returns the `budget` likeliest nodes of the tree in which all nodes of one depth have the same child tokens.
 
     Args:
         tokens: [depth][k]. Candidates of each depth, best first.
         probabilities: [depth][k]. Their probabilities, descending; a node's survival is the product along its path.
 
-    The search is best first: a node is followed by its first child and its next sibling, which are pushed on the heap.
-    Source: JetSpec, arXiv:2606.18394; OPT-Tree before it.
+    The search is best-first: when a node is kept, its first child and its next sibling are pushed on the heap.
+    Source: JetSpec, arXiv:2606.18394, and the earlier OPT-Tree.
     """
     kept_tokens: list[int] = []
     parents: list[int] = []

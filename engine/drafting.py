@@ -1,8 +1,8 @@
 """Runs a drafter within its budget, checks its drafts, and isolates its failures.
 
-An exception in a drafter costs speed and nothing else. While drafting is paused because it does not pay, the passes
-that the drafter would observe are deferred, up to a number of rows. It observes them at once when drafting resumes, so
-a paused drafter costs no time.
+An exception in a drafter only makes decoding slower. While drafting is paused because it does not pay, the passes that
+the drafter would observe are stored, up to a number of rows. The drafter observes them together when drafting resumes,
+so a paused drafter costs no time.
 """
 
 import logging
@@ -32,14 +32,19 @@ class Drafting:
         self._paused = False
         self._deferred: deque[Pass] = deque()
         self._num_deferred_rows = 0
-        self._observe_seconds = 0.0  # for the last pass; part of the cost of a draft
+        self._observe_seconds = 0.0  # time to observe the last pass, which is part of the cost of a draft
 
     def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
-        """Returns a draft per sequence, with at most `room` nodes in total; `other_rows`: prefill rows of the pass."""
+        """Returns one draft per sequence.
+
+        Args:
+            other_rows: number of prefill rows in the same pass.
+            room: number of free cache slots, which is the maximum number of nodes of all drafts.
+        """
         nothing = [EMPTY_DRAFT] * len(decoding)
         if self._max_nodes == 0 or not decoding:
             return nothing
-        nodes = min(self.budget.nodes_to_ask(len(decoding)), room // len(decoding))
+        nodes = min(self.budget.nodes_to_request(len(decoding)), room // len(decoding))
         self._paused = nodes == 0
         if self._paused:
             return nothing
@@ -84,20 +89,20 @@ class Drafting:
         if merged := _merged(passes):
             self.drafter.observe(merged)
 
-    def _limited(self, sequence: Sequence, draft: Draft, most: int) -> Draft:
-        """Removes nodes beyond the request's token limit, of unknown tokens, or beyond `most` nodes."""
+    def _limited(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
+        """Keeps at most `max_nodes` nodes, without those of unknown tokens or beyond the request's token limit."""
         deepest = sequence.num_remaining - 1
         kept: list[int] = []
         for node, depth in enumerate(draft.depths()):
             parent_kept = draft.parents[node] < 0 or draft.parents[node] in kept
             possible = depth <= deepest and 0 <= draft.tokens[node] < self._vocab_size
-            if possible and parent_kept and len(kept) < most:
+            if possible and parent_kept and len(kept) < max_nodes:
                 kept.append(node)
         return without_excluded(draft if len(kept) == len(draft) else draft.only(kept), sequence)
 
 
 def _merged(passes: Many[Pass]) -> Pass | None:
-    """Merges passes into one, without sequences that have ended; joins rows of consecutive positions."""
+    """Merges passes into one and joins rows of consecutive positions; leaves out sequences that have ended."""
     if not passes:
         return None
     kept: dict[Sequence, list[Kept]] = {}

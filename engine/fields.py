@@ -6,7 +6,7 @@ from typing import Any
 
 
 class InvalidRequest(ValueError):
-    """A request that the client must change. `param` and `code` are those of OpenAI's errors; codes are permanent."""
+    """The client must change the request. `param` and `code` are fields of OpenAI's errors; codes are permanent."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400
@@ -59,7 +59,7 @@ class Fields:
         return value
 
     def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int | None:
-        """None where absent."""
+        """Returns None if the field is absent."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -90,7 +90,7 @@ class Fields:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a value, or a short scalar itself; long and nested values are not repeated in messages."""
+    """Describes a value in an error message: a short scalar by itself, and a nested value only by its JSON type."""
     if value is None:
         return "null"
     if isinstance(value, bool | int | float):
@@ -109,7 +109,10 @@ def known_only(fields: Fields, *, known: Collection[str]) -> None:
 
 
 def encodable(text: str, *, param: str) -> str:
-    """Checks that a text can be encoded: JSON can escape half of a surrogate pair, which UTF-8 cannot encode."""
+    """Returns the text if UTF-8 can encode it: JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
+
+    Raises: InvalidRequest.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -9,9 +9,9 @@ from engine.request import Completion, FinishReason, Request, SpeculationStats, 
 def generate(
     engine: Engine, requests: Sequence[Request], *, on_output: Callable[[StepOutput], None] | None = None
 ) -> list[Completion]:
-    """Runs the engine until all requests are answered. Returns completions in the order of `requests`.
+    """Runs the engine until all requests have finished. Returns completions in the order of `requests`.
 
-    Raises: RequestTooLong, ValueError: a request can't be added; no request was started then.
+    Raises: RequestTooLong, ValueError: a request can't be added; no pass has run, but earlier requests are queued.
     """
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprob]] = {}

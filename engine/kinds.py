@@ -1,6 +1,6 @@
-"""The registry of drafters: how each kind is loaded, decodes in CUDA graphs, and is trained.
+"""The registry of the kinds of drafters: how each kind is loaded, decodes in CUDA graphs, and is trained.
 
-`workers/kinds.py` lists the kinds that can be trained and says where their other parts are.
+`workers/kinds.py` lists the kinds that can be trained and says where the code of their hyperparameters and exports is.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ from engine.models.dense import Decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterSource:
-    """What a drafter is loaded from.
+    """The kind, target and folders from which a drafter is loaded.
 
-    speculator_dir: None where none was given.
+    speculator_dir: None if no speculator folder was given.
     target_dir: the target's own folder, if it is known.
     """
 
@@ -51,13 +51,13 @@ class DrafterSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """The parts of a kind.
+    """How drafters of one kind are loaded, run in CUDA graphs, and trained.
 
     load: raises SpeculatorNotLoadable.
-    graph_decoding: makes the part that drafts on the device from a prepared drafter. None, or a result of None: this
-        drafter drafts on the host.
+    graph_decoding: builds the object that drafts on the device for a prepared drafter. If it is None or returns None,
+        the drafter runs on the host.
     trainer: "module:class" in the workers, which the engine must not import. The class method `prepare` of the class
-        makes a SpeculatorMethod (workers/training/methods.py). None: nothing is trained.
+        makes a SpeculatorMethod (workers/training/methods.py). None: drafters of this kind have nothing to train.
     """
 
     load: Callable[[DrafterSource], Drafter]
@@ -66,7 +66,7 @@ class Kind:
 
 
 def _load_draft_model(source: DrafterSource) -> Drafter:
-    from engine.load import load_draft_model  # not above: engine.load imports this table
+    from engine.load import load_draft_model  # imported here because engine.load imports this module
 
     return load_draft_model(source.folder, source.target, source.target_dir)
 
@@ -91,7 +91,7 @@ def _block_graph_drafter(drafter: Drafter, target: Decoder, slots: BatchSlots, d
     return BlockGraphDrafter(drafter, target, slots) if isinstance(drafter, BlockDrafter) else None
 
 
-# A drafter may also name several of them: "eagle3+suffix".
+# The name of a drafter may also combine several kinds, as in "eagle3+suffix".
 KINDS: Mapping[str, Kind] = {
     "none": Kind(load=lambda source: NoDrafter(), graph_decoding=None, trainer=None),
     "ngram": Kind(load=lambda source: NgramDrafter(), graph_decoding=None, trainer=None),
@@ -101,7 +101,7 @@ KINDS: Mapping[str, Kind] = {
         graph_decoding=_medusa_graph_drafter,
         trainer="workers.training.medusa.method:MedusaMethod",
     ),
-    "turbo_lora": Kind(  # its heads; `engine.load.apply_adapter` loads its adapter
+    "turbo_lora": Kind(  # this loads the Medusa heads; `engine.load.apply_adapter` loads the LoRA adapter
         load=lambda source: MedusaDrafter.load(source.folder, source.target),
         graph_decoding=_medusa_graph_drafter,
         trainer="workers.training.turbo_lora.method:TurboLoraMethod",
@@ -111,7 +111,7 @@ KINDS: Mapping[str, Kind] = {
         graph_decoding=_eagle3_graph_drafter,
         trainer="workers.training.eagle3.method:Eagle3Method",
     ),
-    "mtp": Kind(  # DeepSeek-V3 has a module in its own folder
+    "mtp": Kind(  # without a speculator folder, the module in DeepSeek-V3's own folder is used
         load=lambda source: MtpDrafter.load(source.speculator_dir, source.target),
         graph_decoding=_mtp_graph_drafter,
         trainer="workers.training.mtp.method:MtpMethod",

@@ -23,7 +23,7 @@ from engine.tokenizer import Tokenizer
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
-    Raises: ModelNotLoadable: the folder holds no model that this engine supports, or not with such weights.
+    Raises: ModelNotLoadable: the engine does not support the model in the folder, or supports it only without int8.
     """
     if read_config(model_dir).get("model_type") not in MODEL_TYPES:
         _refuse_int8(weights)
@@ -43,11 +43,11 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
 
 def _refuse_int8(weights: str) -> None:
     if weights == "int8":
-        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family alone")
+        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family only")
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
-    """`model_dir`: the model's folder; if given, a draft model's vocabulary is compared with the model's.
+    """`model_dir`: the model's folder; if given, the vocabulary of a draft model is compared with that of the model.
 
     Raises: SpeculatorNotLoadable: the drafter is unknown, or the folder holds no such speculator for this model.
     """

@@ -39,7 +39,7 @@ from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.verify import Verdict, token_logprobs, verify
 
-_MAX_DRAFT_NODES = 32  # per sequence, where the budget is adaptive
+_MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
 
 
@@ -53,7 +53,7 @@ class _Part:
 
 
 class Engine:
-    """Not thread-safe: one thread adds, cancels and steps."""
+    """Not thread-safe: one thread must call all methods."""
 
     def __init__(self, model: Model, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
@@ -63,8 +63,8 @@ class Engine:
         self.eos_token_ids = model.config.eos_token_ids
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
-        adaptive_most = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES
-        self._max_nodes = adaptive_most if config.draft_budget is None else config.draft_budget
+        adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES
+        self._max_nodes = adaptive_max if config.draft_budget is None else config.draft_budget
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
         self.cache = make_cache(
             model,
@@ -117,7 +117,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """
         Raises:
-            RequestTooLong: prompt and answer never fit in the context or the cache.
+            RequestTooLong: prompt and answer together exceed the context or the cache.
             ValueError: the prompt is empty, a token or adapter is unknown, or the request id is in use.
         """
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
@@ -138,14 +138,14 @@ class Engine:
         self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
 
     def cancel(self, request_id: str) -> None:
-        """Ends the request; the next step returns its last output. Unknown and finished ids are ignored."""
+        """Ends the request; the next step returns its last output. Ids of unknown and finished requests are ignored."""
         sequence = self.scheduler.find(request_id)
         if sequence is not None:
             self._end(sequence)
             self._ready.append(StepOutput(request_id, (), None, FinishReason.CANCELLED, sequence.stats))
 
     def swap_drafter(self, drafter: Drafter) -> None:
-        """Replaces the drafter from the next step on. Answers in progress continue unchanged."""
+        """Replaces the drafter from the next step on. The tokens of answers in progress do not change."""
         if self._graph_decoder is not None:
             self._ready += self._graph_decoder.drain()
         drafter.prepare(self.cache)
@@ -193,13 +193,13 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Raises what the model or a kernel raises; every running request must be cancelled before the next step."""
+        """Runs one step. After any exception the caller must cancel every running request before the next step."""
         outputs, self._ready = self._ready, []
         if self._graph_decoder is None:
             return outputs + self._step(self.scheduler.schedule)
         if not self._all_fit_graph_decoding():
             return outputs + self._graph_decoder.drain() + self._step(self.scheduler.schedule)
-        outputs += self._step(self.scheduler.schedule_prefills)  # may admit a request that needs the host
+        outputs += self._step(self.scheduler.schedule_prefills)  # may admit a request that does not fit
         return outputs + (self._graph_decoder.step() if self._all_fit_graph_decoding() else self._graph_decoder.drain())
 
     def _all_fit_graph_decoding(self) -> bool:
@@ -220,9 +220,9 @@ class Engine:
         drafted = time.perf_counter()
         builder = RowBuilder(self.cache, self._stacks)
         parts = self._parts(plan, drafts, builder)
-        rows, wanted = builder.build()
+        rows, sampling_rows = builder.build()
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
-        logits = self.model.logits(hidden.final[wanted])
+        logits = self.model.logits(hidden.final[sampling_rows])
         scored = time.perf_counter()
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
@@ -243,7 +243,7 @@ class Engine:
         return parts
 
     def _commit(self, parts: list[_Part], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
-        """`logits` are those of the rows that sample a token, in the order of `parts`."""
+        """Verifies drafts and commits tokens. `logits`: of the rows that sample a token, in the order of `parts`."""
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
         first = 0
@@ -256,7 +256,7 @@ class Engine:
             draft = part.draft or EMPTY_DRAFT
             own = logits[first : first + 1 + len(draft)]
             first += 1 + len(draft)
-            output, path = self._choose(sequence, draft, own)
+            output, path = self._verify_and_commit(sequence, draft, own)
             if part.draft is not None:
                 self._record(sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))
@@ -267,11 +267,13 @@ class Engine:
                 kept.append(Kept(sequence, position, rows))
         return outputs, tuple(kept)
 
-    def _choose(self, sequence: Sequence, draft: Draft, logits: Tensor) -> tuple[StepOutput, tuple[int, ...]]:
-        """Verifies a draft and commits tokens up to the end of the answer. Returns the output and the kept nodes."""
+    def _verify_and_commit(
+        self, sequence: Sequence, draft: Draft, logits: Tensor
+    ) -> tuple[StepOutput, tuple[int, ...]]:
+        """Verifies a draft and commits the tokens up to the end of the answer. Returns the output and kept nodes."""
         sampling = sequence.request.sampling
         verdict = verify(logits, draft, sequence, self.eos_token_ids)
-        output, path = self._add(sequence, verdict.tokens, verdict.path)
+        output, path = self._commit_tokens(sequence, verdict.tokens, verdict.path)
         if sampling.num_logprobs is not None:
             logprobs = _logprobs(logits, verdict, output.token_ids, sampling.num_logprobs)
             output = replace(output, logprobs=logprobs)
@@ -281,15 +283,16 @@ class Engine:
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
-        output, path = self._add(sequence, tokens, path)
+        output, path = self._commit_tokens(sequence, tokens, path)
         self._record(sequence, draft, path)
         if output.finish_reason:
             self._end(sequence)
         return output, path
 
-    def _add(
+    def _commit_tokens(
         self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...]
     ) -> tuple[StepOutput, tuple[int, ...]]:
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
         added, finish_reason = self._until_end(sequence, tokens)
         path = path[: len(added) - 1]
         self.scheduler.commit(sequence, added, path)
@@ -302,6 +305,7 @@ class Engine:
         self._drafting.budget.record(draft, path)
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
+        """Returns the tokens up to the end of the answer, and the reason of the end if it is among them."""
         sampling = sequence.request.sampling
         stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self.eos_token_ids
         kept: list[int] = []

@@ -1,4 +1,4 @@
-"""Measures forward passes outside of graph decoding for the cost model (engine/cost.py)."""
+"""Measures forward passes without graph decoding, for the cost model (engine/cost.py)."""
 
 import time
 
@@ -12,7 +12,7 @@ from engine.rows import RowBuilder
 
 
 def measure_passes(model: Model, cache: KVCache, pool: SlotPool) -> CostModel:
-    """Returns a cost model of forward passes over rows of empty contexts, logits included.
+    """Returns a cost model measured from forward passes, including the logits, over rows with empty contexts.
 
     Effects: writes to free slots of the cache.
     """

@@ -1,4 +1,4 @@
-"""Requests to the engine and its outputs, in token ids only; the layers above handle text."""
+"""Requests to the engine and its outputs. They contain only token ids; the callers of the engine handle text."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,28 +16,28 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one answer. With equal parameters and seed the answer is equal, whatever is drafted.
+    """Sampling parameters of one answer. With equal parameters and seed the answer is equal, with any drafts.
 
-    They are applied in this order: logit_bias; repetition, frequency and presence penalty; min_tokens and grammar,
-    which exclude tokens; temperature; top_k; top_p; min_p. vLLM uses the same order, except that min_p precedes top_k
-    there.
+    The parameters are applied in this order: logit_bias; repetition, frequency and presence penalty; min_tokens and
+    grammar, which exclude tokens; temperature; top_k; top_p; min_p. vLLM uses the same order, except that min_p
+    precedes top_k there.
     """
 
     max_tokens: int
-    min_tokens: int = 0  # tokens that end the answer are excluded until then
+    min_tokens: int = 0  # tokens that end the answer are excluded until the answer has this many tokens
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer so far
-    frequency_penalty: float = 0.0  # likewise, multiplied by the number of occurrences
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); no id twice
+    frequency_penalty: float = 0.0  # subtracted once per occurrence of the token in the answer so far
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); ids are distinct
     grammar: Grammar | None = None
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # None: no log-probabilities; k: the sampled token's and the top k's
+    num_logprobs: int | None = None  # None: no log-probabilities; k: of the sampled token and of the k likeliest tokens
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -85,13 +85,16 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token_id: int
-    logprob: float  # natural logarithm, of the model's distribution at temperature 1 without filters
+    logprob: float  # natural logarithm of the probability at temperature 1, without filters
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Speculation statistics of one request. Acceptance length counts the target's own token: 1 + accepted / steps."""
+    """Speculation statistics of one request.
+
+    The acceptance length includes the token that the target adds: 1 + accepted / steps.
+    """
 
     num_spec_steps: int = 0  # verifications, including those without a draft
     num_draft_tokens: int = 0
@@ -119,7 +122,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The output of one step for one request; `speculation` is set in the last one."""
+    """The output of one step for one request; `speculation` is set in the last output of the request."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -130,7 +133,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer, from `engine.generate.generate`. `token_ids` includes the stop token that ended it."""
+    """A whole answer of `engine.generate.generate`. `token_ids` includes the stop token that ended the answer."""
 
     request_id: str
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Builds the rows of one pass: lists on the host, converted to tensors once at the end."""
+"""Builds the rows of one forward pass: collects them in lists on the host, and converts the lists to tensors once."""
 
 from collections.abc import Hashable
 
@@ -18,7 +18,7 @@ from kernels.memory import to_device
 
 class RowBuilder:
     def __init__(self, cache: KVCache, stacks: LoraStacks | None = None) -> None:
-        """`stacks`: LoRA adapters on CUDA."""
+        """`stacks`: weights of the LoRA adapters on CUDA; None on other devices."""
         self._cache = cache
         self._stacks = stacks
         self._tokens: list[int] = []
@@ -28,8 +28,8 @@ class RowBuilder:
         self._prefix_lens: list[int] = []
         self._roots: list[Hashable] = []
         self._paths: list[tuple[int, ...]] = []
-        self._wanted: list[int] = []  # rows that sample a token
-        self._tabled: tuple[list[int], list[int], list[int]] = ([], [], [])  # table row, position, slot
+        self._sampling_rows: list[int] = []  # indices of the rows that sample a token
+        self._table_entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # rows, positions, slots
 
     @property
     def num_rows(self) -> int:
@@ -55,13 +55,13 @@ class RowBuilder:
         self._roots.append(root)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Adds the pending tokens up to position `end`; the last row of the text samples a token. Returns the rows."""
+        """Adds the pending tokens up to position `end`; the last token samples the next one. Returns the rows."""
         first = self.num_rows
         self._write_table(sequence)
         for position in range(sequence.num_computed, end):
             self._add_committed(sequence, position)
         if end == len(sequence.tokens):
-            self._wanted.append(self.num_rows - 1)
+            self._sampling_rows.append(self.num_rows - 1)
         return tuple(range(first, self.num_rows))
 
     def add_draft(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
@@ -82,13 +82,13 @@ class RowBuilder:
                 root=sequence.root,
             )
         rows = tuple(range(first, self.num_rows))
-        self._wanted += rows
+        self._sampling_rows += rows
         return rows
 
     def build(self) -> tuple[Rows, Tensor]:
-        """Returns the rows and the indices [R] int64 of those that sample. Only here a step copies to the device."""
+        """Returns the rows, and int64 indices of the rows that sample. A step copies data to the device only here."""
         device = self._cache.slot_tables.device
-        self._cache.write_tables(*self._tabled)
+        self._cache.write_tables(*self._table_entries)
         path_lengths = [len(path) for path in self._paths]
         width = max(1, *path_lengths)
         paths = [path + (0,) * (width - len(path)) for path in self._paths]
@@ -105,10 +105,10 @@ class RowBuilder:
         runs = lora_runs(self._roots) if self._stacks is None else ()
         stacked = None if self._stacks is None else self._stacks.rows(self._roots)
         rows = Rows(tokens, DecoderRows(positions, slots, attention), runs, stacked)
-        return rows, to_device(torch.tensor(self._wanted, dtype=torch.int64), device)
+        return rows, to_device(torch.tensor(self._sampling_rows, dtype=torch.int64), device)
 
     def _write_table(self, sequence: Sequence) -> None:
-        rows, positions, slots = self._tabled
+        rows, positions, slots = self._table_entries
         new = range(sequence.num_tabled, len(sequence.slots))
         rows += [sequence.table_row] * len(new)
         positions += new

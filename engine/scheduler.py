@@ -3,10 +3,9 @@
     add ─▶ waiting ─▶ running: prompt read in chunks ─▶ decoding ─▶ remove
               ▲────────── preempted, the latest first ────┘
 
-A sequence is admitted when there are slots for its whole text so far. While it decodes, it takes one slot per token.
-When
-no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled again later. The
-scheduler does not handle tensors.
+A sequence is admitted when there are slots for its prompt and its answer so far. While it decodes, each new token takes
+one slot. When no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled
+again later. The scheduler does not handle tensors.
 """
 
 from collections import deque
@@ -19,7 +18,12 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """prefills: sequences, each with the position to prefill up to. decoding: sequences with one pending token."""
+    """The sequences of one pass.
+
+    prefills: each sequence with the position up to which it is prefilled.
+    decoding: sequences with one pending token.
+    preempted: sequences whose slots were freed for this pass.
+    """
 
     prefills: tuple[tuple[Sequence, int], ...]
     decoding: tuple[Sequence, ...]
@@ -37,7 +41,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[str, Sequence] = {}
         self.num_preemptions = 0
-        self.prefix_queries = 0  # tokens looked up in the prefix cache, as vLLM counts them
+        self.prefix_queries = 0  # tokens looked up in the prefix cache; vLLM counts them in the same way
         self.prefix_hits = 0
         self._prefill_chunk = prefill_chunk
         self._prefill_rows = prefill_rows
@@ -59,7 +63,7 @@ class Scheduler:
             self._release(sequence)
 
     def schedule(self) -> Plan:
-        """Gives every decoding sequence its next slot, admits requests that fit, and chooses the chunks to prefill."""
+        """Allocates a slot for every decoding sequence, admits requests that fit, and plans the chunks to prefill."""
         preempted: list[Sequence] = []
         decoding = []
         for sequence in list(self.running.values()):
@@ -73,16 +77,16 @@ class Scheduler:
         return Plan(prefills=tuple(self._chunks()), decoding=tuple(decoding), preempted=tuple(preempted))
 
     def schedule_prefills(self) -> Plan:
-        """Admits requests that fit and chooses the chunks to prefill; engine/graph_decoding decodes the others."""
+        """Admits requests that fit and plans the chunks to prefill; engine/graph_decoding does the decoding."""
         self._admit()
         return Plan(prefills=tuple(self._chunks()), decoding=(), preempted=())
 
     def allocate_slots(self, count: int) -> list[int]:
-        """Slots for a sequence in a graph step."""
+        """Allocates slots for a sequence in a graph step."""
         return self.pool.allocate(count)
 
     def free_slots(self, slots: Iterable[int]) -> None:
-        """Frees the slots of a graph step whose sequence ended before it was read."""
+        """Frees the slots of a sequence that ended before the result of its graph step was read."""
         self.pool.free(list(slots))
 
     def preempt_latest(self) -> Sequence:
@@ -104,7 +108,7 @@ class Scheduler:
         self.advance(sequence, len(sequence.tokens) - 1)
 
     def advance(self, sequence: Sequence, num_computed: int) -> None:
-        """Records that the cache has the positions up to `num_computed`; their full blocks can be shared now."""
+        """Records that the cache contains the positions up to `num_computed`; their full blocks can be shared now."""
         sequence.num_computed = num_computed
         while (end := BLOCK * (len(sequence.blocks) + 1)) <= num_computed:
             start = end - BLOCK

@@ -13,18 +13,17 @@ class Sequence:
     """The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending.
 
     During prefill, the pending tokens are those of the prompt. Afterwards exactly one token is pending, the last
-    sampled one. A preempted sequence starts again at `num_computed` 0 and prefills its answer so far together with its
-    prompt.
+    sampled one. A preempted sequence starts again with `num_computed` = 0 and prefills its prompt and answer so far.
     """
 
     request: Request
     tokens: list[int]
-    root: Hashable  # the adapter, or None: keys and values depend on it and on the tokens
+    root: Hashable  # the adapter or None, on which keys and values depend besides the tokens
     stats: SpeculationStats
     constraint: Constraint | None = None  # state of the answer in the request's grammar
     num_computed: int = 0
     table_row: int = -1  # row of the cache's slot tables; -1 while the request waits
-    num_tabled: int = 0  # positions whose slots are written to the table
+    num_tabled: int = 0  # number of positions whose slots are in the table
     slots: list[int] = field(default_factory=list)  # cache slots of the first positions
     blocks: list[Block] = field(default_factory=list)  # full blocks of these positions, in order
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes

@@ -1,12 +1,12 @@
 """Incremental decoding of token ids to text, and stop strings.
 
-The concatenated pieces equal the decoding of all ids at once, cut before the stop string that is completed first (the
-longest of those completed at the same character). This holds however the ids are split over the calls, so the text does
-not depend on the number of tokens per engine step.
+The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
+that is completed first (the longest of those completed at the same character). This holds however the ids are split
+over the calls, so the text does not depend on the number of tokens per engine step.
 
-    ids ─ decode a short window ─ settled text ─ hold back a possible beginning of a stop string ─ shown text
+    ids ─ decode the window of latest ids ─ settled text ─ hold back a possible beginning of a stop string ─ shown text
 
-A window starts one piece early, because some tokenizers drop the space before their first token. Text is settled when
+The window starts one piece early, because some tokenizers drop the space before their first token. Text is settled when
 no later token can change it. It is not settled while it ends in an incomplete character, which decodes as U+FFFD, or,
 in tokenizers with byte fallback, within a run of byte tokens, because the whole run decides their text.
 """
@@ -28,10 +28,10 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """The text of one answer. `push` takes the ids of each step, `finish` ends it; once `stopped`, both do nothing."""
+    """The text of one answer. `push` takes the ids of each step, `finish` ends it; once `stopped`, both return ""."""
 
     def __init__(self, tokenizer: Detokenizer, *, stop: Sequence[str] = (), per_token: bool = False) -> None:
-        """`per_token` fills `token_starts`, which is always filled if there are stop strings."""
+        """`per_token`: fill `token_starts`, which is also filled if there are stop strings."""
         self._window = _Window(tokenizer)
         self._cutter = _StopCutter(stop)
         self._one_by_one = per_token or bool(stop)
@@ -44,7 +44,7 @@ class TextStream:
         return self._cutter.matched is not None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that these ids settle; "" while it is held back."""
+        """Returns the text that these ids settle, without an end that is held back."""
         if not self._one_by_one:
             self.num_tokens += len(token_ids)
             return self._show(self._cutter.feed(self._window.push(token_ids)))
@@ -74,10 +74,10 @@ class _Window:
 
     def __init__(self, tokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # those of the window
-        self._num_settled_ids = 0  # those before the last piece
-        self._shown = 0
-        self.num_characters = 0
+        self._ids: list[int] = []  # ids in the window
+        self._num_settled_ids = 0  # number of ids before the last piece
+        self._shown = 0  # number of characters of the window that were returned
+        self.num_characters = 0  # number of characters that were returned in total
 
     def push(self, token_ids: Sequence[int]) -> str:
         if not token_ids:
@@ -86,7 +86,7 @@ class _Window:
         if self._ends_in_byte_run():
             return ""
         text = self._tokenizer.decode(self._ids)
-        # An incomplete character decodes as one U+FFFD; any before it are bytes that never form a character.
+        # An incomplete character decodes as one U+FFFD; an earlier U+FFFD stands for bytes that never form a character.
         num_settled = len(text) - 1 if text.endswith(_REPLACEMENT) else len(text)
         piece = text[self._shown : num_settled]
         self._shown = max(self._shown, num_settled)
@@ -106,7 +106,7 @@ class _Window:
         return last is not None and self._tokenizer.is_byte(last)
 
     def _advance(self) -> None:
-        """Drops all but the last piece, unless that has only special tokens, which give no context."""
+        """Drops all ids but the last piece, unless that piece has only special tokens, which give no context."""
         last = self._ids[self._num_settled_ids :]
         if self._num_settled_ids and not all(self._tokenizer.is_special(i) for i in last):
             self._ids = last
@@ -115,7 +115,7 @@ class _Window:
 
 
 class _StopCutter:
-    """Passes text on up to the first stop string, and holds back an end that may become one."""
+    """Returns text up to the first stop string, and holds back an end that may be the beginning of a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         if "" in stop:

@@ -31,7 +31,7 @@ class Tokenizer:
     """Immutable after construction, so several threads may use it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        """`eos_token_ids`: end tokens of the model's configuration, added to the tokenizer's."""
+        """`eos_token_ids`: end tokens of the model's configuration, in addition to the tokenizer's end token."""
         self._tokenizer = tokenizer
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
@@ -40,7 +40,7 @@ class Tokenizer:
         self._added = frozenset(tokenizer.added_tokens_decoder)
         own = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
         self.eos_token_ids: frozenset[int] = eos_token_ids | own
-        self.vocab_size: int = len(tokenizer)  # ids are below it; a model may have more rows
+        self.vocab_size: int = len(tokenizer)  # all ids are smaller; the logits of a model may have more columns
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
@@ -57,7 +57,7 @@ class Tokenizer:
         return self._tokenizer.get_chat_template(tools=[]) if self._tokenizer.chat_template else ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens` adds those of the tokenizer, such as a begin-of-sequence token."""
+        """`add_special_tokens`: add tokens such as begin-of-sequence where the tokenizer is configured to."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -69,7 +69,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the model's own template in the sandbox of `transformers`.
+        """Renders the model's chat template in the sandbox of `transformers`, and returns the token ids.
 
         Args:
             template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
@@ -98,16 +98,16 @@ class Tokenizer:
         except _TEMPLATE_ERRORS as error:
             message = f"the model's chat template refuses these messages: {error or type(error).__name__}"
             raise ChatTemplateError(message) from error
-        return cast(list[int], ids)  # with tokenize=True and return_dict=False
+        return cast(list[int], ids)  # the type with tokenize=True and return_dict=False
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-        return cast(str, text)  # a string for a single sequence
+        return cast(str, text)  # a string, because the argument is one sequence
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be part of a character; for special tokens, the bytes of their name."""
+        """Returns the bytes of one token, which may be part of a character; for added tokens, the bytes of the name."""
         token = self._token(token_id)
         if token_id in self._added:
             return token.encode()
@@ -119,7 +119,7 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
     def vocabulary(self) -> list[bytes]:
-        """The bytes that each token adds to an answer; none for special tokens, which `decode` leaves out."""
+        """Returns the bytes that each token adds to an answer; b"" for special tokens, which `decode` leaves out."""
         return [b"" if self.is_special(i) else self.token_bytes(i) for i in range(self.vocab_size)]
 
     def is_special(self, token_id: int) -> bool:
@@ -131,7 +131,7 @@ class Tokenizer:
         return self._byte_fallback and _BYTE_TOKEN.fullmatch(self._token(token_id)) is not None
 
     def _token(self, token_id: int) -> str:
-        """The token's string in the vocabulary; "" for an id beyond it."""
+        """Returns the token's string in the vocabulary; "" for an id that is not in the vocabulary."""
         token = cast(str | None, self._tokenizer.convert_ids_to_tokens(token_id))
         return token or ""
 

@@ -18,33 +18,33 @@ from kernels.sampling import greedy_tokens, sample_token
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """path: kept nodes, top down. tokens: their tokens and the one that the target adds, so one more."""
+    """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, which the target adds."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
 def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
-    """Samples tokens along the path. Greedy rows without adjustments are computed all at once.
+    """Samples tokens along the path. Greedy tokens without adjustments are computed for all rows at once.
 
     Args:
-        logits: [1 + N, V] float32, not modified. Row 0 is for the last committed token, row 1 + i for node i.
+        logits: [1 + N, V] float32 for N nodes, not modified. Row 0 follows the last committed token, row 1 + i node i.
         eos_token_ids: tokens that end an answer, unless the request ignores them.
     """
-    children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     sampling = sequence.request.sampling
     adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sampling) else None
     greedy = greedy_tokens(logits) if sampling.temperature == 0.0 and adjuster is None else None
     path: list[int] = []
     tokens: list[int] = []
-    node = -1
+    node = -1  # the last committed token, as in Draft.parents
     while True:
         row = node + 1
         if greedy is not None:
             token = greedy[row]
         else:
             adjusted = logits[row] if adjuster is None else adjuster.adjust(logits[row])
-            token = choose(adjusted, sampling, len(sequence.tokens) + len(path))
+            token = sample(adjusted, sampling, len(sequence.tokens) + len(path))
         tokens.append(token)
         if adjuster is not None:
             adjuster.accept(token)
@@ -55,8 +55,8 @@ def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: froz
         node = child
 
 
-def choose(logits: Tensor, sampling: SamplingParams, position: int) -> int:
-    """logits [V] float32, adjusted -> the token at `position`."""
+def sample(logits: Tensor, sampling: SamplingParams, position: int) -> int:
+    """Samples the token at `position` from adjusted logits, [V] float32."""
     return sample_token(
         logits,
         temperature=sampling.temperature,
@@ -69,7 +69,10 @@ def choose(logits: Tensor, sampling: SamplingParams, position: int) -> int:
 
 
 def token_logprobs(logits: Tensor, token: int, count: int) -> TokenLogprob:
-    """logits [V] float32 -> log-probabilities of `token` and of the `count` best, before any adjustment or filter."""
+    """Returns the log-probabilities of `token` and of the `count` likeliest tokens, without adjustments and filters.
+
+    logits: [V] float32.
+    """
     logprobs = torch.log_softmax(logits, dim=-1)
     best = logprobs.topk(count)
     top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))

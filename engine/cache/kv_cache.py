@@ -1,8 +1,9 @@
 """The KV cache: keys and values by slot, and for each sequence a table from position to slot.
 
-Every key is addressed through a table. An accepted draft node is kept by writing its slot to the table, and a prefix is
-shared by writing its slots to several tables, so keys and values are never copied. engine/cache/slots.py allocates the
-slots. Layer i's keys and values are [slots, Hkv, D]; the widths are those of the model's `cache_layout`.
+Keys and values are only read through the tables. An accepted draft node is kept by writing its slot to the table, and
+a prefix is shared by writing its slots to several tables, so keys and values are never copied. engine/cache/slots.py
+allocates the slots. The keys and values of a layer are [slots, heads, width]; heads and widths are in the model's
+`cache_layout`.
 """
 
 from collections.abc import Sequence as Many
@@ -40,10 +41,10 @@ class KVCache:
 
     @staticmethod
     def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-        return config.num_layers * config.cache_layout.numbers * dtype.itemsize
+        return config.num_layers * config.cache_layout.num_elements * dtype.itemsize
 
     def write_tables(self, rows: Many[int], positions: Many[int], slots: Many[int]) -> None:
-        """Writes the slot of each (table row, position)."""
+        """Writes slots[i] to the table row rows[i] at positions[i], for all i."""
         if slots:
-            places = to_device(torch.tensor((rows, positions, slots), dtype=torch.int64), self.slot_tables.device)
-            self.slot_tables[places[0], places[1]] = places[2].int()
+            entries = to_device(torch.tensor((rows, positions, slots), dtype=torch.int64), self.slot_tables.device)
+            self.slot_tables[entries[0], entries[1]] = entries[2].int()

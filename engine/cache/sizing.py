@@ -1,4 +1,4 @@
-"""The size of an engine's KV cache: as many slots as its memory holds, and no more than a full batch can use."""
+"""Decides the size of the KV cache: as many slots as fit into its memory, but no more than a full batch can use."""
 
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
@@ -19,10 +19,10 @@ def make_cache(
 ) -> KVCache:
     """
     Args:
-        max_draft_nodes: per sequence.
+        max_draft_nodes: maximum number of nodes per sequence.
         drafter_slot_bytes: memory that the drafter's own keys and values take for each slot.
     """
-    # Under graph decoding a sequence holds the slots of two graph steps, each with a slot for the last token.
+    # In graph decoding a sequence uses the slots of two graph steps at once, each with a slot for the last token.
     draft_slots = 2 * (1 + max_draft_nodes) if graph_decoding else max_draft_nodes
     usable_slots = config.max_batch_size * (max_seq_len + draft_slots)
     slot_bytes = KVCache.slot_bytes(model.config, model.dtype) + drafter_slot_bytes

@@ -1,10 +1,11 @@
-"""Allocation of the KV cache's slots, one per token: free, held by sequences, or kept as cached prefixes.
+"""Allocates the slots of the KV cache, each for one token. A slot is free, used by sequences, or in a cached prefix.
 
 Sixteen positions of one text form a block. The key of a block is its tokens and the previous block (for the first
 block, the adapter). So equal prefixes are found by comparing one block at a time, and different texts never share a
-block. All sequences with the same block use the same slots. A block that no sequence holds stays cached until its slots
-are needed; the least recently used block is evicted first. Sharing changes no bit, because a position's key and value
-depend only on the adapter and the tokens up to it (kernels/decoder.py).
+block. All sequences with the same block use the same slots. A sequence holds a block while it uses the block's slots. A
+block that no sequence holds stays cached until its slots are needed; the least recently used block is evicted first.
+Sharing changes no bit, because a position's key and value depend only on the adapter and the tokens up to it
+(kernels/decoder.py).
 
 Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
 """
@@ -17,19 +18,19 @@ BLOCK = 16
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """slots: those of its 16 positions. key: the previous block or the adapter, and its tokens."""
+    """slots: of the 16 positions. key: the previous block (or the adapter), and the block's tokens."""
 
     slots: tuple[int, ...]
     key: tuple[Hashable, tuple[int, ...]]
-    num_users: int = 1
+    num_users: int = 1  # number of sequences that hold the block
 
 
 class SlotPool:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._free = list(range(num_slots - 1, -1, -1))  # a stack with the lowest on top
+        self._free = list(range(num_slots - 1, -1, -1))  # a stack with the lowest slot on top
         self._blocks: dict[tuple[Hashable, tuple[int, ...]], Block] = {}
-        self._idle: dict[Block, None] = {}  # held by no sequence, least recently used first
+        self._idle: dict[Block, None] = {}  # blocks that no sequence holds, least recently used first
 
     @property
     def num_available(self) -> int:
@@ -45,7 +46,10 @@ class SlotPool:
         self._free.extend(reversed(slots))
 
     def match(self, root: Hashable, tokens: Sequence[int]) -> list[Block]:
-        """Blocks of the longest cached prefix of `tokens` that leaves at least one token to compute."""
+        """Returns the blocks of the longest cached prefix of `tokens` that leaves at least one token to compute.
+
+        `root`: the adapter, or None.
+        """
         blocks: list[Block] = []
         before = root
         for start in range(0, len(tokens) - BLOCK, BLOCK):
@@ -65,13 +69,13 @@ class SlotPool:
             block.num_users += 1
 
     def release(self, blocks: Sequence[Block]) -> None:
-        for block in reversed(blocks):  # a block is evicted before its predecessor
+        for block in reversed(blocks):  # so that a block is evicted before the previous one
             block.num_users -= 1
             if block.num_users == 0:
                 self._idle[block] = None
 
     def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
-        """Returns the block of 16 computed positions and holds it; if it is cached already, `slots` are freed."""
+        """Holds and returns the block of 16 computed positions; frees `slots` if an equal block is cached already."""
         known = self._blocks.get((before, tokens))
         if known is None:
             known = self._blocks[(before, tokens)] = Block(slots, (before, tokens))

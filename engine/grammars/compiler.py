@@ -1,6 +1,6 @@
-"""Compiles grammars for one tokenizer with xgrammar and caches them, and tracks the state of answers in them.
+"""Compiles grammars for one tokenizer with xgrammar and caches them. Tracks the state of answers in their grammars.
 
-    grammar ─ cached? ─ trial in a separate process ─ compile ─ cache ─▶ Grammar with `compiled`
+A grammar that is not cached is first tried in a separate process (engine/grammars/trial.py), then compiled and cached.
 """
 
 import threading
@@ -22,12 +22,12 @@ from engine.tokenizer import Tokenizer
 
 CACHE_BYTES = 256 << 20
 TRIAL_SECONDS = 3
-_ENTRY_BYTES = 4096  # overhead counted for each entry
-_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial refuses a tenth of it
+_ENTRY_BYTES = 4096  # assumed overhead of a cache entry
+_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial already refuses grammars that take a tenth of it
 
 
 class GrammarCompiler:
-    """Thread-safe. One grammar is compiled at a time; cached grammars do not wait for it."""
+    """Thread-safe. One grammar is compiled at a time; requests with cached grammars do not wait for that."""
 
     def __init__(
         self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trial_seconds: int | None = TRIAL_SECONDS
@@ -35,35 +35,35 @@ class GrammarCompiler:
         """
         Args:
             eos_token_ids: tokens that end an answer.
-            trial_seconds: CPU limit of the trial of a source; None: sources are trusted and not tried.
+            trial_seconds: CPU time limit of a grammar's trial; None: grammars are trusted and compiled without one.
         """
         self._tokenizer = tokenizer
         self._eos_token_ids = sorted(token for token in eos_token_ids if token < tokenizer.vocab_size)
         self._trial_seconds = trial_seconds
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._trial: GrammarTrial | None = None
-        self._allowable: list[bool] = []  # by token: whether any grammar can allow it
-        self._known = _Cache()
+        self._usable: list[bool] = []  # by token: whether a grammar may allow it at all
+        self._cache = _Cache()
         self._compiling = threading.Lock()
 
     def compile(self, grammar: Grammar, *, param: str | None = None) -> Grammar:
         """Returns the grammar with `compiled` set. It may take seconds, so it must not run in the engine's thread.
 
         Args:
-            param: the parameter that errors name.
+            param: the request parameter that error messages name.
 
         Raises: InvalidRequest: the grammar is malformed, not supported, unsatisfiable, or takes too long.
         """
-        found = self._known.get(grammar)
+        found = self._cache.get(grammar)
         if found is None:
             with self._compiling:
-                found = self._known.get(grammar) or self._compile(grammar)
+                found = self._cache.get(grammar) or self._compile(grammar)
         if isinstance(found, str):
             raise InvalidRequest(f"the {grammar.kind.value} {found}", param=param, code="invalid_grammar")
         return replace(grammar, compiled=found)
 
     def close(self) -> None:
-        """Ends the trial process; the next grammar starts it again."""
+        """Ends the trial process; the next grammar starts a new one."""
         with self._compiling:
             if self._trial is not None:
                 self._trial.close()
@@ -73,7 +73,7 @@ class GrammarCompiler:
             if not self._eos_token_ids:
                 return "needs a model with an end-of-sequence token, and this one has none"
             vocabulary = self._tokenizer.vocabulary()
-            self._allowable = [bool(text) or token in self._eos_token_ids for token, text in enumerate(vocabulary)]
+            self._usable = [bool(text) or token in self._eos_token_ids for token, text in enumerate(vocabulary)]
             self._compiler = new_compiler(vocabulary, self._eos_token_ids)
             if self._trial_seconds is not None:
                 self._trial = GrammarTrial(vocabulary, self._eos_token_ids, cpu_seconds=self._trial_seconds)
@@ -82,17 +82,17 @@ class GrammarCompiler:
         if found is None:
             try:
                 compiled = compile_source(self._compiler, kind, grammar.source)
-                found = _Compiled(compiled, self._allowable, self._eos_token_ids)
+                found = _Compiled(compiled, self._usable, self._eos_token_ids)
             except ValueError as error:
                 found = str(error)
-        self._known.put(grammar, found)
+        self._cache.put(grammar, found)
         return found
 
 
 class _Compiled:
-    def __init__(self, compiled: xgrammar.CompiledGrammar, allowable: list[bool], eos_token_ids: list[int]) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, usable: list[bool], eos_token_ids: list[int]) -> None:
         self._compiled = compiled
-        self._allowable = allowable
+        self._usable = usable
         self._eos_token_ids = eos_token_ids
 
     @property
@@ -100,30 +100,30 @@ class _Compiled:
         return int(self._compiled.memory_size_bytes)
 
     def start(self) -> Constraint:
-        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._allowable, self._eos_token_ids)
+        return _Constraint(xgrammar.GrammarMatcher(self._compiled), self._usable, self._eos_token_ids)
 
 
 class _Constraint:
-    def __init__(self, matcher: xgrammar.GrammarMatcher, allowable: list[bool], eos_token_ids: list[int]) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, usable: list[bool], eos_token_ids: list[int]) -> None:
         self._matcher = matcher
-        self._vocab_size = len(allowable)
+        self._vocab_size = len(usable)
         self._bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        self._allowable = allowable
+        self._usable = usable
         self._eos_token_ids = eos_token_ids
         self._accepted: list[int] = []
-        self._lost = False  # the grammar excludes an accepted token, so only the end can follow
+        self._is_violated = False  # the grammar excludes an accepted token, so only the end of the answer is allowed
 
     def follow(self, answer: Sequence[int]) -> None:
         if self._accepted == answer:
             return
         self._matcher.reset()
-        self._accepted, self._lost = [], False
+        self._accepted, self._is_violated = [], False
         for token in answer:
             self.accept(token)
 
     def allowed(self) -> NDArray[np.bool_]:
         started = time.thread_time()
-        ended = self._lost or self._matcher.is_terminated()
+        ended = self._is_violated or self._matcher.is_terminated()
         if not ended:
             self._matcher.fill_next_token_bitmask(self._bits)
         if time.thread_time() - started > _SLOW_SECONDS:
@@ -136,28 +136,28 @@ class _Constraint:
 
     def accept(self, token: int) -> None:
         self._accepted.append(token)
-        if not self._lost and not self._matcher.is_terminated():
-            self._lost = not self._matcher.accept_token(token)
+        if not self._is_violated and not self._matcher.is_terminated():
+            self._is_violated = not self._matcher.accept_token(token)
 
     def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
             children.setdefault(parent, []).append(node)
-        return [] if self._lost else sorted(self._allowed_below(-1, tokens, children))
+        return [] if self._is_violated else sorted(self._allowed_below(-1, tokens, children))
 
     def _allowed_below(self, parent: int, tokens: Sequence[int], children: dict[int, list[int]]) -> list[int]:
         allowed_nodes: list[int] = []
         for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
             token = tokens[node]
-            possible = token < self._vocab_size and self._allowable[token]  # the matcher warns about others
-            if possible and self._matcher.accept_token(token):  # takes a microsecond; a row of a pass takes a thousand
+            possible = token < self._vocab_size and self._usable[token]  # for other tokens the matcher logs a warning
+            if possible and self._matcher.accept_token(token):  # 1 us; a row in a pass takes 1 ms
                 allowed_nodes += [node, *self._allowed_below(node, tokens, children)]
                 self._matcher.rollback(1)
         return allowed_nodes
 
 
 class _Cache:
-    """The most recently used grammars, up to a number of bytes; for invalid ones, their error."""
+    """Stores the most recently used compiled grammars, up to CACHE_BYTES; for invalid grammars, their error."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Grammar, _Compiled | str] = OrderedDict()

@@ -1,9 +1,9 @@
-"""A request's grammar, and the constraint that it puts on an answer.
+"""The grammar of a request, and the constraint by which it limits the tokens of an answer.
 
     Grammar ─ GrammarCompiler.compile ─▶ Grammar with `compiled` ─ start, once per answer ─▶ Constraint
 
-Compiling needs the tokenizer and takes seconds for some grammars. It is done when a request is parsed, not in the
-engine.
+Compilation needs the tokenizer and takes seconds for some grammars, so it happens while a request is parsed and not in
+the engine.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON text
     JSON_OBJECT = "json_object"  # any JSON object; the source is empty
     REGEX = "regex"  # must match the whole answer
-    EBNF = "ebnf"  # GBNF, as llama.cpp writes it; the rule `root` is the answer
-    CHOICE = "choice"  # a JSON list of strings: the answer is one of them
-    STRUCTURAL_TAG = "structural_tag"  # free text with constrained parts between tags, as JSON text; used for tools
+    EBNF = "ebnf"  # in the GBNF notation of llama.cpp; the rule `root` matches the whole answer
+    CHOICE = "choice"  # a JSON list of strings; the answer is one of them
+    STRUCTURAL_TAG = "structural_tag"  # JSON text: free text with constrained parts between tags, for tools
 
 
 class Constraint(Protocol):
-    """State of an answer in its grammar. It depends on the answer's tokens alone and can be recomputed from them."""
+    """State of an answer in its grammar. It depends only on the answer's tokens and can be recomputed from them."""
 
     def follow(self, answer: Sequence[int]) -> None:
-        """Moves to the state after these tokens; fast if they are the tokens accepted so far."""
+        """Moves to the state after these tokens. This is fast if they are the tokens accepted so far."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Mask [vocabulary] of allowed next tokens, never empty; only end-of-sequence once the grammar is complete.
+        """Returns the mask of allowed next tokens, [vocabulary] bool. At least one token is allowed.
 
-        Raises: GrammarTooSlow
+        Once the grammar is complete, only end-of-sequence tokens are allowed. Raises: GrammarTooSlow
         """
 
     def accept(self, token: int) -> None:

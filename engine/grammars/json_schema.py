@@ -1,8 +1,8 @@
 """Accepts only JSON Schemas that xgrammar enforces in full, so that every complete answer is valid.
 
-xgrammar ignores keywords that it cannot enforce, such as `uniqueItems`, `not` and the siblings of `anyOf`; schemas with
-them are refused. The enforced grammar is narrower than the schema in places: properties come in their order, and there
-are no others unless `additionalProperties` allows them.
+xgrammar ignores keywords that it cannot enforce, such as `uniqueItems`, `not` and any keyword next to `anyOf`; schemas
+with such keywords are refused. In two respects the grammar is narrower than the schema: properties are written in the
+order of the schema, and other properties are only allowed if `additionalProperties` allows them.
 """
 
 import json
@@ -14,6 +14,7 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "format"}
     | {"$schema", "$id", "$comment", "$defs", "definitions"}
 )
+# The assertions that apply to each type.
 _OF_TYPE: dict[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
@@ -46,7 +47,7 @@ _ASSERTIONS = frozenset().union(*_OF_TYPE.values()) | {
 
 
 def load_json(source: str) -> Any:
-    """Raises: ValueError: invalid JSON; the message is the end of a sentence."""
+    """Raises: ValueError: invalid JSON; the message is a predicate such as "must be JSON", without the subject."""
     try:
         return json.loads(source)
     except RecursionError:
@@ -58,7 +59,7 @@ def load_json(source: str) -> Any:
 def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
     """Rewrites a schema with keywords that xgrammar enforces in full.
 
-    Raises: ValueError: a keyword can't be enforced; the message names it and its path, as the end of a sentence.
+    Raises: ValueError: a keyword can't be enforced; the message names the keyword and its path, without a subject.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
@@ -88,7 +89,7 @@ def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
 
 
 def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozenset[str]:
-    """Returns the keywords allowed here. A schema is a reference, a list of values, a union, or has a type."""
+    """Returns the assertions allowed in a schema, which is a reference, a list of values, a union, or has a type."""
     if "$ref" in present:
         if not str(schema["$ref"]).startswith("#"):
             raise ValueError(f"has a $ref at {path} that leaves the schema, got {str(schema['$ref'])[:80]!r}")
@@ -109,13 +110,13 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
         raise ValueError(f"must have a type at {path} out of {sorted(_OF_TYPE)}, got {str(types)[:80]!r}")
     _check_string(schema, path)
     _check_required(schema, path)
-    # Keywords of other types have no effect.
+    # Keywords of other types are allowed too, since they have no effect.
     irrelevant = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
     return frozenset({"type"}).union(irrelevant)
 
 
 def _implied_type(present: set[str]) -> list[str]:
-    """The type of a schema without `type` whose keywords fit one type; answers of other types are not allowed then."""
+    """Returns the first type that has all these keywords. A schema without `type` then allows only this type."""
     fitting = [name for name, words in _OF_TYPE.items() if present <= words]
     return fitting[:1] if present else []
 

@@ -1,12 +1,12 @@
-"""Compiles untrusted grammars in a separate process first, with a fork for each of them.
+"""Tries untrusted grammars in a separate process, which forks for each grammar, before the server compiles them.
 
 xgrammar is C++ and can't be interrupted, and some sources keep it busy for hours, take gigabytes or crash it.
-Compilation depends on the source alone, so a source that compiles here also compiles in the server's process.
+Compilation depends only on the source, so a source that compiles here also compiles in the server's process.
 
     GrammarTrial ─ vocabulary, then one source per line ─▶ main ─ fork ─▶ limits, compile, walk
                  ◀──────────────────── null or an error ────────────────────────┘
 
-The walk accepts random tokens, because a grammar such as `(\\w+\\s?)+` is fast to compile and slow to match.
+The walk matches random tokens, because a grammar such as `(\\w+\\s?)+` is fast to compile and slow to match.
 """
 
 import json
@@ -30,33 +30,33 @@ import xgrammar
 from engine.grammars.xgrammar_compile import compile_source, new_compiler
 
 WALL_SECONDS = 20.0
-MEMORY_BYTES = 1 << 30  # in addition to the memory that the process has at its start
+MEMORY_BYTES = 1 << 30  # in addition to the memory that the process uses when it forks
 _START_SECONDS = 120.0
-_IDLE_SECONDS = 600  # the process ends after this time; it uses 280 MB, of which 190 MB are not shared
+_IDLE_SECONDS = 600  # an idle process ends after this time, to free its 280 MB, of which 190 MB are not shared
 _WALK_STEPS = 200
-_SLOW_SECONDS = 0.1  # of CPU time for one step; common grammars take a thousandth of it
+_SLOW_SECONDS = 0.1  # of CPU time for one token; common grammars take a thousandth of it
 
 
 class GrammarTrial:
-    """Starts the process for the first source and restarts it if it ended. Not thread-safe."""
+    """Starts the process when the first source is tried, and restarts it if it has ended. Not thread-safe."""
 
     def __init__(self, vocabulary: list[bytes], stop_token_ids: list[int], *, cpu_seconds: int) -> None:
-        """`cpu_seconds`: limit for compiling a source and walking through its grammar."""
+        """`cpu_seconds`: CPU time limit for one source, which is compiled and then matched with random tokens."""
         texts = [token.hex() for token in vocabulary]
         hello = {"vocabulary": texts, "stop_token_ids": stop_token_ids, "cpu_seconds": cpu_seconds}
         self._hello = json.dumps(hello).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
     def find_error(self, kind: str, source: str) -> str | None:
-        """Returns the error of a source; None if it compiles within the limits.
+        """Returns the error message of a source; None if the source compiles within the limits.
 
-        Raises: OSError: the process can't be started or does not answer.
+        Raises: OSError: the process can't be started or does not reply.
         """
         try:
-            return self._ask(kind, source)
+            return self._exchange(kind, source)
         except OSError:
             self.close()
-            return self._ask(kind, source)
+            return self._exchange(kind, source)
 
     def close(self) -> None:
         if self._process is not None:
@@ -64,7 +64,7 @@ class GrammarTrial:
             self._process.communicate()
             self._process = None
 
-    def _ask(self, kind: str, source: str) -> str | None:
+    def _exchange(self, kind: str, source: str) -> str | None:
         if self._process is None:
             self._process = self._start()
         process = self._process
@@ -118,12 +118,12 @@ def _in_a_fork(find_error: Callable[[], str | None], cpu_seconds: int) -> str | 
             os._exit(0)
     os.close(write)
     finished, _, _ = select.select([read], [], [], WALL_SECONDS)
-    answer = os.read(read, 1 << 16) if finished else b""
+    reply = os.read(read, 1 << 16) if finished else b""
     os.close(read)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if answer:
-        error_message: str | None = json.loads(answer)
+    if reply:
+        error_message: str | None = json.loads(reply)
         return error_message
     timed_out = not finished or os.WTERMSIG(status) == signal.SIGXCPU
     return f"takes more than {cpu_seconds} s to compile" if timed_out else "is too large or too deeply nested"
@@ -149,7 +149,7 @@ def _find_error(compiler: xgrammar.GrammarCompiler, vocab_size: int, kind: str, 
 
 
 def _walk(compiled: Any, vocab_size: int) -> str | None:
-    """Accepts random tokens and returns the error that occurs, if any."""
+    """Matches random tokens and returns the error message, if any."""
     generator = random.Random(0)
     matcher = xgrammar.GrammarMatcher(compiled)
     bits = xgrammar.allocate_token_bitmask(1, vocab_size)

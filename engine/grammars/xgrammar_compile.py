@@ -1,4 +1,4 @@
-"""Compiles a grammar's source with xgrammar, which may run for hours or crash; see engine/grammars/trial.py."""
+"""Compiles the source of a grammar with xgrammar, which may run for hours or crash; see engine/grammars/trial.py."""
 
 import json
 import re
@@ -9,12 +9,12 @@ import xgrammar
 from engine.grammars.grammar import GrammarKind
 from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 
-_MAX_WHITESPACE = 64  # between two JSON tokens; without a limit a weak model may never stop
-_WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+_MAX_WHITESPACE = 64  # characters between two JSON tokens; without a limit, a weak model may write whitespace for ever
+_MESSAGE_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 
 
 def new_compiler(vocabulary: list[bytes], stop_token_ids: list[int]) -> xgrammar.GrammarCompiler:
-    """vocabulary: bytes by token id; b"" for tokens that grammars must not use."""
+    """`vocabulary`: bytes of each token; b"" for tokens that grammars must not use."""
     info = xgrammar.TokenizerInfo(
         vocabulary, xgrammar.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=stop_token_ids
     )
@@ -22,7 +22,7 @@ def new_compiler(vocabulary: list[bytes], stop_token_ids: list[int]) -> xgrammar
 
 
 def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -> xgrammar.CompiledGrammar:
-    """Raises: ValueError: the source is invalid; the message is the end of a sentence that begins with its name."""
+    """Raises: ValueError: the source is invalid; the message is a predicate, to which the caller adds the subject."""
     try:
         match GrammarKind(kind):
             case GrammarKind.JSON_SCHEMA:
@@ -39,7 +39,7 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -
             case GrammarKind.STRUCTURAL_TAG:
                 return compiler.compile_structural_tag(json.dumps(_tagged(load_json(source))))
     except RuntimeError as error:
-        reason = _WHERE.sub("", str(error)).strip()[:300] or "it is not well formed"
+        reason = _MESSAGE_PREFIX.sub("", str(error)).strip()[:300] or "it is not well formed"
         raise ValueError(f"is refused: {reason}") from error
 
 

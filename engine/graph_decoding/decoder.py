@@ -192,7 +192,7 @@ class GraphDecoder:
             return 0
         if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
             return 0
-        return self._node_count(self._drafting.budget.nodes_to_ask(len(sequences)))
+        return self._node_count(self._drafting.budget.nodes_to_request(len(sequences)))
 
     def _stacks_are_ready(self, sequences: Many[Sequence]) -> bool:
         """Loads the adapters of `sequences` into the stacks; False while steps in flight still use the old indices."""

@@ -1,7 +1,7 @@
-"""LoRA adapters of the target: loaded by name and chosen by each request; one pass may mix several.
+"""LoRA adapters of the target. They are loaded by name, each request names one, and one pass may use several.
 
-Reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear layers of
-the decoder is supported. Adapters with more than that (DoRA, biases, embeddings, whole modules) are refused.
+The module reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear
+layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules) are refused.
 """
 
 import json
@@ -27,7 +27,7 @@ _MAX_RANK = 256
 
 
 class LoraAdapter:
-    """Compared by identity: an adapter that is loaded again is a different one, with separate cached prefixes."""
+    """Compared by identity: an adapter that is loaded again is a different object, with separate cached prefixes."""
 
     def __init__(self, name: str, layers: tuple[LoraLayer, ...]) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Adapters:
         self._device = device
         self._supported = supported
         self._loaded: dict[str, LoraAdapter] = {}
-        self.default: LoraAdapter | None = None  # for requests that name none
+        self.default: LoraAdapter | None = None  # for requests that name no adapter
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Adapters:
         return adapter is self.default or self._loaded.get(adapter.name) is adapter
 
     def read(self, name: str, folder: Path) -> LoraAdapter:
-        """Reads and packs an adapter without loading it, so it may run in another thread than the engine's.
+        """Reads and packs an adapter without making it available, so it may run in another thread than the engine's.
 
         Raises: AdapterNotLoadable.
         """
@@ -135,28 +135,28 @@ def _layers(
 
 
 class _Scale:
-    """The factor alpha / r, as peft computes it."""
+    """The factor alpha / r (with `use_rslora` alpha / sqrt(r)) on an update of rank r, as in peft."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._alpha = values.get("lora_alpha", 8)
-        self._by_root = values.get("use_rslora", False)
+        self._uses_rslora = values.get("use_rslora", False)
 
     def of(self, rank: int) -> float:
-        return float(self._alpha / (rank**0.5 if self._by_root else rank))
+        return float(self._alpha / (rank**0.5 if self._uses_rslora else rank))
 
 
 def _refuse_more_than_lora(values: dict[str, Any]) -> None:
     if values.get("peft_type") != "LORA":
         raise AdapterNotLoadable(f"peft_type must be LORA, got {values.get('peft_type')!r}")
-    wanted: dict[str, tuple[Any, ...]] = {
+    allowed_values: dict[str, tuple[Any, ...]] = {
         "bias": ("none",),
         "use_dora": (False, None),
         "modules_to_save": (None, []),
         "fan_in_fan_out": (False,),
     }
-    wanted |= {"alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,)}
-    wanted |= {"layer_replication": (None,), "trainable_token_indices": (None,)}
-    for name, allowed in wanted.items():
+    allowed_values |= {"alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,)}
+    allowed_values |= {"layer_replication": (None,), "trainable_token_indices": (None,)}
+    for name, allowed in allowed_values.items():
         if name in values and values[name] not in allowed:
             raise AdapterNotLoadable(f"{name} must be {allowed[0]!r} to be served, got {values[name]!r:.80}")
 
@@ -169,7 +169,11 @@ def _fused(
     scale: _Scale,
     dtype: torch.dtype,
 ) -> LoraWeight | None:
-    """Merges the updates of modules that share one fused product: A is concatenated, B is block diagonal."""
+    """Merges the updates of the modules that `build_weights` fuses: A is concatenated, B is block diagonal.
+
+    columns: number of inputs, K.
+    modules: number of outputs of each fused module; their sum is N. The rank R is the sum of the updates' ranks.
+    """
     present = {module: rows for module, rows in modules.items() if (layer, module, "A") in parts}
     if not present:
         return None
@@ -182,7 +186,7 @@ def _fused(
             up[row : row + rows, column : column + ranks[module]] = parts[layer, module, "B"] * scale.of(ranks[module])
             column += ranks[module]
         row += rows
-    if down.shape[0] % 2:  # bfloat16 products need an even rank
+    if down.shape[0] % 2:  # the bfloat16 kernels need an even rank
         down = torch.nn.functional.pad(down, (0, 0, 0, 1))
         up = torch.nn.functional.pad(up, (0, 1))
     return LoraWeight(pack(down.to(dtype)), pack(up.to(dtype)))

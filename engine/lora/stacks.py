@@ -1,7 +1,7 @@
-"""Stacked weights of the LoRA adapters in use, the input of `kernels.lora.stacked_lora` on CUDA.
+"""Stacks the weights of the LoRA adapters in use, as the input of `kernels.lora.stacked_lora` on CUDA.
 
-When a row first needs an adapter, the stacks are rebuilt with it and without adapters that are no longer available.
-CUDA graphs captured with the old stacks become invalid, which a new `version` shows.
+When a row first needs an adapter, the stacks are rebuilt: with this adapter, and without those that are no longer
+available. CUDA graphs captured with the old stacks become invalid, so `version` increases.
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,7 +18,7 @@ _PRODUCTS = ("qkv", "output", "gate_up", "down")
 
 
 def stacks_for(adapters: Adapters, device: torch.device) -> "LoraStacks | None":
-    """Returns None except on CUDA; elsewhere each run of rows with one adapter is computed separately."""
+    """Returns None on devices other than CUDA, which compute each run of rows with one adapter separately."""
     return LoraStacks(adapters, device) if device.type == "cuda" else None
 
 
@@ -41,7 +41,7 @@ class LoraStacks:
         return StackedRows(to_device(torch.tensor(adapters), self._device), num_runs, self.layers)
 
     def index(self, root: Hashable) -> int:
-        """The index of an adapter in the stacks, -1 for none."""
+        """Returns the index of an adapter in the stacks; -1 if `root` is None."""
         return self._stacked.index(root) if isinstance(root, LoraAdapter) else -1
 
     def has(self, roots: Iterable[Hashable]) -> bool:
@@ -49,9 +49,9 @@ class LoraStacks:
 
     def join(self, roots: Iterable[Hashable]) -> None:
         """Rebuilds the stacks with the adapters among `roots`; the indices of other adapters may change."""
-        still_named = [adapter for adapter in self._stacked if self._loaded.is_current(adapter)]
-        wanted = [root for root in roots if isinstance(root, LoraAdapter)]
-        self._stacked = list(dict.fromkeys((*still_named, *wanted)))
+        still_available = [adapter for adapter in self._stacked if self._loaded.is_current(adapter)]
+        new = [root for root in roots if isinstance(root, LoraAdapter)]
+        self._stacked = list(dict.fromkeys((*still_available, *new)))
         self.layers = tuple(
             {
                 product: stack

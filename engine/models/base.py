@@ -1,7 +1,12 @@
 """The interface between a model and the engine, drafters and training.
 
-A row is one token at one position, with the cache slot for its key and value. Prefill, plain decoding, chains and trees
-are all rows of one pass; they differ only in the keys that a row attends to.
+A row is one token at one position, with the cache slot for its key and value. A pass may combine rows of prefill, of
+plain decoding and of drafts; they differ only in the keys that a row attends to.
+
+A tap is an intermediate hidden state that a pass returns for drafters: the residual stream at the input of a layer,
+or, for the index `num_layers`, at the output of the last layer before the final norm.
+
+Shape letters: M rows, H the hidden size, V the vocabulary size, T the number of tapped layers or of a text's tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +24,12 @@ from kernels.lora import LoraRun, StackedRows
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """M rows of one pass; token_ids [M] int64. LoRA updates are in `stacked` on CUDA and in `lora_runs` elsewhere."""
+    """The rows of one pass.
+
+    token_ids: [M] int64.
+    lora_runs: consecutive rows with the same LoRA adapter, on devices other than CUDA.
+    stacked: the LoRA adapters of the rows, on CUDA.
+    """
 
     token_ids: Tensor
     rows: DecoderRows
@@ -32,7 +42,7 @@ class Hidden:
     """Hidden states of a pass, in the model's dtype.
 
     final: [M, H] after the final norm.
-    taps: [M, T, H], the residual stream at the input of each of `tap_layers`, in their order; None if there are none.
+    taps: [M, T, H], in the order of `tap_layers`; None if `tap_layers` is empty.
     """
 
     final: Tensor
@@ -48,12 +58,12 @@ class SharedWeights(Protocol):
 
 
 class Model(Protocol):
-    """A causal model over rows, as the modules of this package implement it.
+    """A causal model over rows.
 
-    A row's hidden state, keys and values have the same bits whatever other rows are in the pass.
+    A row's hidden state, keys and values have the same bits with any other rows in the pass.
     """
 
-    config: ModelConfig  # includes the cache's layout
+    config: ModelConfig  # includes the layout of the cache
     dtype: torch.dtype
     device: torch.device
 
@@ -62,20 +72,19 @@ class Model(Protocol):
 
     @property
     def lm_head(self) -> Tensor:
-        """[V, H], unpacked."""
+        """[V, H], not packed for `kernels.linear`."""
 
     @property
     def max_positions(self) -> int: ...
 
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Writes the rows' keys and values.
+        """Writes the rows' keys and values to the cache.
 
-        tap_layers: i taps the input of layer i; the number of layers taps the output of the last, before the final
-            norm.
+        tap_layers: layer indices in 0..num_layers, see the module's docstring.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [M, H] after the final norm, in the model's dtype -> [M, V] float32."""
+        """Returns logits [M, V] float32. hidden: [M, H] after the final norm, in the model's dtype."""
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-        """token_ids [T] int64 from position 0 -> T rows, with the same bits as in serving."""
+        """Returns the T hidden states of a text, with the same bits as in serving. token_ids: [T] int64."""

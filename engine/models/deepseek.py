@@ -1,8 +1,11 @@
 """DeepSeek-V3 over rows: latent attention and a mixture of experts.
 
-As in the dense decoder, only attention combines rows, and a row attends only to its own path. The residual stream is
-float32; the inputs of linear layers are in the weights' dtype. The cache stores one latent per position
-(kernels/mla.py).
+As in the dense decoder, only attention combines rows, and a row attends only to the keys of its own sequence. The
+residual stream is float32; the inputs of linear layers are in the weights' dtype. The cache stores one latent per
+position (kernels/mla.py).
+
+Shape letters: M rows, H the hidden size, Hq the number of heads; per head N elements of a query without and P with
+rotary embedding; R the rank of the latent.
 
 Source: DeepSeek-V3, arXiv:2412.19437.
 """
@@ -25,11 +28,11 @@ from kernels.moe import Expert, mix_experts, route
 from kernels.norm import rms_norm
 from kernels.swiglu import swiglu
 
-_LATENT_EPS = 1e-6  # for the norms inside attention, whatever norm_eps of the model is
+_LATENT_EPS = 1e-6  # for the norms inside attention, which do not use the model's norm_eps
 
 
 class DeepseekLayers:
-    """Runs layers of the model, which are passed as arguments."""
+    """Runs single layers, whose weights are passed to `run`. The MTP module uses it for its layer as well."""
 
     def __init__(self, config: ModelConfig, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         latent = config.latent
@@ -47,11 +50,11 @@ class DeepseekLayers:
         )
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [M, H] float32 -> [M, H] in the model's dtype."""
+        """Normalizes x [M, H] float32. Returns [M, H] in the model's dtype."""
         return rms_norm(x, weight, self._eps, self._dtype)
 
     def run(self, layer: DeepseekLayer, residual: Tensor, rows: DecoderRows, keys: Tensor) -> None:
-        """residual [M, H] float32, changed in place; the rows' latents are written to keys [slots, 1, R + P]."""
+        """Adds the layer's output to residual [M, H] float32. Writes the rows' latents to keys [slots, 1, R + P]."""
         self._attend(layer.attention, self.norm(residual, layer.input_norm), residual, rows, keys)
         normed = self.norm(residual, layer.post_norm)
         if isinstance(layer.mlp, ExpertsWeights):
@@ -80,7 +83,7 @@ class DeepseekLayers:
 
 
 class Deepseek:
-    """folder: the source of the weights, which also holds the MTP module (engine/models/deepseek_mtp.py)."""
+    """folder: contains the weights and the MTP module (engine/models/deepseek_mtp.py)."""
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Deepseek:
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Raises: ValueError: no such layer to tap."""
+        """Raises: ValueError: an index in `tap_layers` is not in 0..num_layers."""
         weights, num_layers = self.weights, self.config.num_layers
         if not all(0 <= index <= num_layers for index in tap_layers):
             raise ValueError(f"tap_layers must be in 0..{num_layers}, got {list(tap_layers)}")

@@ -2,12 +2,15 @@
 
     x_t = W [RMSNorm(E[token_{t+1}]) | RMSNorm(h_t)];   h'_t = RMSNorm(layer(x_1 .. x_t));   logits = head(h'_t)
 
-h_t is the target's hidden state at position t, after its final norm. h'_t predicts the token at t + 2. It replaces h at
-position t + 1 when the module runs again on its own prediction. Embedding and head are the target's, since the
-published copies equal them.
+E is the embedding, W a matrix, and [ | ] a concatenation. h_t is the target's hidden state at position t, after the
+final norm. h'_t predicts the token at t + 2. When the module runs again on its own prediction, h'_t takes the place of
+h at position t + 1. The module uses the target's embedding and head, which its published copies equal.
 
-A drafter allocates `make_keys(cache.num_slots + scratch)` once and passes them to every call. The latent of position t
-is in the slot that the target's cache uses for position t. Rows are as for the target (kernels/decoder.py).
+A drafter allocates `make_keys(cache.num_slots + scratch)` once and passes the result to every call, where `scratch` is
+the number of slots for its draft nodes. The latent of position t is in the slot that the target's cache uses for
+position t. Rows have the same meaning as for the target (kernels/decoder.py).
+
+Shape letters: M rows, H the hidden size, V the vocabulary size, R the rank of the latent, P the rotary elements.
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; the order inside [ | ] is that of the published weights.
 """
@@ -44,7 +47,7 @@ class MtpModule:
 
     @classmethod
     def load(cls, model: Deepseek, folder: Path | None = None) -> "MtpModule":
-        """Loads the module from the target's folder, or from `folder` (a further trained module with the same names).
+        """Loads the module from the target's folder, or a fine-tuned module with the same tensor names from `folder`.
 
         Raises: SpeculatorNotLoadable: the folder holds no module, or it does not fit the target.
         """
@@ -66,8 +69,8 @@ class MtpModule:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of `make_keys` per slot."""
-        return self.model.config.cache_layout.numbers * self.model.dtype.itemsize
+        """Memory that `make_keys` takes per slot."""
+        return self.model.config.cache_layout.num_elements * self.model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
         """Returns zeros [num_slots, 1, R + P] in the model's dtype; values are part of the keys."""
@@ -81,8 +84,8 @@ class MtpModule:
         Args:
             hidden: [M, H] in the model's dtype: the target's hidden states at the rows' positions, or this method's
                 output for the previous position.
-            next_token_ids: [M] int64, the tokens at the positions after the rows'.
-            rows: positions, slots, and for each row the keys that it attends to, including its own.
+            next_token_ids: [M] int64, for each row the token at the next position.
+            rows: position, slot and attended keys of each row; a row also attends to its own key.
         """
         layers, weights = self.model.layers, self.weights
         embedded = self.model.weights.embedding[next_token_ids].float()
@@ -92,5 +95,5 @@ class MtpModule:
         return layers.norm(residual, weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """h' [M, H] -> [M, V] float32."""
+        """Returns logits [M, V] float32. hidden: h' [M, H]."""
         return self.model.logits(hidden)

@@ -1,7 +1,11 @@
 """DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
 
-Published checkpoints store most weights as float8 with one scale per block of 128 x 128; they are converted while they
-are read.
+Published checkpoints store most weights as float8 with one scale per block of 128 x 128; these weights are converted
+while they are read.
+
+Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq that of
+the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and its value has
+V.
 """
 
 from dataclasses import dataclass
@@ -21,10 +25,10 @@ _FLOAT8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:
-    """query_down and query_norm [Rq] float32 are None if one product computes queries from the hidden state."""
+    """query_down and query_norm are None if one matrix computes the queries from the hidden state."""
 
-    query_down: LinearWeight | None
-    query_norm: Tensor | None
+    query_down: LinearWeight | None  # [Rq, H]
+    query_norm: Tensor | None  # [Rq] float32
     query: LinearWeight  # [Hq (N + P), H or Rq]
     latent: LinearWeight  # [R + P, H]
     latent_norm: Tensor  # [R] float32
@@ -53,12 +57,12 @@ class DeepseekWeights:
     embedding: Tensor  # [V, H]
     layers: tuple[DeepseekLayer, ...]
     final_norm: Tensor  # [H] float32
-    lm_head: Tensor  # [V, H], as published: drafters share it
+    lm_head: Tensor  # [V, H], not packed, because drafters share it
     lm_head_packed: LinearWeight
 
 
 class DeepseekReader:
-    """Reads tensors of one checkpoint. Every method raises ModelNotLoadable if one is missing or has a wrong shape."""
+    """Reads tensors of a checkpoint. The methods raise ModelNotLoadable if a tensor is missing or has a wrong shape."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         assert config.latent is not None  # deepseek_v3 configs always have both
@@ -130,9 +134,9 @@ class DeepseekReader:
         routing = Routing(
             weight=pack(self._read(f"{base}.gate.weight", config.num_experts, H).to(self._device).float()),
             bias=self._read(f"{base}.gate.e_score_correction_bias", config.num_experts).to(self._device).float(),
-            num_chosen=config.num_chosen,
+            num_chosen=config.num_experts_per_token,
             num_groups=config.num_groups,
-            num_chosen_groups=config.num_chosen_groups,
+            num_chosen_groups=config.num_groups_per_token,
             normalized=config.normalized,
             scale=config.scale,
         )

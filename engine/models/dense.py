@@ -1,4 +1,4 @@
-"""The dense decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) over rows.
+"""The dense decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3), run over rows (engine/models/base.py).
 
 In a pass (kernels/decoder.py) only attention combines rows, and a row attends only to the keys of its own sequence. So
 a row's bits depend only on the tokens before it.
@@ -40,7 +40,7 @@ class Decoder:
 
     @property
     def lm_head(self) -> Tensor:
-        """[V, H], unpacked."""
+        """[V, H], not packed for `kernels.linear`."""
         return self.weights.lm_head
 
     @property
@@ -49,7 +49,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Writes the rows' keys and values. `tap_layers` as in kernels.decoder.decoder."""
+        """Writes the rows' keys and values to the cache."""
         residual = self.weights.embedding[rows.token_ids].float()  # [M, H]
         caches = (cache.keys, cache.values)
         return Hidden(
@@ -58,9 +58,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [M, H] in the model's dtype -> [M, V] float32."""
+        """Returns logits [M, V] float32. hidden: [M, H] after the final norm, in the model's dtype."""
         return linear(hidden.contiguous(), self.weights.lm_head_packed)
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-        """token_ids [T] int64 from position 0 -> T rows, with the same bits as in serving."""
+        """Returns the T hidden states of a text, with the same bits as in serving. token_ids: [T] int64."""
         return read_text(self, token_ids, tap_layers)

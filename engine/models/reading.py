@@ -1,4 +1,4 @@
-"""Runs one text through a model with a separate cache, for training; the bits are those of serving."""
+"""Runs one text through a model with a separate cache, for training. The results have the same bits as in serving."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from engine.models.base import Hidden, Model, Rows
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_ROWS_PER_PASS = 256  # any number gives the same bits
+_ROWS_PER_PASS = 256  # the result does not depend on it
 
 
 @torch.inference_mode()
 def read_text(model: Model, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-    """token_ids [T] int64 from position 0 -> T rows."""
+    """Returns the T hidden states of a text. token_ids: [T] int64, the first one at position 0."""
     T, device = token_ids.shape[0], model.device
     cache = KVCache(model.config, num_slots=T, max_sequences=1, max_seq_len=T, dtype=model.dtype, device=device)
     cache.slot_tables[0] = torch.arange(T, dtype=torch.int32)
@@ -29,7 +29,7 @@ def read_text(model: Model, token_ids: Tensor, tap_layers: Sequence[int] = ()) -
 
 
 def prefix_rows(slot_tables: Tensor, positions: Tensor) -> AttentionRows:
-    """Rows of the first table's sequence, each of which attends to the positions up to its own."""
+    """Returns rows of the sequence in table row 0, each of which attends to the positions up to its own."""
     return AttentionRows(
         slot_tables=slot_tables,
         seqs=torch.zeros_like(positions),

@@ -1,4 +1,4 @@
-"""Rotary cosine and sine tables of a model, with the scaling of its configuration."""
+"""Computes the rotary cosine and sine tables of a model, with the rotary scaling of its configuration."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def rotary_tables(model_dir: Path, head_dim: int, max_positions: int) -> tuple[T
 
 
 def tables_of(config: PretrainedConfig, head_dim: int, max_positions: int) -> tuple[Tensor, Tensor]:
-    """As `rotary_tables`, from a configuration of transformers."""
+    """Like `rotary_tables`, but takes a configuration of transformers."""
     parameters = config.rope_parameters
     rope_type = parameters["rope_type"]
     if rope_type == "default":
@@ -32,5 +32,5 @@ def tables_of(config: PretrainedConfig, head_dim: int, max_positions: int) -> tu
         frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
     else:
         raise ModelNotLoadable(f"rope_type must be default, {', '.join(_SCALINGS)}, got {rope_type!r}")
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)  # [P, D / 2]
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)  # [max_positions, head_dim / 2]
     return angles.cos() * scaling, angles.sin() * scaling

@@ -54,7 +54,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
 
 
 def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Returns embedding and head, both [V, H]."""
+    """Returns the weights of the embedding and the head, both [V, H] (vocabulary size, hidden size)."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
         raise ModelNotLoadable("embedding and head must be an nn.Embedding and an nn.Linear")
@@ -66,7 +66,10 @@ def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Returns logits [T, V] float32 of a text, and (number of key heads, head dimension).
+    """Runs the unchanged model on a text of T tokens.
+
+    Returns logits [T, V] float32, and (number of key heads, head dimension).
+
 
     Raises: ModelNotLoadable: the keys of the layers differ in shape, or there are none.
     """

@@ -1,7 +1,8 @@
 """Decides which models of `transformers` the adapter accepts, and the maximum length of their context.
 
-A configuration is refused if it would run code of the model folder or could not be exact. Properties that it does not
-state are tested on the loaded model (engine/models/transformers_proof.py).
+A configuration is refused if it would run code of the model folder, or if the engine could not compute the model
+exactly. Properties that are not in the configuration are tested on the loaded model
+(engine/models/transformers_proof.py). "Foreign" models are those without a decoder in engine/models.
 """
 
 import math
@@ -16,12 +17,12 @@ from engine.config import ModelConfig, generation_eos, read_config, token_ids
 from engine.errors import ModelNotLoadable
 
 _FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # independent of length
-_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # do not depend on the sequence's length
+_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # change beyond the original maximum length
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:
-    """Raises: ModelNotLoadable: not a causal decoder of transformers, or a model with code of its own."""
+    """Raises: ModelNotLoadable: the model is not a causal decoder of transformers, or its folder contains code."""
     values = read_config(model_dir)
     model_type = values.get("model_type")
     if "auto_map" in values:
@@ -42,7 +43,7 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
 def context_limit(config: PretrainedConfig) -> int:
     """Number of positions for which attention is full and the position encoding does not change.
 
-    Raises: ModelNotLoadable: the config has no length, or layers keep other state than keys and values.
+    Raises: ModelNotLoadable: the config has no maximum length, or layers store other state than keys and values.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int):
@@ -62,7 +63,10 @@ def context_limit(config: PretrainedConfig) -> int:
 def describe(
     config: PretrainedConfig, model_dir: Path, *, num_kv_heads: int, head_dim: int, embedding: torch.Tensor
 ) -> ModelConfig:
-    """Returns the engine's configuration with the actual shape of keys. The model itself applies biases and norms."""
+    """Returns the engine's configuration. Biases and norms are off in it, because the model itself applies them.
+
+    num_kv_heads, head_dim: the actual shape of the keys.
+    """
     eps = getattr(config, "rms_norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return ModelConfig(
@@ -87,7 +91,7 @@ def describe(
 
 
 def published_dtype(config: PretrainedConfig) -> torch.dtype:
-    """The dtype of the weights; bfloat16 unless it is float32."""
+    """Returns the dtype in which the engine loads the weights: float32 if they are published so, otherwise bfloat16."""
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
@@ -95,7 +99,7 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         return [parameters]
-    return [kind for kind in parameters.values() if isinstance(kind, dict)]  # by layer type
+    return [kind for kind in parameters.values() if isinstance(kind, dict)]  # one for each layer type
 
 
 def _rope_limit(rope: dict[str, Any], longest: int) -> int:

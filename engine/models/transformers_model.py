@@ -1,7 +1,7 @@
-"""Any other causal model of `transformers`, run over rows: slower than the decoders of this package, but as exact.
+"""Runs any other causal model of `transformers` over rows: slower than the decoders of this package, but as exact.
 
-Model families are accepted by a test instead of a list: a model is loaded only if, on a short text, its logits are
-those of transformers, and its bits do not depend on other rows (engine/models/transformers_proof.py).
+There is no list of accepted model families. A model is loaded only if, on a short text, its logits equal those of
+transformers, and the bits of a row do not depend on other rows (engine/models/transformers_proof.py).
 """
 
 import copy
@@ -35,15 +35,15 @@ class _States(BaseModelOutputWithPastAndCrossAttentions):
     router_logits: Tensor | None = None
 
 
-class _Given(nn.Module):
-    """Replaces the decoder in the copy of the model that computes logits: it returns the given hidden states."""
+class _PassThrough(nn.Module):
+    """Replaces the decoder in the copy of the model that computes logits, and returns its input as hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
         return _States(last_hidden_state=inputs_embeds)
 
 
 class TransformersModel:
-    """model: from transformers, with attention and linear layers replaced (engine/models/transformers_rows.py)."""
+    """model: of transformers, with attention and linear layers replaced (engine/models/transformers_rows.py)."""
 
     def __init__(
         self, model: PreTrainedModel, config: ModelConfig, weights: ForeignWeights, dtype: torch.dtype
@@ -53,7 +53,7 @@ class TransformersModel:
         self.dtype = dtype
         self.device = weights.embedding.device
         self._decoder = model.get_decoder()
-        self._head = _with_given_states(model, self._decoder)
+        self._head = _without_decoder(model, self._decoder)
         _add_taps(self._decoder, config)
 
     @property
@@ -66,7 +66,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Raises: ValueError: no such layer to tap."""
+        """Raises: ValueError: an index in `tap_layers` is not in 0..num_layers."""
         if not all(0 <= index <= self.config.num_layers for index in tap_layers):
             raise ValueError(f"tap_layers must be in 0..{self.config.num_layers}, got {list(tap_layers)}")
         M = rows.token_ids.shape[0]
@@ -99,15 +99,15 @@ class TransformersModel:
         return read_text(self, token_ids, tap_layers)
 
 
-def _with_given_states(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
-    """Copies `model` with shared modules, but with `_Given` in place of the decoder."""
+def _without_decoder(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
+    """Copies `model` with shared modules, but with `_PassThrough` in place of the decoder."""
     (path,) = (name for name, module in model.named_modules() if module is decoder)
     top = node = _shallow_copy(model)
     *parents, last = path.split(".")
     for name in parents:
         node._modules[name] = child = _shallow_copy(node.get_submodule(name))
         node = child
-    node._modules[last] = _Given()
+    node._modules[last] = _PassThrough()
     return top
 
 
@@ -118,13 +118,13 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
-    """Adds hooks that record the requested residual streams. Raises: ModelNotLoadable: no list of layers is found."""
+    """Adds hooks that record the taps (engine/models/base.py). Raises: ModelNotLoadable: no list of layers is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = next((found for found in lists if len(found) == config.num_layers), None)
     if layers is None:
         raise ModelNotLoadable(f"a {config.model_type} has no list of {config.num_layers} layers")
 
-    def keep(index: int, hidden: Tensor) -> None:
+    def record_tap(index: int, hidden: Tensor) -> None:
         current = CURRENT.get()
         if current is not None and index in current.tap_layers:
             current.taps[index] = hidden[0, : current.num_rows].clone()
@@ -132,11 +132,11 @@ def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
     for index, layer in enumerate(layers):
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int = index) -> None:
-            keep(index, args[0] if args else kwargs["hidden_states"])
+            record_tap(index, args[0] if args else kwargs["hidden_states"])
 
         layer.register_forward_pre_hook(before, with_kwargs=True)
 
     def after(_: nn.Module, __: tuple[Any, ...], out: Tensor | tuple[Tensor, ...]) -> None:
-        keep(config.num_layers, out if isinstance(out, Tensor) else out[0])
+        record_tap(config.num_layers, out if isinstance(out, Tensor) else out[0])
 
     layers[-1].register_forward_hook(after)

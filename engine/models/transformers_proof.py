@@ -1,8 +1,8 @@
 """Tests that a model of `transformers` must pass before it is served.
 
-1. Its logits are those of transformers' own forward, up to the precision of the dtype, so no operation is missing.
-2. It uses only our matrix products, because the order of additions in torch's depends on the number of rows.
-3. A text gives the same bits when it is read at once, in chunks, or together with rows of another text.
+1. Its logits equal those of transformers, up to the precision of the dtype, so no operation is missing.
+2. It uses only the matrix products of kernels/, because the order of additions in torch's depends on the row count.
+3. A text gives the same bits when it is read in one pass, in chunks, or together with rows of another text.
 """
 
 import sys
@@ -20,9 +20,10 @@ from engine.models.transformers_model import TransformersModel
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_LENGTH = 80  # passes are padded to multiples of 64 rows, and a whole text needs two of these
-_CHUNKS = (1, 2, 15, 62)
-# Root mean square difference relative to the logits' spread. SmolLM2-135M, 30 layers: 8e-6 and 0.064.
+_LENGTH = 80  # tokens of the text: passes are padded to multiples of 64 rows, and one pass over the text needs 128
+_CHUNKS = (1, 2, 15, 62)  # row counts below the padding size; their sum is _LENGTH
+# Root mean square of the difference, relative to the logits' standard deviation per row. SmolLM2-135M (30 layers) has
+# 8e-6 in float32 and 0.064 in bfloat16.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 _PRODUCTS = (
     *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "linear", "convolution", "_grouped_mm"),
@@ -31,31 +32,37 @@ _PRODUCTS = (
 
 
 def probe_tokens(vocab_size: int, max_positions: int) -> Tensor:
-    """Returns a fixed text [T] int64."""
+    """Returns the token ids of a fixed text, [T] int64."""
     return torch.randint(vocab_size, (min(_LENGTH, max_positions),), generator=torch.Generator().manual_seed(0))
 
 
 def prove(model: TransformersModel, expected: Tensor) -> None:
-    """expected: [T, V] float32, logits of transformers for `probe_tokens`. Raises: ModelNotLoadable."""
+    """Runs all tests.
+
+    expected: [T, V] float32, logits of transformers for `probe_tokens`; V is the vocabulary size.
+    Raises: ModelNotLoadable: a test fails.
+    """
     token_ids = probe_tokens(model.config.vocab_size, model.max_positions).to(model.device)
     length = token_ids.shape[0]
-    with _NoOtherProducts():  # type: ignore[no-untyped-call]
-        whole, cache = _read(model, token_ids, [length], company=0)
+    with _OwnProductsOnly():  # type: ignore[no-untyped-call]
+        whole, cache = _read(model, token_ids, [length], num_other_rows=0)
         logits = model.logits(whole)
     spread = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
     error = float((logits - expected).pow(2).mean().sqrt() / spread)
     if not error <= _TOLERANCE[model.dtype]:
-        raise ModelNotLoadable(f"a {model.config.model_type} comes out otherwise than in transformers: {error:.2g}")
-    for company in (0, 5):
-        pieces, other_cache = _read(model, token_ids, _CHUNKS, company)
-        alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # the first and the last row
+        raise ModelNotLoadable(f"the logits of a {model.config.model_type} differ from transformers' by {error:.2g}")
+    for num_other_rows in (0, 5):
+        pieces, other_cache = _read(model, token_ids, _CHUNKS, num_other_rows)
+        alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # first and last row
         same = torch.equal(pieces, whole) and torch.equal(alone, logits[:: length - 1])
         stored = zip((*cache.keys, *cache.values), (*other_cache.keys, *other_cache.values), strict=True)
         if not same or not all(torch.equal(ours[:length], theirs[:length]) for ours, theirs in stored):
-            raise ModelNotLoadable(f"a {model.config.model_type} has other bits in other company of rows")
+            raise ModelNotLoadable(f"the bits of a {model.config.model_type} depend on the other rows of a pass")
 
 
-class _NoOtherProducts(TorchDispatchMode):
+class _OwnProductsOnly(TorchDispatchMode):
+    """Raises ModelNotLoadable for a matrix product outside of kernels/."""
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -77,35 +84,37 @@ def _is_ours() -> bool:
     return False
 
 
-def _read(model: TransformersModel, token_ids: Tensor, chunks: Sequence[int], company: int) -> tuple[Tensor, KVCache]:
-    """Returns hidden states [T, H] of a text read in `chunks`, each together with `company` rows of another text.
+def _read(
+    model: TransformersModel, token_ids: Tensor, chunks: Sequence[int], num_other_rows: int
+) -> tuple[Tensor, KVCache]:
+    """Returns hidden states [T, H] of a text read in `chunks`, each with `num_other_rows` rows of another text.
 
-    With such rows, the positions of a chunk form a path, like a draft's; without them, all positions are committed.
+    With other rows, the positions of a chunk form a path like a draft; without them, all positions are committed.
     """
     T, device = token_ids.shape[0], model.device
     cache = KVCache(
-        model.config, num_slots=T + company, max_sequences=2, max_seq_len=T, dtype=model.dtype, device=device
+        model.config, num_slots=T + num_other_rows, max_sequences=2, max_seq_len=T, dtype=model.dtype, device=device
     )
-    places = torch.arange(T + company, dtype=torch.int32, device=device)
-    cache.slot_tables[0], cache.slot_tables[1, :company] = places[:T], places[T:]
-    strangers = places[T:].long()
+    slot_ids = torch.arange(T + num_other_rows, dtype=torch.int32, device=device)
+    cache.slot_tables[0], cache.slot_tables[1, :num_other_rows] = slot_ids[:T], slot_ids[T:]
+    other_rows = slot_ids[T:].long()
     pieces, start = [], 0
     for length in chunks:
         if start >= T:
             break
-        own = torch.arange(start, min(T, start + length), device=device)
-        positions = torch.cat((strangers - T, own))
-        num_drafted = (own - start + 1) if company else torch.zeros_like(own)
+        text_rows = torch.arange(start, min(T, start + length), device=device)
+        positions = torch.cat((other_rows - T, text_rows))
+        num_drafted = (text_rows - start + 1) if num_other_rows else torch.zeros_like(text_rows)
         attention = AttentionRows(
             slot_tables=cache.slot_tables,
-            seqs=torch.cat((torch.ones_like(strangers), torch.zeros_like(own))),
-            prefix_lens=torch.cat((strangers - T + 1, own + 1 - num_drafted)),
-            paths=places[start : start + length].repeat(positions.shape[0], 1),
-            path_lens=torch.cat((torch.zeros_like(strangers), num_drafted)),
+            seqs=torch.cat((torch.ones_like(other_rows), torch.zeros_like(text_rows))),
+            prefix_lens=torch.cat((other_rows - T + 1, text_rows + 1 - num_drafted)),
+            paths=slot_ids[start : start + length].repeat(positions.shape[0], 1),
+            path_lens=torch.cat((torch.zeros_like(other_rows), num_drafted)),
         )
-        slots = torch.cat((strangers, own))
-        tokens = torch.cat((token_ids[strangers - T], token_ids[own]))
+        slots = torch.cat((other_rows, text_rows))
+        tokens = torch.cat((token_ids[other_rows - T], token_ids[text_rows]))
         hidden = model.forward(Rows(tokens, DecoderRows(positions, slots, attention)), cache).final
-        pieces.append(hidden[company:])
+        pieces.append(hidden[num_other_rows:])
         start += length
     return torch.cat(pieces), cache

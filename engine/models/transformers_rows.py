@@ -1,17 +1,20 @@
 """Makes a model of `transformers` run over rows, each with the same bits as if it ran alone.
 
-A pass is one "sequence" [1, P]: M rows, padded to a multiple of 64. Attention and matrix products, whose result for a
-row could depend on other rows, are replaced and process only the M rows:
+To transformers, a pass is one sequence [1, P]: M rows, padded to P, a multiple of 64. Attention and matrix products,
+whose result for a row could depend on other rows, are replaced and process only the M rows:
 
     attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
     nn.Linear      kernels.linear                                                (modules are replaced)
     experts        kernels.linear on an expert's rows                            (transformers' experts interface)
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
-The other operations of a decoder process each element or each row separately. Torch has one exception there: it
-computes the elements that do not fill a whole vector with other instructions, which give other bits, and it splits work
-between threads at any element (measured in float32: 4 % of silu's results differ). So rows are padded to 64, twice the
-widest vector, and a forward uses one thread.
+The other operations of a decoder process each element or each row separately. Their results still depend on the number
+of rows in torch, because it computes the elements that do not fill a whole vector with other instructions, and splits
+work between threads at any element (measured in float32: 4 % of the results of silu differ). So rows are padded to 64,
+twice the widest vector, and a forward pass uses one thread.
+
+Other shape letters: H the hidden size, K the experts per token, Hq and Hkv the numbers of query and key-value heads,
+D the elements of a head.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +36,7 @@ from kernels.decoder import DecoderRows
 from kernels.linear import LinearWeight, linear, linear_reference, pack
 
 NAME = "slipstream_rows"  # key in transformers' registries
-_VECTOR = 64
+_ROW_MULTIPLE = 64  # passes are padded to a multiple of this, see the module's docstring
 _UNSUPPORTED = {"softcap": "a soft cap on scores", "s_aux": "attention sinks", "position_bias": "position bias"}
 _EXPERT_TRAITS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
 
@@ -44,7 +47,7 @@ class RowPass:
 
     keys, values: per layer [slots, Hkv, D].
     num_layers: number of layers whose attention has run.
-    taps: residual streams [M, H] by the layer that reads them.
+    taps: for each index in tap_layers, the tap [M, H] (engine/models/base.py).
     """
 
     rows: DecoderRows
@@ -60,15 +63,15 @@ class RowPass:
 
 
 CURRENT: ContextVar[RowPass | None] = ContextVar("CURRENT", default=None)
-_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # rows without, with padding
+_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # without and with padding
 
 
 def padded_rows(num_rows: int) -> int:
-    return -(-num_rows // _VECTOR) * _VECTOR
+    return -(-num_rows // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class RowProducts(TorchFunctionMode):
-    """Context of a forward: sets the number of rows, limits torch to one thread and replaces F.linear."""
+    """Context of a forward pass: sets the number of rows, limits torch to one thread and replaces F.linear."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ def _tiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class RowLinear(nn.Module):
-    """Replaces an nn.Linear or a Conv1D. `dtype` is that of its output; None for that of its input."""
+    """Replaces an nn.Linear or a Conv1D. `dtype`: dtype of the output; None: the dtype of the input."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -124,9 +127,13 @@ def row_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, Hq, P, D], key and value [1, Hkv, P, D] -> [1, P, Hq, D]."""
+    """Implements transformers' attention interface. Returns [1, P, Hq, D] and no attention weights.
+
+    query: [1, Hq, P, D].
+    key, value: [1, Hkv, P, D].
+    """
     current = CURRENT.get()
-    assert current is not None  # every forward sets it
+    assert current is not None  # TransformersModel.forward sets it
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
@@ -151,18 +158,22 @@ class _PackedExpert:
 
 
 def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """transformers' experts interface: [P, H], chosen experts [P, K] and their weights [P, K] -> [P, H]."""
+    """Implements transformers' experts interface. Returns [P, H].
+
+    hidden_states: [P, H].
+    top_k_index, top_k_weights: [P, K], the experts of each row and their weights.
+    """
     num_rows, padded = _NUM_ROWS.get()
     count = num_rows if hidden_states.shape[0] == padded else hidden_states.shape[0]
-    chosen, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
+    expert_ids, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
     experts: list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
-    for index in chosen.unique().tolist():  # ascending, so that a row's experts are always added in the same order
-        rows, places = (chosen == index).nonzero(as_tuple=True)
+    for index in expert_ids.unique().tolist():  # ascending, so that a row's experts are always added in the same order
+        rows, ranks = (expert_ids == index).nonzero(as_tuple=True)
         expert, n = experts[index], rows.shape[0]
         inner = linear(hidden_states[rows], expert.gate_up).to(hidden_states.dtype)
         inner = functional.pad(inner, (0, 0, 0, padded_rows(n) - n))
         inner = module._apply_gate(inner)[:n].contiguous()  # type: ignore[operator]
-        out[rows] += linear(inner, expert.down) * top_k_weights[rows, places].float().unsqueeze(1)
+        out[rows] += linear(inner, expert.down) * top_k_weights[rows, ranks].float().unsqueeze(1)
     return out.to(hidden_states.dtype)
 
 
@@ -173,7 +184,7 @@ def register() -> None:
 
 
 def replace_products(model: PreTrainedModel) -> None:
-    """Replaces every linear layer, the head's with one that returns float32, and packs experts, one at a time.
+    """Replaces every linear layer and packs the experts, one at a time. The head then returns float32.
 
     Raises: ModelNotLoadable: `row_experts` does not support the model's experts.
     """

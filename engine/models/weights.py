@@ -1,4 +1,7 @@
-"""A dense decoder's weights, read from safetensors files and laid out for the kernels. Other formats are never read."""
+"""Reads a dense decoder's weights from safetensors files, the only accepted format, and lays them out for the kernels.
+
+Shape letters: V the vocabulary size, H the hidden size, D the elements of a head.
+"""
 
 import json
 from collections.abc import Iterator
@@ -23,34 +26,34 @@ class DecoderWeights:
     embedding: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [H] float32
-    lm_head: Tensor  # [V, H], as published: drafters share it
+    lm_head: Tensor  # [V, H], not packed, because drafters share it
     lm_head_packed: LinearWeight
 
 
 class TensorSource(Protocol):
-    """Named tensors, from files or from memory."""
+    """Returns tensors by name, from files or from memory."""
 
     def tensor(self, name: str) -> Tensor: ...
 
 
 class _Files:
-    """Tensors of a folder's safetensors files, opened on demand."""
+    """Opens the safetensors files of a folder on demand."""
 
     def __init__(self, model_dir: Path) -> None:
         index = model_dir / "model.safetensors.index.json"
         if index.exists():
-            places = json.loads(index.read_text())["weight_map"]
+            files = json.loads(index.read_text())["weight_map"]
         else:
             names = sorted(model_dir.glob("*.safetensors"))
-            places = {key: path.name for path in names for key in _keys(path)}
-        self._places: dict[str, str] = places
+            files = {key: path.name for path in names for key in _keys(path)}
+        self._file_names: dict[str, str] = files
         self._folder = model_dir
         self._open: dict[str, safe_open] = {}
 
     def tensor(self, name: str) -> Tensor:
-        if name not in self._places:
+        if name not in self._file_names:
             raise ModelNotLoadable(f"{self._folder} holds no tensor {name}")
-        file = self._places[name]
+        file = self._file_names[name]
         if Path(file).name != file:
             raise ModelNotLoadable(f"the index of {self._folder} points outside the folder: {file}")
         if file not in self._open:
@@ -92,7 +95,7 @@ def load_weights(
 def build_weights(
     source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
 ) -> DecoderWeights:
-    """Fuses query, key and value, and gate and up, into one weight each; `int8` quantizes the linear weights.
+    """Fuses query, key and value into one weight, and gate and up into another; `int8` quantizes the linear weights.
 
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """

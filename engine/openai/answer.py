@@ -1,7 +1,7 @@
 """Builds one choice of a response from the engine's step outputs: text, log-probabilities and finish reason.
 
-With speculation, a step returns several tokens, and a stop string may end within them. The content of an `Answer`,
-including its number of tokens, depends on the token ids alone and not on how steps group them.
+With speculation, a step returns several tokens, and a stop string may end at any of them. The content of an `Answer`,
+including its number of tokens, depends only on the token ids and not on how the steps group them.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ class Piece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     text: str
-    logprobs: tuple[ShownLogprob, ...] | None  # of tokens whose text is shown; None if not requested
+    logprobs: tuple[ShownLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
-    num_tokens: int  # generated, including the token that ended the answer
+    num_tokens: int  # number of generated tokens, including the one that ended the answer
 
 
 class AnswerStream:
-    """Collects the step outputs of one request. Once `finish_reason` is set, further outputs have no effect."""
+    """Collects the step outputs of one choice. Once `finish_reason` is set, further outputs have no effect."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), logprobs: bool = False, keep: bool = True
@@ -47,9 +47,9 @@ class AnswerStream:
         self._keep = keep
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
-        self._waiting: list[ShownLogprob] = []  # the text of these is held back
+        self._waiting: list[ShownLogprob] = []  # entries of tokens whose text is held back
         self._shown: list[ShownLogprob] = []
-        self._num_hidden = 0  # 1 after a stop token
+        self._num_hidden = 0  # 1 after a stop token, which is counted but not shown
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -69,7 +69,6 @@ class AnswerStream:
     ) -> Piece:
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
-        # The stop token is counted but not shown.
         shown = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
         before = self._stream.num_tokens
         text = self._stream.push(shown)
@@ -96,13 +95,16 @@ class AnswerStream:
         )
 
     def _release(self) -> tuple[ShownLogprob, ...]:
-        """Log-probabilities of text shown at least in part; all of them if the answer ended without a stop string."""
+        """Takes from `_waiting` the entries of tokens whose text is at least partly in the answer.
+
+        If the answer ended without a stop string, these are all entries.
+        """
         num_characters = len(self._stream.text)
         if self.finish_reason is not None and not self.stopped:
             released = self._waiting
         else:
             released = [waiting for waiting in self._waiting if waiting.text_offset < num_characters]
-        self._waiting = self._waiting[len(released) :]  # offsets never decrease, so the released ones come first
+        self._waiting = self._waiting[len(released) :]  # offsets never decrease, so `released` is a prefix
         if self._keep:
             self._shown += released
         return tuple(released)

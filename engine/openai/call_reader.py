@@ -14,28 +14,28 @@ _ARGUMENTS = ("arguments", "parameters")
 class State(Enum):
     READING = auto()
     WHOLE = auto()
-    BROKEN = auto()  # invalid JSON, or not a call of these tools
+    BROKEN = auto()  # invalid JSON, or not a call of one of the tools
 
 
 class CallReader:
-    """Call `feed` until `state` is not READING, and `take` after each call."""
+    """The caller calls `feed` until `state` is not READING, and `take` after each call of `feed`."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: those of the callable tools."""
+        """`names`: names of the tools that may be called."""
         self.state = State.READING
         self.name_taken = False
         self._names = names
         self._name: str | None = None
-        self._arguments: list[str] = []  # not taken yet
+        self._arguments: list[str] = []  # text of the arguments that was not taken yet
         self._has_arguments = False
         self._key: str | None = None  # key of the current value; None while a key is read
-        self._item: list[str] = []  # characters of the key, or of a value that is not the arguments
+        self._item: list[str] = []  # characters of a key, or of a value other than the arguments
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
     def feed(self, text: str) -> int:
-        """Returns the number of characters that belong to the object; fewer than given only if it ended."""
+        """Returns the number of characters that were read; it is less than given only if the object ended."""
         for used, character in enumerate(text, start=1):
             self._feed(character)
             if self.state is not State.READING:
@@ -43,7 +43,10 @@ class CallReader:
         return len(text)
 
     def take(self) -> tuple[str | None, str] | None:
-        """Returns (name, only the first time; new arguments); None if there is no name yet, or nothing new."""
+        """Returns the name, but only the first time, and the new text of the arguments.
+
+        Returns None before the name is known, and if there is no new text.
+        """
         if self._name is None or (self.name_taken and not self._arguments):
             return None
         name = None if self.name_taken else self._name
@@ -104,7 +107,7 @@ class CallReader:
             self._item.append(character)
 
     def _end_item(self) -> None:
-        """Completes the current key or value, if there is one."""
+        """Processes the key or value that has just ended, if there is one."""
         item = "".join(self._item)
         self._item.clear()
         if self._key is not None:
@@ -120,7 +123,7 @@ class CallReader:
 
 
 def _text(item: str) -> str | None:
-    """Decodes a JSON string; None if it is not one."""
+    """Decodes a JSON string; returns None if `item` is no JSON string."""
     try:
         value = json.loads(item)
     except ValueError:

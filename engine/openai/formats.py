@@ -27,10 +27,10 @@ class Chunks(Protocol):
     """Builds the chunks of one streamed response."""
 
     def opening(self, index: int) -> list[Chunk]:
-        """Chunks before the first text of a choice."""
+        """Returns the chunks before the first text of a choice."""
 
     def of(self, index: int, piece: Piece) -> list[Chunk]:
-        """Chunks of a piece; none if it is empty. The finish reason gets a separate chunk."""
+        """Returns the chunks of a piece; an empty piece has no chunks. The finish reason has a separate chunk."""
 
 
 class Format(Protocol):
@@ -81,7 +81,7 @@ class _ChatChunks:
         self._head = head
         self._tokenizer = tokenizer
         self._calls = calls
-        self._streams: dict[int, CallStream] = {}  # by choice
+        self._streams: dict[int, CallStream] = {}  # by index of the choice
 
     def opening(self, index: int) -> list[Chunk]:
         return [chat_chunk(self._head, index, delta={"role": "assistant", "content": "", "refusal": None})]

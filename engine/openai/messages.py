@@ -11,7 +11,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_messages(fields: Fields) -> list[dict[str, Any]]:
-    """Joins text parts into one text and parses a tool call's arguments, which OpenAI sends as JSON text.
+    """Joins text parts into one text, and parses the arguments of tool calls, which clients send as JSON text.
 
     Raises: InvalidRequest
     """
@@ -48,7 +48,7 @@ def _message(message: Fields) -> dict[str, Any]:
             raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
         content = "" if message.get("content") is None else _content(message)
         return {"role": role, "content": content, "tool_calls": _tool_calls(message)}
-    # Templates know only "system", which OpenAI renamed to "developer".
+    # "developer" is OpenAI's newer name of the role "system", which is the only one that templates know.
     return {"role": "system" if role == "developer" else role, "content": _content(message)}
 
 
@@ -100,7 +100,7 @@ def _tool_call(call: Fields) -> dict[str, Any]:
 
 
 def _arguments(text: str, *, param: str) -> Mapping[str, Any]:
-    """Templates need an object, also if the arguments were cut off."""
+    """Parses the arguments of a call. Templates need an object, so an empty text becomes an empty object."""
     if not text.strip():
         return {}
     try:

@@ -1,11 +1,11 @@
-"""Checks JSON values that are passed on to a template, a grammar or an encoder, which walk them recursively."""
+"""Checks JSON values before a template, a grammar or an encoder walks through them recursively."""
 
 import json
 from typing import Any
 
 from engine.fields import InvalidRequest, encodable
 
-MAX_NESTING = 100  # Python's limit is about 1,000 frames; a schema of 30 nested objects has 90 levels
+MAX_NESTING = 100  # Python allows about 1,000 stack frames; a JSON schema of 30 nested objects has 90 levels
 
 
 def check_nesting(value: Any, *, param: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Parses the options that chat and text completions share: sampling and output."""
+"""Parses the options for sampling and output, which chat and text completions share."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 1024
 MAX_LOGPROBS = 20
-MAX_LOGPROB_ENTRIES = 1_000_000  # over the tokens of all choices; each takes about 350 bytes until the answer is sent
+MAX_LOGPROB_ENTRIES = 1_000_000  # of all choices together; an entry takes about 350 bytes until the response is sent
 _UINT64 = 1 << 64
 _TOKEN_ID = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -22,7 +22,7 @@ SAMPLING |= {"ignore_eos", "n", "logprobs", "stream", "stream_options"}
 
 
 def parse_sampling(fields: Fields, *, vocab_size: int, num_logprobs: int | None) -> SamplingParams:
-    """Returns parameters in which the caller must still set `max_tokens`, `grammar` and `seed`.
+    """Returns sampling parameters. The caller must then set `max_tokens`, `min_tokens`, `grammar` and `seed`.
 
     Raises: InvalidRequest
     """
@@ -43,7 +43,7 @@ def parse_sampling(fields: Fields, *, vocab_size: int, num_logprobs: int | None)
 
 
 def parse_min_tokens(fields: Fields, *, at_most: int) -> int:
-    """`at_most`: maximum tokens of the answer."""
+    """`at_most`: max_tokens of the answer."""
     return fields.integer("min_tokens", at_least=0, at_most=at_most) or 0
 
 
@@ -63,12 +63,12 @@ def parse_seed(fields: Fields, default_seed: int | None) -> int:
     seed = fields.integer("seed", at_least=-(1 << 63), at_most=_UINT64 - 1)
     if seed is not None:
         return seed % _UINT64
-    # Below 2**53, so that clients that store numbers as doubles can send it back.
+    # The seed is below 2**53, so that clients that store numbers as doubles can send the same seed again.
     return secrets.randbits(53) if default_seed is None else default_seed % _UINT64
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The first choice uses the request's seed, so that it equals the answer to the same request with n = 1.
+    """Returns the seed of a choice. The first choice has the request's seed, so that it equals the answer for n = 1.
 
     Source: splitmix64's finalizer, which maps different inputs to different outputs.
     """
@@ -95,7 +95,7 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
 
 
 def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
-    """Parses `stream_options`: whether the stream ends with a usage chunk, and whether every chunk has usage."""
+    """Returns whether the stream ends with a usage chunk, and whether every chunk contains the usage so far."""
     if fields.get("stream_options") is None:
         return False, False
     if not stream:
@@ -107,7 +107,7 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
 
 
 def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
-    """`num_tokens`: maximum tokens of all choices together."""
+    """`num_tokens`: sum of max_tokens over all choices. Raises: InvalidRequest: the response would be too large."""
     entries = 0 if num_logprobs is None else num_tokens * (1 + num_logprobs)
     if entries > MAX_LOGPROB_ENTRIES:
         raise InvalidRequest(

@@ -1,6 +1,6 @@
 """Parses constraints on the answer's format: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
-The schema is enforced with `strict: false` as well as with `strict: true`.
+A schema is always enforced, even with `strict: false`.
 """
 
 import json
@@ -17,7 +17,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def parse_output_format(fields: Fields) -> Grammar | None:
-    """Returns None for free text. Compilation of the grammar may still fail later.
+    """Returns None for free text. A returned grammar is not compiled, and its compilation may fail.
 
     Raises: InvalidRequest
     """
@@ -29,7 +29,7 @@ def parse_output_format(fields: Fields) -> Grammar | None:
 
 
 def param_of(fields: Fields) -> str:
-    """The parameter that sets the format of the answer."""
+    """Returns the name of the parameter that sets the format of the answer."""
     return "response_format" if fields.get("structured_outputs") is None else "structured_outputs"
 
 
@@ -84,7 +84,7 @@ def _structured_outputs(fields: Fields) -> Grammar | None:
 
 
 def _schema(schema: Any, *, param: str) -> Grammar:
-    """Accepts a schema, or its JSON text as vLLM does."""
+    """`schema`: an object, or, as in vLLM, its JSON text."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

@@ -25,10 +25,10 @@ from engine.tokenizer import ChatTemplateError, Tokenizer
 
 __all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
 
-# Accepted, but without effect on an answer.
+# These options are accepted and do not affect the answer.
 _WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
 _WITHOUT_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
-# Not implemented: refused unless it has one of these values, which have no effect.
+# These options are not implemented. They are refused unless they have one of these values, which have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -50,22 +50,22 @@ _COMPLETION = _COMMON | {"prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A parsed request; `compiled` makes it ready for the engine.
+    """A parsed request. If it has a grammar, `compiled` must be called before `engine_requests`.
 
-    The index of a choice is `prompt index * n + number of the choice for that prompt`.
+    A choice's index is `p * n + i` for the i-th choice of prompt p, both counted from 0.
     """
 
     model: str  # as requested; "" if the body names none
     prompts: tuple[tuple[int, ...], ...]  # chat has one; completions may have several
-    choices: tuple[tuple[int, SamplingParams], ...]  # by index: index of its prompt, sampling parameters
-    seed: int  # of the first choice; the seeds of others are derived from it
+    choices: tuple[tuple[int, SamplingParams], ...]  # by index of the choice: index of its prompt, its parameters
+    seed: int  # seed of the first choice, from which the seeds of the other choices are derived
     n: int
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
-    continuous_usage: bool  # whether every chunk of the stream has usage
-    grammar_param: str | None  # the parameter that set the grammar
-    calls: CallStyle | None = None  # None: answers are text
+    continuous_usage: bool  # whether every chunk of the stream contains the usage so far
+    grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
+    calls: CallStyle | None = None  # None: the request has no callable tools
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -82,21 +82,21 @@ class ParsedRequest:
         return sum(len(prompt) for prompt in self.prompts)
 
     def compiled(self, grammars: GrammarCompiler) -> "ParsedRequest":
-        """Returns the request ready for the engine; compiling a grammar may take seconds.
+        """Returns the request with its grammar compiled, which may take seconds.
 
         Raises: InvalidRequest: the grammar is refused.
         """
         if self.sampling.grammar is None:
             return self
         grammar = grammars.compile(self.sampling.grammar, param=self.grammar_param)
-        choices = tuple((place, replace(sampling, grammar=grammar)) for place, sampling in self.choices)
+        choices = tuple((prompt, replace(sampling, grammar=grammar)) for prompt, sampling in self.choices)
         return replace(self, choices=choices)
 
     def engine_requests(self, request_id: str, *, adapter: str | None = None) -> list[Request]:
-        """Returns one request per choice, in order of index, with ids `<request_id>-<index>`."""
+        """Returns one request per choice, in the order of their indices, with ids `<request_id>-<index>`."""
         return [
-            Request(f"{request_id}-{index}", self.prompts[place], sampling, adapter)
-            for index, (place, sampling) in enumerate(self.choices)
+            Request(f"{request_id}-{index}", self.prompts[prompt], sampling, adapter)
+            for index, (prompt, sampling) in enumerate(self.choices)
         ]
 
 
@@ -111,8 +111,8 @@ def parse_chat(
     """Reads the body of POST /v1/chat/completions.
 
     Args:
-        default_seed: for a body without `seed`; None draws one. A caller that may run twice must pass a fixed seed.
-        call_form: the model's format of tool calls; None: the one in its chat template.
+        default_seed: seed for a body without `seed`. None: a random seed; then a repeated call has another result.
+        call_form: the model's format of tool calls; None: the format that its chat template shows.
 
     Raises: InvalidRequest
     """
@@ -155,7 +155,7 @@ def parse_completion(
     default_seed: int | None = None,
     call_form: CallForm | None = None,
 ) -> ParsedRequest:
-    """Reads the body of POST /v1/completions; arguments as in `parse_chat`, but `call_form` has no effect.
+    """Reads the body of POST /v1/completions. The arguments are as in `parse_chat`; `call_form` has no effect.
 
     Raises: InvalidRequest
     """
@@ -177,7 +177,7 @@ def parse_completion(
 def encode_messages(
     fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Renders the prompt from `messages`, `chat_template_kwargs` and the tools.
+    """Renders `messages`, `chat_template_kwargs` and the tools with the chat template. Returns the prompt's token ids.
 
     Raises: InvalidRequest
     """
@@ -266,11 +266,11 @@ def _form(tokenizer: Tokenizer) -> CallForm:
     form = form_of_template(tokenizer.tool_template)
     if form is None and _knows_tools(tokenizer):
         raise InvalidRequest(
-            "the form of this model's tool calls is not known; the server can be told by --tool-call-parser",
+            "the format of this model's tool calls is not known; start the server with --tool-call-parser",
             param="tools",
             code="unsupported_parameter",
         )
-    return form or CallForm.HERMES  # a template without tools is refused when it is rendered
+    return form or CallForm.HERMES  # for a template without tools; `encode_messages` refuses the request
 
 
 def _chat_logprobs(fields: Fields) -> int | None:
@@ -284,7 +284,7 @@ def _chat_logprobs(fields: Fields) -> int | None:
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """`prompt` is a string, token ids, or a list of either."""
+    """Returns the token ids of each prompt. `prompt`: a string, a list of token ids, or a list of one of these."""
     if isinstance(prompt, str):
         return (tuple(tokenizer.encode(encodable(prompt, param="prompt"))),)
     if _is_ids(prompt, tokenizer):

@@ -1,4 +1,4 @@
-"""Builds OpenAI's response objects as dicts for JSON: whole answers, chunks of a stream, errors.
+"""Builds OpenAI's response objects (complete responses, chunks of a stream, errors) as dicts for JSON.
 
 In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again, and
 `metrics.speculative_decoding`, the speculation statistics of the request.
@@ -46,7 +46,7 @@ def chat_completion(
     tokenizer: Tokenizer,
     calls: CallStyle | None = None,
 ) -> dict[str, Any]:
-    """`answers` in order of index. `calls`: the format of tool calls in them; None: there are none."""
+    """`answers`: by index of the choice. `calls`: the format of tool calls in them; None: tools can't be called."""
     choices = []
     for index, answer in enumerate(answers):
         message = _message(head, index, answer.text, calls)
@@ -73,7 +73,7 @@ def text_completion(
     tokenizer: Tokenizer,
     calls: CallStyle | None = None,
 ) -> dict[str, Any]:
-    """As `chat_completion`, but without tool calls."""
+    """Like `chat_completion`, but for text completions, which have no tool calls."""
     assert calls is None
     choices = [
         {
@@ -113,12 +113,12 @@ def text_chunk(
 
 
 def usage_chunk(head: Head, kind: str, *, usage: dict[str, Any], stats: SpeculationStats) -> dict[str, Any]:
-    """The last chunk of a stream if the client requested usage; it has no choices."""
+    """Returns the last chunk of a stream whose client requested the usage; the chunk has no choices."""
     return head.fields(kind) | {"choices": [], "usage": usage, "metrics": metrics_block(stats)}
 
 
 def call_delta(head: Head, index: int, piece: CallPiece) -> dict[str, Any]:
-    """The delta of a chunk that begins a call or continues its arguments."""
+    """Returns the delta of a chunk that begins a tool call or continues its arguments."""
     function: dict[str, Any] = {"arguments": piece.arguments}
     call: dict[str, Any] = {"index": piece.index, "function": function}
     if piece.name is not None:
@@ -143,7 +143,7 @@ def usage_block(*, num_prompt_tokens: int, num_completion_tokens: int, num_cache
 
 
 def metrics_block(stats: SpeculationStats) -> dict[str, Any]:
-    """Source: the shape proposed in vLLM pull request 48915."""
+    """Source of the field names: vLLM pull request 48915."""
     return {
         "speculative_decoding": {
             "mean_acceptance_length": round(stats.mean_acceptance_length, 4),
@@ -165,8 +165,8 @@ def merged_stats(parts: Iterable[SpeculationStats]) -> SpeculationStats:
         total.num_draft_tokens += part.num_draft_tokens
         total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
         total.num_spec_tokens = max(total.num_spec_tokens, part.num_spec_tokens)
-        longer = max(len(total.acceptance_histogram), len(part.acceptance_histogram))
-        total.acceptance_histogram += [0] * (longer - len(total.acceptance_histogram))
+        length = max(len(total.acceptance_histogram), len(part.acceptance_histogram))
+        total.acceptance_histogram += [0] * (length - len(total.acceptance_histogram))
         for i, count in enumerate(part.acceptance_histogram):
             total.acceptance_histogram[i] += count
     return total
@@ -193,7 +193,7 @@ def text_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[s
         "token_logprobs": [_finite(entry.token.logprob) for entry in shown],
         "top_logprobs": [
             {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
-            for entry in shown  # best last, so that of two tokens with equal text the better one remains
+            for entry in shown  # likeliest last, so that of two tokens with equal text the likelier one remains
         ],
         "text_offset": [entry.text_offset for entry in shown],
     }
@@ -208,10 +208,10 @@ def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens:
 
 
 def _message(head: Head, index: int, text: str, style: CallStyle | None) -> dict[str, Any]:
-    said, calls = (text, []) if style is None else read_calls(style, text)
-    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    content, calls = (text, []) if style is None else read_calls(style, text)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if calls:
-        message["content"] = said or None
+        message["content"] = content or None
         message["tool_calls"] = [
             {
                 "id": _call_id(head, index, number),
@@ -224,7 +224,7 @@ def _message(head: Head, index: int, text: str, style: CallStyle | None) -> dict
 
 
 def _call_id(head: Head, index: int, number: int) -> str:
-    """Deterministic, so that repeated requests return the same ids."""
+    """Returns an id that depends only on the response's id, the choice and the number of the call."""
     return f"call_{head.response_id.partition('-')[2]}_{index}_{number}"
 
 

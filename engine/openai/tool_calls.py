@@ -1,4 +1,4 @@
-"""Finds tool calls in the streamed text of an answer.
+"""Finds tool calls in the streamed text of an answer. Text is settled when no later text can change how it is read.
 
     text ─ find the beginning of a call ─ read its JSON object ─ return its name, then its arguments incrementally
 
@@ -17,14 +17,14 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class CallForm(StrEnum):
-    """The format in which a model writes calls; the names are those of vLLM's parsers."""
+    """The format in which a model writes tool calls; the values are the names of vLLM's parsers."""
 
-    HERMES = "hermes"  # <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>, also Qwen's
+    HERMES = "hermes"  # <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>; Qwen models use it too
     LLAMA3_JSON = "llama3_json"  # the whole answer is {"name": ..., "parameters": {...}}, or several separated by ;
 
     @property
     def trigger(self) -> str:
-        """The text that every call begins with."""
+        """The text with which every call begins."""
         return _BEGIN if self is CallForm.HERMES else '{"name": "'
 
     @property
@@ -33,14 +33,14 @@ class CallForm(StrEnum):
         return "\n" if self is CallForm.HERMES else None
 
     def around_arguments(self, name: str) -> tuple[str, str]:
-        """The text before and after the arguments of a call."""
+        """Returns the text before and the text after the arguments of a call."""
         if self is CallForm.HERMES:
             return f'{_BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{_END}"
         return f'{{"name": "{name}", "parameters": ', "}"
 
 
 def form_of_template(template: str) -> CallForm | None:
-    """The call format of a chat template; None if it is unknown."""
+    """Returns the call format that a chat template shows; None if the format is unknown."""
     if _BEGIN in template:
         return None if "<function=" in template else CallForm.HERMES  # Qwen3-Coder writes XML inside the same tag
     if re.search(r'"parameters\\?": (\\?"|dictionary)|<\|python_tag\|>', template):
@@ -72,15 +72,15 @@ class Call:
 
 
 class CallStream:
-    """The calls of one answer. `push` takes new text and `finish` ends it; both return settled text and calls."""
+    """Reads one answer. `push` takes new text and `finish` ends the answer; both return settled text and calls."""
 
     def __init__(self, style: CallStyle) -> None:
         self._form = style.form
         self._names = style.names
         self._held = ""  # text that is not settled
-        self._raw = ""  # text of the current call, returned as text if it is invalid
+        self._raw = ""  # text of the current call, which is returned as text if the call is invalid
         self._reader: CallReader | None = None
-        self._closing = False  # a call has ended, but not its closing tag
+        self._closing = False  # a call has ended, and its closing tag has not been read yet
         self._only_calls = True  # no text outside of calls so far
         self.num_calls = 0
 
@@ -92,7 +92,7 @@ class CallStream:
         return settled
 
     def finish(self) -> list[str | CallPiece]:
-        """Ends the answer. A call that was cut off remains a call if its name was returned."""
+        """Ends the answer. An incomplete call still counts as a call if its name was returned."""
         rest = self._held
         if self._reader is not None:
             rest = "" if self._reader.name_taken else self._raw
@@ -127,7 +127,7 @@ class CallStream:
         return True
 
     def _find_object(self) -> tuple[int, str | None]:
-        """As `_find_tag`, for formats whose calls are bare objects without other text."""
+        """Like `_find_tag`, for formats in which the answer consists of calls only, without tags."""
         rest = self._held.lstrip(_SPACE + ";" if self.num_calls else _SPACE)
         if self._only_calls and rest.startswith("{"):
             self._held = rest
@@ -159,7 +159,10 @@ class CallStream:
 
 
 def _find_tag(text: str) -> tuple[int, str | None]:
-    """Returns the index of a call and its opening tag, or (end of the text without a partial tag, None)."""
+    """Returns the index of the first call and its opening tag.
+
+    If there is no call, returns the length of the text without a partial tag at its end, and None.
+    """
     if (at := text.find(_BEGIN)) >= 0:
         return at, _BEGIN
     partial = next((k for k in range(len(_BEGIN) - 1, 0, -1) if text.endswith(_BEGIN[:k])), 0)

@@ -1,11 +1,11 @@
 """Parses the tools of a request into the input of chat templates and grammars.
 
-A model writes calls in the format that it was trained with (`engine.openai.tool_calls.CallForm`). If OpenAI's options
-make a promise about calls, a grammar enforces it in that format.
+A model writes calls in the format with which it was trained (`engine.openai.tool_calls.CallForm`). Where OpenAI's
+options guarantee something about calls, a grammar in that format enforces the guarantee.
 
-    tool_choice "auto"      free text with calls; constrained only by `strict` tools and parallel_tool_calls false
-    "required", a function  begins with a call, whose arguments match the tool's schema
-    "none"                  as if there were no tools
+    tool_choice "auto"      the answer is free text with calls; only `strict` and parallel_tool_calls false constrain it
+    "required", a function  the answer begins with a call, whose arguments match the tool's schema
+    "none"                  the tools have no effect
 """
 
 import json
@@ -32,12 +32,15 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
     strict: bool
-    definition: Mapping[str, Any]  # as received, for the template
+    definition: Mapping[str, Any]  # the tool as received, for the template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`tools`: those in the prompt. `callable`: those that the answer may call, only one if the request names it."""
+    """tools: the tools in the prompt.
+
+    callable: the tools that the answer may call: all, or the one that the request names.
+    """
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
@@ -46,7 +49,7 @@ class ToolUse:
 
 
 def parse_tools(fields: Fields) -> ToolUse | None:
-    """Returns None if there are no tools, or none may be called.
+    """Returns None if there are no tools, or if none of them may be called.
 
     Raises: InvalidRequest
     """
@@ -57,8 +60,8 @@ def parse_tools(fields: Fields) -> ToolUse | None:
         raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools, got {number}", param="tools")
     tools = tuple(_tool(Fields(tool, path=f"tools[{i}]")) for i, tool in enumerate(definitions or ()))
     names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidRequest(f"tools must have different names, got {twice!r} twice", param="tools")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"tools must have different names, got {duplicate!r} twice", param="tools")
     choice = fields.get("tool_choice")
     if choice is None or choice == "auto":
         return ToolUse(tools=tools, callable=tools, choice="auto", parallel=parallel) if tools else None
@@ -75,7 +78,7 @@ def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
     """Returns the grammar that enforces the options; None if they do not constrain the answer.
 
     Raises: InvalidRequest: the schemas of all tools together are too long.
-    Source of the format: XGrammar's structural tags.
+    Source: the format is that of XGrammar's structural tags.
     """
     required = use.choice == "required"
     if not required and use.parallel and not any(tool.strict for tool in use.callable):

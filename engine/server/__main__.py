@@ -1,15 +1,15 @@
 """`python -m engine.server` serves one model with OpenAI's chat and completions API.
 
-It prints one JSON line once it can generate tokens: {"event": "ready", "model", "host", "port", ...}. If the model
+Once it can generate tokens, it prints one JSON line: {"event": "ready", "model", "host", "port", ...}. If the model
 can't be loaded, it prints {"event": "failed", "code", "message"} instead and exits with status 1.
 
-The environment variable SLIPSTREAM_ENGINE_TOKEN holds the clients' bearer token; without it the server needs no token.
-SLIPSTREAM_ENGINE_OPERATOR_TOKEN holds a different token for the operator; without it there are no operator routes.
+The environment variable SLIPSTREAM_ENGINE_TOKEN contains the clients' bearer token; without it, clients need no token.
+SLIPSTREAM_ENGINE_OPERATOR_TOKEN contains a different token for the operator; without it there are no operator routes.
 """
 
 import os
 
-# OpenMP reads it when torch is imported. Threads that spin while they wait would take cores from working threads.
+# OpenMP reads this variable when torch is imported. Waiting threads that spin would take cores from working threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse

@@ -1,7 +1,7 @@
-"""The HTTP application: routes, and errors in OpenAI's form.
+"""The HTTP application: its routes, and its errors in OpenAI's format.
 
 Guard (tokens, x-request-id) ─▶ route ─▶ Generations ─▶ AsyncEngine ─▶ the engine's thread
-                                      └▶ Operator ────▶ the same
+                                      └▶ Operator ────▶ AsyncEngine
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -46,9 +46,9 @@ class ServerConfig:
     max_waiting: int = 64  # waiting choices; more are refused with 429
     max_body_bytes: int = 8 * 1024 * 1024
     token: str | None = None  # None: clients need no token
-    operator_token: str | None = None  # None: no operator routes
-    speculator_root: Path | None = None  # folder of loadable speculators; None: none can be loaded
-    adapter_root: Path | None = None
+    operator_token: str | None = None  # None: there are no operator routes
+    speculator_root: Path | None = None  # folder below which operators may load speculators; None: they can't
+    adapter_root: Path | None = None  # the same for LoRA adapters
     speculator_dir: Path | None = None  # folder of the initial drafter
     call_form: CallForm | None = None  # None: the format in the chat template
 
@@ -130,7 +130,7 @@ class ServerApp:
                 InvalidRequest: _render_invalid,
                 ServerFault: _render_fault,
                 HTTPException: _render_http,
-                ClientDisconnect: _render_left,
+                ClientDisconnect: _render_disconnect,
                 Exception: _render_unexpected,
             },
         )
@@ -205,14 +205,14 @@ async def _render_fault(_: Request, error: Exception) -> Response:
 
 
 async def _render_http(request: Request, error: Exception) -> Response:
-    """Renders Starlette's errors: an unknown route, or a wrong method."""
+    """Renders Starlette's errors for unknown routes and wrong methods."""
     assert isinstance(error, HTTPException)
-    asked = f"{request.method[:20]} {request.url.path[:200]}"
-    body = error_body(f"{asked}: {error.detail}", code=f"http_{error.status_code}")
+    attempted = f"{request.method[:20]} {request.url.path[:200]}"
+    body = error_body(f"{attempted}: {error.detail}", code=f"http_{error.status_code}")
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
-async def _render_left(_: Request, error: Exception) -> Response:
+async def _render_disconnect(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # the client has disconnected; proxies log 499 in this case
 
 

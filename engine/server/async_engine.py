@@ -1,7 +1,8 @@
 """Connects the event loop with the engine's thread: admits generations up to a limit and passes reports to them.
 
-All methods run on the event loop, unless noted otherwise. Each choice counts against the limit until it ends. Outputs
-that a client has not read yet are merged per choice, so a slow client holds at most the tokens of its own answer.
+All methods run on the event loop, unless noted otherwise. Each choice (one answer of a response) counts against the
+limit until it ends. Outputs that a client has not read yet are merged per choice, so the server stores at most the
+tokens of one answer for each choice of a slow client.
 """
 
 import asyncio
@@ -41,13 +42,13 @@ class _PendingOutput:
 
 
 class Generation:
-    """The choices of one response. The caller that opened it must call `close`, also if all choices have ended."""
+    """The choices of one response. The caller of `AsyncEngine.open` must call `close`, even after all have ended."""
 
     def __init__(self, async_engine: "AsyncEngine", requests: Sequence[Request]) -> None:
         self._async_engine = async_engine
         self._ids = [request.request_id for request in requests]
         self._open = {request_id: index for index, request_id in enumerate(self._ids)}
-        self._pending: dict[int, _PendingOutput] = {}  # by choice, longest waiting first
+        self._pending: dict[int, _PendingOutput] = {}  # by index of the choice; the choice that waits longest is first
         self._failure: InvalidRequest | ServerFault | None = None
         self._changed = asyncio.Event()
 
@@ -56,7 +57,7 @@ class Generation:
         return len(self._open)
 
     async def next(self) -> tuple[int, StepOutput]:
-        """Waits for new output. Returns the index of a choice and its output since the last call.
+        """Waits for new output. Returns the index of a choice and its output since it was last returned.
 
         Raises: InvalidRequest, ServerFault: a choice failed; the caller must close the generation.
         """
@@ -69,7 +70,7 @@ class Generation:
         return index, self._pending.pop(index).take(self._ids[index])
 
     def cancel(self, index: int) -> None:
-        """Cancels a choice; its last output still follows."""
+        """Cancels a choice; `next` still returns its last output."""
         self._async_engine.worker.cancel(self._ids[index])
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ class Generation:
         self._changed.set()
 
     def fail(self, fault: ServerFault) -> None:
-        """Ends all choices with an error of the server."""
+        """Ends all choices with this error."""
         for request_id in list(self._open):
             self._async_engine.worker.cancel(request_id)
             self.on_report(Report(request_id, None, fault))
@@ -99,10 +100,10 @@ class Generation:
 
 
 class AsyncEngine:
-    """Call `start` before `open`."""
+    """The caller must call `start` before `open`."""
 
     def __init__(self, engine: Engine, *, max_open: int) -> None:
-        """`max_open`: maximum choices that run or wait."""
+        """`max_open`: maximum number of choices that run or wait."""
         self.worker = EngineWorker(engine, deliver=self._deliver)
         self._max_open = max_open
         self._generations: dict[str, Generation] = {}
@@ -142,14 +143,14 @@ class AsyncEngine:
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
         """Runs `function` on the engine's thread, between two steps.
 
-        Raises: EngineBroken; what the function raises.
+        Raises: EngineBroken, or what `function` raises.
         """
         if self.worker.broken:
             raise EngineBroken(f"the engine is broken: {self.worker.broken}")
         return await asyncio.wrap_future(self.worker.call(function))
 
     def fail_all(self) -> None:
-        """Ends every generation because the process stops."""
+        """Ends every generation with an error, because the process stops."""
         for generation in set(self._generations.values()):
             generation.fail(Draining("the server stopped before the answer was complete"))
 

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from engine.fields import InvalidRequest
 from engine.openai.nesting import check_nesting
 
-BODY_SECONDS = 30.0  # slower clients hold memory for too long
+BODY_SECONDS = 30.0  # a slower client would occupy memory for too long
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for one that is not complete in time."""
+    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for a body that is not complete in time."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)

@@ -1,4 +1,4 @@
-"""The values of `model` in requests: the model of this process and its loaded adapters."""
+"""Resolves the field `model` of requests, which names the model of this process or one of its loaded adapters."""
 
 import time
 from typing import Any
@@ -14,9 +14,9 @@ class Catalog:
         self._created = int(time.time())
 
     def adapter_of(self, name: str) -> str | None:
-        """Returns the name of an adapter; None for the model itself, also for "".
+        """Returns the name if it is an adapter's; None if it is the model's or empty.
 
-        Raises: InvalidRequest: 404, the name is neither the model nor an adapter.
+        Raises: InvalidRequest: 404, the name is neither the model's nor an adapter's.
         """
         if name in ("", self.model_name):
             return None

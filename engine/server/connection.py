@@ -1,36 +1,36 @@
-"""Closes idle client connections that uvicorn would keep.
+"""Closes idle client connections that uvicorn would keep open.
 
-uvicorn closes connections that are idle between two requests. But it waits forever if a client sends half a header, or
-if a closing connection's client does not read the remaining bytes.
+uvicorn closes connections that are idle between two requests. But it is_idle for ever if a client sends only part of a
+header, or does not read the remaining bytes of a connection that is being closed.
 """
 
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-KEEP_ALIVE_SECONDS = 75  # longer than a gateway's idle timeout, so that it never reuses a connection while it closes
+KEEP_ALIVE_SECONDS = 75  # longer than a gateway's idle timeout, so that the gateway closes an idle connection first
 
 
 class Connection(H11Protocol):
     """Checks every `KEEP_ALIVE_SECONDS` whether a request has begun since the last check."""
 
-    _seen: RequestResponseCycle | None = None
-    _watch: asyncio.TimerHandle
+    _last_cycle: RequestResponseCycle | None = None  # the current request at the last check
+    _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
-        self._watch = self.loop.call_later(KEEP_ALIVE_SECONDS, self._look)
+        self._timer = self.loop.call_later(KEEP_ALIVE_SECONDS, self._check_activity)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
+    def _check_activity(self) -> None:
         if self.transport.is_closing():
             self.transport.abort()
             return
-        waits = self.cycle is None or self.cycle.response_complete
-        if waits and self.cycle is self._seen:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.cycle is self._last_cycle:
             self.transport.close()
-        self._seen = self.cycle
-        self._watch = self.loop.call_later(KEEP_ALIVE_SECONDS, self._look)
+        self._last_cycle = self.cycle
+        self._timer = self.loop.call_later(KEEP_ALIVE_SECONDS, self._check_activity)

@@ -1,10 +1,10 @@
-"""Errors of the server; errors that the client must fix are `engine.fields.InvalidRequest`.
+"""Errors of the server. For errors in a client's request see `engine.fields.InvalidRequest`.
 
 ServerFault
 ├── Overloaded        429, too many requests are waiting
 ├── Unauthorized      401
 ├── Draining          503, the process is stopping
-├── EngineBroken      503, the engine can answer no request any more
+├── EngineBroken      503, the engine can't process requests any more
 └── GenerationFailed  500, this one request failed in the engine
 """
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, whole and streamed; a disconnect of the client cancels them."""
+"""Handles POST /v1/chat/completions and /v1/completions, streamed or not; cancels them if the client disconnects."""
 
 import asyncio
 import json
@@ -30,16 +30,16 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-SEND_SECONDS = 60.0  # a client that reads nothing for this long is disconnected
+SEND_SECONDS = 60.0  # a client that does not read for this long is disconnected
 
-# Clients that split lines as Python does treat these as line ends, so they are escaped; JSON does not require that.
+# Clients that split lines like Python's splitlines treat these characters as line ends, so they are escaped.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 _Result = TypeVar("_Result")
 
 
 class Generations:
-    """`draining` refuses new generations; `num_active` counts incomplete responses."""
+    """While `draining` is set, new requests are refused. `num_active`: number of incomplete responses."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Generations:
         max_active: int,
         call_form: CallForm | None,
     ) -> None:
-        """`max_active`: limit of incomplete responses, including requests whose bodies are still being read."""
+        """`max_active`: maximum of `num_active`, which includes requests whose bodies are still being read."""
         self.draining = False
         self.num_active = 0
         self._async_engine = async_engine
@@ -66,7 +66,7 @@ class Generations:
         self._call_form = call_form
         self._grammars = GrammarCompiler(tokenizer, async_engine.worker.engine.eos_token_ids)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        # Tokenizing a long prompt would block the event loop. With two threads, one does not block all others.
+        # Tokenizing a long prompt would block the event loop. With two threads, it does not delay other prompts.
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
     async def create(self, request: Request, form: Format) -> Response:
@@ -129,7 +129,7 @@ class Generations:
             if not parsed.stream:
                 return await _unless_disconnected(request, self._whole(run, head, form))
             pieces = run.pieces()
-            # 200 is sent with the first piece, so that a request that fails at once gets its own status code.
+            # 200 is sent with the first piece, so that a request that fails earlier gets the status code of its error.
             first = await _unless_disconnected(request, _first(pieces))
         except BaseException:
             run.close()
@@ -190,7 +190,7 @@ class Generations:
 
 
 class _EventStream(StreamingResponse):
-    """Calls `on_end` once, whether the stream is complete, aborted, or never started."""
+    """Calls `on_end` once, after the stream is complete, is aborted, or could not start."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: partial[None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -205,7 +205,7 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_in_time)
         except TimeoutError:
-            logger.info("a reader took nothing for %.0f s and is given up", SEND_SECONDS)
+            logger.info("a client read nothing for %.0f s and is disconnected", SEND_SECONDS)
         finally:
             self._on_end()
 
@@ -221,19 +221,19 @@ def _usage(run: PendingResponse) -> dict[str, Any]:
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
     """Returns the result of `work`, unless the client disconnects first.
 
-    Raises: ClientDisconnect; and what `work` raises.
+    Raises: ClientDisconnect, or what `work` raises.
     """
     task = asyncio.create_task(work)
-    leaving = asyncio.create_task(_wait_for_disconnect(request))
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        for unfinished in (task, leaving):
+        for unfinished in (task, disconnect):
             unfinished.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

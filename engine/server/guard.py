@@ -1,10 +1,11 @@
-"""Authentication and request ids.
+"""Checks the tokens of requests and assigns request ids.
 
-    /health           open: it reveals nothing, and supervisors call it
-    operator paths    the operator's token, else 401; 404 if the server has no such token, as for an unknown path
-    all other paths   the clients' token, else 401; open if the server has no such token
+    path              required token, without which the status is 401
+    /health           none, because it reveals nothing and supervisors call it
+    operator paths    the operator's; if the server has none, these paths do not exist
+    all other paths   the clients'; none if the server has none
 
-Each token is valid only for its own paths.
+The clients' token is not valid for operator paths, nor the operator's token for other paths.
 """
 
 import hmac
@@ -31,7 +32,7 @@ class Guard:
         operator_token: str | None,
         operator_paths: Collection[str],
     ) -> None:
-        """`operator_paths`: these exist only if there is an operator's token."""
+        """`operator_paths`: paths that need the operator's token, if there is one."""
         self._app = app
         self._expected = _header(token)
         self._expected_of_operator = _header(operator_token)
@@ -42,29 +43,29 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else f"req_{uuid4().hex}"
+        requested_id = headers.get("x-request-id", "")
+        request_id = requested_id if _REQUEST_ID.fullmatch(requested_id) else f"req_{uuid4().hex}"
         REQUEST.set(request_id)  # each request is a task with a separate context
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         path = scope["path"]
         expected = self._expected_of_operator if path in self._operator_paths else self._expected
-        if path != "/health" and not _is(headers.get("authorization", ""), expected):
+        if path != "/health" and not _equals(headers.get("authorization", ""), expected):
             whose = "operator's" if path in self._operator_paths else "server's"
             fault = Unauthorized(f"the Authorization header must be 'Bearer' and this {whose} token")
-            await JSONResponse(fault.body(), status_code=fault.status)(scope, receive, send_named)
+            await JSONResponse(fault.body(), status_code=fault.status)(scope, receive, send_with_id)
             return
-        await self._app(scope, receive, send_named)
+        await self._app(scope, receive, send_with_id)
 
 
 def _header(token: str | None) -> bytes | None:
     return None if token is None else f"Bearer {token}".encode()
 
 
-def _is(given: str, expected: bytes | None) -> bool:
+def _equals(given: str, expected: bytes | None) -> bool:
     """Compares in constant time."""
     return expected is None or hmac.compare_digest(given.encode("latin-1"), expected)

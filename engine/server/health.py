@@ -1,4 +1,4 @@
-"""Checks that this process can generate tokens, by a token that it generated recently."""
+"""Checks that this process can generate tokens: a request got a token recently, or the check generates one."""
 
 import asyncio
 import time
@@ -10,13 +10,13 @@ from engine.server.async_engine import AsyncEngine
 from engine.server.errors import ServerFault
 from engine.server.worker import EngineWorker
 
-FRESH_SECONDS = 5.0  # a token generated within this time is sufficient
-PROBE_SECONDS = 30.0
+FRESH_SECONDS = 5.0  # a token generated within this time proves that the process is healthy
+PROBE_SECONDS = 30.0  # time limit of the check's own token
 # A step counts as hung if it takes much longer than any earlier step. Steps that prefill a prompt may take seconds on a
 # slow CPU, and the first steps load the model's pages into memory, so there is a minimum.
 STALL_FACTOR = 20
 STALL_SECONDS = (10.0, 60.0)  # minimum and maximum of the limit
-NUM_TELLING_STEPS = 200
+MIN_OBSERVED_STEPS = 200  # with fewer steps, the longest one is not representative
 
 
 class Health:
@@ -62,8 +62,8 @@ class Health:
 
 
 def stall_limit(worker: EngineWorker) -> float:
-    """Seconds without a step after which the engine counts as hung."""
+    """Returns the number of seconds without a finished step after which the engine counts as hung."""
     shortest, longest = STALL_SECONDS
-    if worker.in_call or worker.reads_prompts or worker.num_steps < NUM_TELLING_STEPS:
+    if worker.in_call or worker.reads_prompts or worker.num_steps < MIN_OBSERVED_STEPS:
         return longest
     return min(longest, max(shortest, STALL_FACTOR * worker.longest_step_seconds))

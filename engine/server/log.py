@@ -1,4 +1,4 @@
-"""Adds the request's id, which the client receives too, to log lines."""
+"""Adds to each log line the id of the request, which the client receives as x-request-id."""
 
 import logging
 import sys
@@ -12,10 +12,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(request)s %(message)s"
 def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT))
-    handler.addFilter(name_request)
+    handler.addFilter(add_request_id)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def name_request(record: logging.LogRecord) -> bool:
+def add_request_id(record: logging.LogRecord) -> bool:
     record.request = REQUEST.get()
     return True

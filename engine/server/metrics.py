@@ -1,9 +1,9 @@
-"""Prometheus metrics under vLLM's names, so that dashboards and autoscalers for vLLM work here.
+"""Prometheus metrics with vLLM's names, so that dashboards and autoscalers for vLLM work with this server.
 
 acceptance rate   = num_accepted_tokens / num_draft_tokens
-acceptance length = 1 + num_accepted_tokens / num_drafts        both over the same span of time
+acceptance length = 1 + num_accepted_tokens / num_drafts        both over the same period
 
-The engine counts speculation, cache hits and preemptions in every step; the server counts the rest here.
+The engine counts speculation, cache hits and preemptions (engine/counters.py); this module counts the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ class ServerMetrics:
     def __init__(self, engine: Engine, *, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken in.")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self.time_to_first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From request to first token.", _REQUEST_SECONDS
         )
         self.inter_token_latency = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between tokens; those of one step share its time.", _TOKEN_SECONDS
+            "vllm:inter_token_latency_seconds", "Between tokens; tokens of one step share its time.", _TOKEN_SECONDS
         )
         self._latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From request to last token, per choice.", _REQUEST_SECONDS
@@ -43,8 +43,8 @@ class ServerMetrics:
             registry=self._registry,
         )
         self._gauge("vllm:num_requests_running", "Choices in the batch.").set_function(lambda: engine.num_running)
-        self._gauge("vllm:num_requests_waiting", "Choices that wait.").set_function(lambda: engine.num_waiting)
-        usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that is held, 0 to 1.")
+        self._gauge("vllm:num_requests_waiting", "Waiting choices.").set_function(lambda: engine.num_waiting)
+        usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that sequences use, 0 to 1.")
         usage.set_function(lambda: engine.counters.kv_usage)
         self._registry.register(EngineCounters(lambda: engine.counters, model_name=model_name))
 
@@ -77,11 +77,11 @@ class EngineCounters(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         now = self._counters()
         for name, text, value in (
-            ("vllm:num_preemptions", "Sequences put back to make room.", now.num_preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up among shared prefixes.", now.prefix_queries),
-            ("vllm:prefix_cache_hits", "Of these, found.", now.prefix_hits),
-            ("vllm:spec_decode_num_drafts", "Verify passes, per sequence.", now.num_drafts),
-            ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", now.num_draft_tokens),
+            ("vllm:num_preemptions", "Preemptions of sequences for lack of cache slots.", now.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.prefix_hits),
+            ("vllm:spec_decode_num_drafts", "Verifications, one per sequence and pass.", now.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", now.num_draft_tokens),
             ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", now.num_accepted_tokens),
         ):
             family = CounterMetricFamily(name, text, labels=["model_name"])
@@ -92,7 +92,7 @@ class EngineCounters(Collector):
     def _per_position(self, now: Counters) -> CounterMetricFamily:
         family = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by place in the draft.",
+            "Draft tokens accepted, by position in the draft.",
             labels=["model_name", "position"],
         )
         for position, num_passes in enumerate(list(now.accepted_per_position)):  # the engine's thread appends

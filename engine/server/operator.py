@@ -1,7 +1,7 @@
-"""Operator requests, which swap the speculator and load or unload LoRA adapters while the server runs.
+"""Handles operator requests, which swap the speculator and load or unload LoRA adapters while the server runs.
 
 Files are read outside of the engine's thread, and the change is made between two steps. Running requests continue;
-their tokens do not depend on the drafter. Folders must lie below a root folder that the server was started with.
+their tokens do not depend on the drafter. Folders must be below the root folders given when the server was started.
 """
 
 import asyncio
@@ -58,10 +58,10 @@ class Operator:
         self._adapter_root = adapter_root
         self._folder = speculator_dir
         self._baseline = _Baseline()
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def speculator(self) -> dict[str, Any]:
-        """Describes the current drafter and its acceptance since it was installed."""
+        """Describes the current drafter, and its acceptance since its installation."""
         engine, since = self._async_engine.worker.engine, self._baseline
         counters = engine.counters
         before = since.accepted_per_position + (0,) * len(counters.accepted_per_position)
@@ -83,16 +83,16 @@ class Operator:
         }
 
     async def swap_speculator(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises: InvalidRequest: there is no such speculator for this model; the current one stays."""
+        """Raises: InvalidRequest: the speculator can't be loaded for this model; the current drafter stays."""
         fields = Fields(body)
         known_only(fields, known=("drafter", "path"))
         kind, folder = fields.string("drafter", ""), None
         if fields.get("path") is not None:
             folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
-        if "turbo_lora" in kind.split("+"):  # a swap of its adapter would change running answers
+        if "turbo_lora" in kind.split("+"):  # swapping its LoRA adapter would change running answers
             message = "turbo_lora brings an adapter along: start the server with it"
             raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
-        async with self._one_at_a_time:
+        async with self._lock:
             try:
                 drafter = await asyncio.to_thread(self._load_drafter, kind, folder)
                 await self._async_engine.call(lambda engine: engine.swap_drafter(drafter))
@@ -118,7 +118,7 @@ class Operator:
             message = f"lora_name must be 1 to 128 letters, digits or . _ / : -, got {name[:80]!r}"
             raise InvalidRequest(message, param="lora_name")
         folder = _below(self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root")
-        async with self._one_at_a_time:
+        async with self._lock:
             adapters = self._async_engine.worker.engine.adapters
             if name == self._catalog.model_name or name in adapters.names:
                 message = f"a model or an adapter is called {name!r} already"
@@ -132,11 +132,11 @@ class Operator:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def unload_adapter(self, body: Mapping[str, Any]) -> str:
-        """Running requests keep the adapter. Raises: InvalidRequest: no such adapter."""
+        """Running requests keep the adapter. Raises: InvalidRequest: no adapter has this name."""
         fields = Fields(body)
         known_only(fields, known=("lora_name", "lora_int_id"))
         name = fields.string("lora_name", "")
-        async with self._one_at_a_time:
+        async with self._lock:
             if name not in self._async_engine.worker.engine.adapters.names:
                 message = f"no adapter is called {name[:100]!r}"
                 raise InvalidRequest(message, param="lora_name", code="adapter_not_found", status=404)
@@ -146,7 +146,7 @@ class Operator:
 
 
 def _below(root: Path | None, path: str, *, param: str, option: str) -> Path:
-    """Resolves the path with its links. Raises: InvalidRequest: it does not lie below `root`."""
+    """Resolves the path and its symbolic links. Raises: InvalidRequest: the folder is not below `root`."""
     if root is None:
         raise InvalidRequest(f"{param} can't be given: the server was started without {option}", param=param)
     try:

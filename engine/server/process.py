@@ -15,14 +15,14 @@ import uvicorn
 from engine.server.app import ServerApp
 from engine.server.connection import KEEP_ALIVE_SECONDS, Connection
 
-_FLUSH_SECONDS = 5  # for clients to read their last bytes
+_FLUSH_SECONDS = 5  # time for clients to read their last bytes
 
 
 class Process(uvicorn.Server):
-    """Call `run_until_stopped` once, from the main thread."""
+    """The caller calls `run_until_stopped` once, from the main thread."""
 
     def __init__(self, app: ServerApp, *, drain_seconds: float, announce: Callable[[str | None], None]) -> None:
-        """`announce` is called once connections are accepted, with the reason if no token can be generated."""
+        """`announce`: called once connections are accepted, with None or the reason why no token can be generated."""
         config = uvicorn.Config(
             app.asgi,
             http=Connection,

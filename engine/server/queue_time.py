@@ -3,12 +3,12 @@
 import math
 from collections import deque
 
-_NUM_REMEMBERED = 32
+_NUM_REMEMBERED = 32  # latest choices whose ends give the rate
 _LONGEST_SECONDS = 60
 
 
 class QueueTime:
-    """`now` is in seconds of one monotonic clock."""
+    """`now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._freed_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
@@ -16,9 +16,9 @@ class QueueTime:
     def freed(self, now: float) -> None:
         self._freed_at.append(now)
 
-    def seconds_until(self, num_places: int, now: float) -> int:
-        """Whole seconds in 1..60 until `num_places` more choices have probably ended; 1 without observations."""
+    def seconds_until(self, num_choices: int, now: float) -> int:
+        """Estimates the whole seconds, 1..60, until `num_choices` more choices have ended; 1 without observations."""
         if len(self._freed_at) < 2 or now <= self._freed_at[0]:
             return 1
-        seconds = num_places * (now - self._freed_at[0]) / len(self._freed_at)
+        seconds = num_choices * (now - self._freed_at[0]) / len(self._freed_at)
         return max(1, min(_LONGEST_SECONDS, math.ceil(seconds)))

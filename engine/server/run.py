@@ -1,4 +1,4 @@
-"""A response in progress: converts the engine's outputs of all its choices to text."""
+"""A response in progress: converts the engine's outputs for all choices to text."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class PendingResponse:
-    """Iterate over `pieces` to the end, then read `answers` and `stats`; always call `close`."""
+    """The caller iterates over `pieces` to the end, then reads `answers` and `stats`. It must always call `close`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PendingResponse:
             )
             for _, sampling in parsed.choices
         ]
-        self._parts: dict[int, SpeculationStats] = {}  # by choice
+        self._choice_stats: dict[int, SpeculationStats] = {}  # by index of the choice
         self._generation: Generation = async_engine.open(parsed.engine_requests(request_id, adapter=adapter))
         self._started_at = time.monotonic()
         self._last_token_at: dict[int, float] = {}
@@ -47,12 +47,12 @@ class PendingResponse:
 
     @property
     def stats(self) -> SpeculationStats:
-        return merged_stats(self._parts.values())
+        return merged_stats(self._choice_stats.values())
 
     @property
     def num_cached_tokens(self) -> int:
-        """Counts each prompt once, for its first choice."""
-        return sum(part.num_cached_tokens for index, part in self._parts.items() if index % self.parsed.n == 0)
+        """Counts each prompt once, with the cached tokens of its first choice."""
+        return sum(part.num_cached_tokens for index, part in self._choice_stats.items() if index % self.parsed.n == 0)
 
     @property
     def num_completion_tokens(self) -> int:
@@ -65,7 +65,7 @@ class PendingResponse:
         self._generation.close()
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yields the index of a choice and its new piece, which may be empty.
+        """Yields the index of a choice and its new piece, whose text may be empty.
 
         Raises: InvalidRequest, ServerFault: a choice failed.
         """
@@ -105,4 +105,4 @@ class PendingResponse:
         num_tokens = self._streams[index].num_tokens
         logger.info("%s choice %d ends: %s, %d tokens in %.3f s", self._name, index, finish_reason, num_tokens, seconds)
         if speculation is not None:
-            self._parts[index] = speculation
+            self._choice_stats[index] = speculation

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, with the same bodies as in vLLM."""
+"""Handles POST /tokenize and /detokenize, with the same bodies as in vLLM."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ CheckModel = Callable[[str], object]  # raises InvalidRequest
 def tokenize(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, check_model: CheckModel
 ) -> dict[str, Any]:
-    """Tokenizes a text like a prompt of completions, or messages like those of a chat.
+    """Tokenizes a text like the prompt of a text completion, or messages like those of a chat completion.
 
     Raises: InvalidRequest
     """

@@ -3,9 +3,10 @@
     submit, cancel, call ─ command queue ─▶ thread: add, cancel, call, step ─▶ deliver(reports), on the thread
 
 An exception in a step does not show which request caused it. Answers depend only on prompt, parameters and seed, so
-they can be computed again. All requests are therefore cancelled and added again one by one. Each is on probation until
-it has a token more than before. If a step raises meanwhile, only the request on probation fails. The others continue,
-and their clients only see a pause. If the requests can't be cancelled, the engine is broken.
+they can be computed again. After an exception, all requests are therefore cancelled and added again one by one. The
+request added last is on probation until it has one more token than before the exception. If a step raises during this
+time, only the request on probation fails. The others continue, and their clients only see a pause. If the requests
+can't be cancelled, the engine is broken.
 """
 
 import logging
@@ -28,7 +29,7 @@ from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
 
 logger = logging.getLogger(__name__)
 
-MAX_CLEARING_STEPS = 8  # the next step ends a cancelled request
+MAX_CLEARING_STEPS = 8  # one step should suffice, because the next step ends a cancelled request
 
 _Result = TypeVar("_Result")
 
@@ -85,7 +86,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A step's output for one request, or its failure. A failure or a finish reason is the last report."""
+    """The output of a step for one request, or the failure of the request. `output` is None only for a failure.
+
+    A report with a failure or a finish reason is the last report of a request.
+    """
 
     request_id: str
     output: StepOutput | None
@@ -95,8 +99,8 @@ class Report:
 @dataclass(slots=True)
 class _Live:
     request: Request
-    num_delivered: int = 0  # tokens reported
-    num_seen: int = 0  # tokens generated since it was last added to the engine
+    num_delivered: int = 0  # number of tokens reported
+    num_seen: int = 0  # number of tokens generated since the request was last added to the engine
 
 
 class EngineWorker:
@@ -108,15 +112,15 @@ class EngineWorker:
         self.last_step_at = time.monotonic()  # end of the last successful step
         self.longest_step_seconds = 0.0  # of the successful steps
         self.num_steps = 0
-        self.in_call = False  # the thread runs a function of `call`
-        self.reads_prompts = False  # some request of the current step has no token yet
+        self.in_call = False  # the thread runs a function that was passed to `call`
+        self.reads_prompts = False  # a request in the current step has no token yet, so the step may prefill a prompt
         self.last_token_at = float("-inf")
         self._deliver = deliver
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, _Live] = {}  # requests in the engine
-        self._queued: deque[Request] = deque()  # requests that wait for a probation to end
-        self._held: dict[str, _Live] = {}  # state of queued requests that were in the engine before
-        self._probation: str | None = None
+        self._queued: deque[Request] = deque()  # requests that will be added after the current probation
+        self._suspended: dict[str, _Live] = {}  # state of those queued requests that were in the engine before
+        self._probation: str | None = None  # id of the request on probation
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -132,11 +136,11 @@ class EngineWorker:
         self._commands.put(lambda: self._submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """Cancels a request; its last report follows, unless it was delivered already."""
+        """Cancels a request; its last report follows, unless that was delivered already."""
         self._commands.put(lambda: self._cancel(request_id))
 
     def call(self, function: Callable[[Engine], _Result]) -> Future[_Result]:
-        """Runs `function` between two steps and returns its future, which is cancelled if the thread ends."""
+        """Runs `function` between two steps. Returns the future of its result."""
         future: Future[_Result] = Future()
         self._commands.put(lambda: self._call(function, future))
         return future
@@ -174,7 +178,7 @@ class EngineWorker:
         self.in_call = True
         try:
             future.set_result(function(self.engine))
-        except Exception as error:  # boundary of the caller: the exception is its result
+        except Exception as error:  # boundary of the caller, which gets the exception from the future
             future.set_exception(error)
         finally:
             self.in_call = False
@@ -189,14 +193,14 @@ class EngineWorker:
             self._add(request)
 
     def _add(self, request: Request) -> None:
-        live = self._held.pop(request.request_id, None) or _Live(request)
+        live = self._suspended.pop(request.request_id, None) or _Live(request)
         try:
             self.engine.add(request)
         except ValueError as error:
             self._deliver([Report(request.request_id, None, InvalidRequest(str(error)))])
         except Exception as error:  # boundary of the request: only this request fails
             logger.exception("request %s could not be added", request.request_id)
-            self._deliver([Report(request.request_id, None, _failed(error))])
+            self._deliver([Report(request.request_id, None, _failure_of(error))])
         else:
             live.num_seen = 0
             self._live[request.request_id] = live
@@ -206,14 +210,14 @@ class EngineWorker:
             self.engine.cancel(request_id)
         elif waiting := next((r for r in self._queued if r.request_id == request_id), None):
             self._queued.remove(waiting)
-            self._held.pop(request_id, None)
+            self._suspended.pop(request_id, None)
             self._deliver([Report(request_id, StepOutput(request_id, (), None, FinishReason.CANCELLED, None))])
 
     def _add_next(self) -> None:
         if self._queued and self._probation is None:
             request = self._queued.popleft()
             self._add(request)
-            # The last request is on probation too, although none waits behind it: its success ends the recovery.
+            # The last request is on probation too, although no request waits for it: its success ends the recovery.
             self._probation = request.request_id if request.request_id in self._live else None
 
     def _run_step(self) -> None:
@@ -236,7 +240,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns None for tokens that were delivered before the request was computed again."""
+        """Returns None if the output has only tokens that were delivered before the request was computed again."""
         live = self._live.get(output.request_id)
         if live is None:
             return None
@@ -262,10 +266,10 @@ class EngineWorker:
             return
         others = [live for request_id, live in self._live.items() if request_id != blamed]
         if blamed is not None and blamed in self._live:
-            self._deliver([Report(blamed, None, _failed(error))])
+            self._deliver([Report(blamed, None, _failure_of(error))])
         self._live.clear()
         self._probation = None
-        self._held.update({live.request.request_id: live for live in others})
+        self._suspended.update({live.request.request_id: live for live in others})
         if blamed is None:
             self._queued.extendleft(live.request for live in reversed(others))
         else:
@@ -273,7 +277,7 @@ class EngineWorker:
                 self._add(live.request)
 
     def _clear(self) -> bool:
-        """Cancels every request in the engine. Returns whether that succeeded."""
+        """Cancels every request in the engine. Returns whether the engine is then without work."""
         try:
             for request_id in self._live:
                 self.engine.cancel(request_id)
@@ -293,11 +297,11 @@ class EngineWorker:
         reports = [Report(request_id, None, fault) for request_id in [*self._live, *waiting]]
         self._live.clear()
         self._queued.clear()
-        self._held.clear()
+        self._suspended.clear()
         self._probation = None
         self._deliver(reports)
 
 
-def _failed(error: Exception) -> GenerationFailed:
+def _failure_of(error: Exception) -> GenerationFailed:
     # The error's text is only logged, since it may contain more than a client should read.
     return GenerationFailed(f"the engine could not answer this request ({type(error).__name__})")

@@ -30,7 +30,7 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
 
 def test_a_fixed_budget_is_kept() -> None:
     budget = DraftBudget(None, 3)
-    assert budget.nodes_to_ask(1) == budget.nodes_to_ask(50) == 3
+    assert budget.nodes_to_request(1) == budget.nodes_to_request(50) == 3
     draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
     assert budget.admit([draft], 0, 0.0) == [draft]
 
@@ -43,7 +43,7 @@ def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:
     budget = DraftBudget(flat_cost(), 8)
     asked = []
     for step in range(1000):
-        if budget.nodes_to_ask(2):
+        if budget.nodes_to_request(2):
             asked.append(step)
             budget.admit([chain([1], [0.9])] * 2, 0, draft_seconds=0.2)
     assert len(asked) < 20
@@ -53,7 +53,7 @@ def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:
 def test_a_drafter_that_costs_nothing_is_asked_every_time() -> None:
     budget = DraftBudget(flat_cost(), 8)
     for _ in range(100):
-        assert budget.nodes_to_ask(1) > 0
+        assert budget.nodes_to_request(1) > 0
         budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.0001)
 
 
@@ -61,11 +61,11 @@ def test_a_rest_is_over_once_drafts_pay_again() -> None:
     cost = CostModel((1, 64), (1.0, 1.01))
     budget = DraftBudget(cost, 8)
     for _ in range(50):
-        if budget.nodes_to_ask(1):
+        if budget.nodes_to_request(1):
             budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.5)
     drafted = 0
     for _ in range(200):
-        if budget.nodes_to_ask(1):
+        if budget.nodes_to_request(1):
             drafted += 1
             budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
     assert drafted > 60

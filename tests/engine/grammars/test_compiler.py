@@ -1,4 +1,4 @@
-"""Constrained answers are valid, and equal with and without drafts; untrusted grammars do no harm."""
+"""Constrained answers are valid, and equal with and without drafts; untrusted grammars can't block the process."""
 
 import json
 import random
@@ -97,7 +97,7 @@ def texts(tokenizer: Tokenizer, completions: list[Completion]) -> list[str]:
 
 @pytest.mark.parametrize("schema", [PERSON, LIST, ARRAY], ids=["object", "recursive", "array"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_json_answers_fit_their_schema_however_drafted(
+def test_json_answers_match_their_schema_and_do_not_depend_on_drafts(
     model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler, schema: Any, temperature: float
 ) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
@@ -138,7 +138,7 @@ def test_answers_match_their_grammar(
     assert all(re.fullmatch(pattern, answer) for answer in answers), answers
 
 
-def test_any_json_object_is_an_object(model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_json_object_answers_are_json_objects(model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     requests = make_requests(tokenizer, compiler.compile(Grammar(GrammarKind.JSON_OBJECT)), 1.0)
     completions = complete(model, NoDrafter(), requests)
     assert all(tokenizer.decode(completion.token_ids).startswith("{") for completion in completions)
@@ -147,7 +147,7 @@ def test_any_json_object_is_an_object(model: Model, tokenizer: Tokenizer, compil
             assert isinstance(json.loads(tokenizer.decode(completion.token_ids)), dict)
 
 
-def spell(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text)
 
 
@@ -155,16 +155,16 @@ def allowed_texts(tokenizer: Tokenizer, constraint: Constraint) -> set[str]:
     return {tokenizer.token_bytes(int(token)).decode() for token in constraint.allowed().nonzero()[0]}
 
 
-def test_a_finished_answer_can_only_end(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_after_a_complete_match_only_end_tokens_are_allowed(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.CHOICE, '["ab"]')).start()
-    constraint.follow(spell(tokenizer, "ab"))
+    constraint.follow(encode(tokenizer, "ab"))
     assert allowed_texts(tokenizer, constraint) == {"<|end|>"}
     (end,) = tokenizer.eos_token_ids
     constraint.accept(end)
     assert allowed_texts(tokenizer, constraint) == {"<|end|>"}
 
 
-def test_a_finished_answer_ends_even_before_its_least_length(
+def test_a_complete_match_ends_the_answer_before_min_tokens(
     model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler
 ) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "abc?"))
@@ -172,37 +172,35 @@ def test_a_finished_answer_ends_even_before_its_least_length(
     assert set(texts(tokenizer, complete(model, NoDrafter(), requests))) == {"abc"}  # "c" is the only option
 
 
-def test_the_place_in_a_grammar_follows_from_the_answer_alone(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_the_constraint_state_depends_only_on_the_answer(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "ab*[cd]|xy"))
-    walked, answer = grammar.start(), spell(tokenizer, "abbb")
+    walked, answer = grammar.start(), encode(tokenizer, "abbb")
     for token in answer:
         walked.accept(token)
     replayed = grammar.start()
     replayed.follow(answer)
     walked.follow(answer)
     assert allowed_texts(tokenizer, replayed) == allowed_texts(tokenizer, walked) == {"b", "c", "d"}
-    walked.follow(spell(tokenizer, "x"))  # another answer, as after a request was cancelled and added again
+    walked.follow(encode(tokenizer, "x"))  # another answer, as after a request was cancelled and added again
     assert allowed_texts(tokenizer, walked) == {"y"}
 
 
-def test_drafted_nodes_that_a_grammar_excludes_are_not_verified(
-    tokenizer: Tokenizer, compiler: GrammarCompiler
-) -> None:
+def test_draft_nodes_that_a_grammar_excludes_are_removed(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "ab(c|d)e"))
     request = Request("r", (5,), SamplingParams(max_tokens=9, grammar=grammar))
-    tokens = [5, *spell(tokenizer, "a")]
+    tokens = [5, *encode(tokenizer, "a")]
     sequence = Sequence(request, tokens, root=None, stats=SpeculationStats(), constraint=grammar.start())
     #            b ─ c ─ e      b ─ d        x ─ e, and e under b
-    #            and finally a special token and one that the tokenizer lacks
-    guesses = (*spell(tokenizer, "bxcdeee"), 1, tokenizer.vocab_size)
+    #            and finally a special token and a token that is not in the tokenizer's vocabulary
+    guesses = (*encode(tokenizer, "bxcdeee"), 1, tokenizer.vocab_size)
     draft = Draft(guesses, (-1, -1, 0, 0, 2, 1, 0, 0, 0), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
     kept = without_excluded(draft, sequence)
-    assert (kept.tokens, kept.parents) == (tuple(spell(tokenizer, "bcde")), (-1, 0, 0, 1))
+    assert (kept.tokens, kept.parents) == (tuple(encode(tokenizer, "bcde")), (-1, 0, 0, 1))
     assert sequence.constraint is not None
     assert allowed_texts(tokenizer, sequence.constraint) == {"b"}
 
 
-def test_the_engine_takes_no_grammar_that_was_not_compiled(model: Model) -> None:
+def test_the_engine_refuses_a_grammar_that_was_not_compiled(model: Model) -> None:
     params = SamplingParams(max_tokens=4, grammar=Grammar(GrammarKind.REGEX, "a"))
     with pytest.raises(ValueError, match="the grammar must be compiled before the engine gets it"):
         Engine(model, NoDrafter(), EngineConfig()).add(Request("r", (1,), params))
@@ -236,12 +234,12 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 10**6))
-def test_every_answer_of_a_schema_is_valid(
+def test_random_answers_that_a_schema_grammar_allows_are_valid(
     tokenizer: Tokenizer, compiler: GrammarCompiler, schema: Any, seed: int
 ) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))).start()
     generator, answer = random.Random(seed), []
-    closing = {*spell(tokenizer, '"}]:,'), *tokenizer.eos_token_ids}
+    closing = {*encode(tokenizer, '"}]:,'), *tokenizer.eos_token_ids}
     for step in range(400):
         tokens = [int(token) for token in constraint.allowed().nonzero()[0]]
         wanted = [token for token in tokens if token in closing] if step > 20 else []
@@ -295,14 +293,14 @@ def test_an_invalid_grammar_is_refused_with_a_reason(
     assert (refusal.value.param, refusal.value.code) == ("response_format", "invalid_grammar")
 
 
-def test_a_grammar_that_would_compile_for_hours_is_refused(strict_compiler: GrammarCompiler) -> None:
+def test_a_grammar_that_takes_too_long_to_compile_is_refused(strict_compiler: GrammarCompiler) -> None:
     endless = 'root ::= (([a-z]{1,3000} | [a-z0-9]{1,3000}){1,3000} "b"){1,3000}'
     with pytest.raises(InvalidRequest, match="the ebnf takes more than 1 s to compile"):
         strict_compiler.compile(Grammar(GrammarKind.EBNF, endless))
     assert strict_compiler.compile(Grammar(GrammarKind.REGEX, "as before")).compiled is not None
 
 
-def test_the_process_that_tries_grammars_comes_back_when_killed(tokenizer: Tokenizer) -> None:
+def test_the_trial_process_is_restarted_after_it_was_killed(tokenizer: Tokenizer) -> None:
     trial = GrammarTrial(tokenizer.vocabulary(), sorted(tokenizer.eos_token_ids), cpu_seconds=1)
     try:
         process = trial._start()
@@ -314,7 +312,7 @@ def test_the_process_that_tries_grammars_comes_back_when_killed(tokenizer: Token
         trial.close()
 
 
-def test_a_grammar_that_is_slow_to_match_does_not_hold_up_the_engine(
+def test_matching_beyond_the_time_limit_raises_grammar_too_slow(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "slow")).start()
@@ -323,7 +321,7 @@ def test_a_grammar_that_is_slow_to_match_does_not_hold_up_the_engine(
         constraint.allowed()
 
 
-def test_a_known_grammar_is_not_compiled_again(compiler: GrammarCompiler) -> None:
+def test_a_compiled_grammar_is_cached(compiler: GrammarCompiler) -> None:
     first = compiler.compile(Grammar(GrammarKind.REGEX, "once"))
     assert compiler.compile(Grammar(GrammarKind.REGEX, "once")).compiled is first.compiled
     assert first == Grammar(GrammarKind.REGEX, "once")

@@ -1,4 +1,4 @@
-"""LoRA adapters give peft's results; neither other adapters in the batch nor drafts change an answer."""
+"""LoRA adapters agree with peft; neither other adapters in the batch nor drafts change an answer."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, seed: int = 0) -> Path:
-    """Makes an adapter whose B is not zero, like that of a trained one."""
+    """Makes an adapter whose matrices B are not zero, like those of a trained adapter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(r=rank, lora_alpha=3 * rank, target_modules=modules, use_rslora=rank == 5)
@@ -64,7 +64,7 @@ def make_engine(base: Path, adapters: dict[str, Path], dtype: str = "float32", *
 
 
 def make_requests() -> list[Request]:
-    """Prompts with a common prefix under different adapters must not share cached blocks."""
+    """The prompts have a common prefix and use different adapters, so they must not share cached blocks."""
     requests = []
     for index in range(9):
         sampling = SamplingParams(max_tokens=24, temperature=0.7 * (index % 2), seed=3, num_logprobs=3, ignore_eos=True)
@@ -78,7 +78,7 @@ def shown(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", ["all", "few"])
-def test_log_probabilities_are_those_of_peft(base: Path, adapters: dict[str, Path], name: str) -> None:
+def test_log_probabilities_agree_with_peft(base: Path, adapters: dict[str, Path], name: str) -> None:
     prompt = tuple(range(30, 60))
     sampling = SamplingParams(max_tokens=8, temperature=0.0, num_logprobs=0, ignore_eos=True)
     engine = make_engine(base, adapters)
@@ -98,7 +98,7 @@ def test_log_probabilities_are_those_of_peft(base: Path, adapters: dict[str, Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neither_company_nor_drafts_change_an_answer(base: Path, adapters: dict[str, Path], dtype: str) -> None:
+def test_batching_and_drafts_do_not_change_answers(base: Path, adapters: dict[str, Path], dtype: str) -> None:
     requests = make_requests()
     alone = [shown(generate(make_engine(base, adapters, dtype), [request]))[0] for request in requests]
     engine = make_engine(base, adapters, dtype, max_batch_size=5, draft_budget=10)
@@ -113,7 +113,7 @@ def test_neither_company_nor_drafts_change_an_answer(base: Path, adapters: dict[
     assert max(c.speculation.mean_acceptance_length for c in drafted) > 1.5
 
 
-def test_an_adapter_has_its_own_drafter_within_a_batch(base: Path, adapters: dict[str, Path]) -> None:
+def test_each_adapter_of_a_batch_uses_its_own_drafter(base: Path, adapters: dict[str, Path]) -> None:
     requests = make_requests()
     engine = make_engine(base, adapters, max_batch_size=9, draft_budget=4)
     plain = generate(engine, requests)
@@ -127,11 +127,11 @@ def test_an_adapter_has_its_own_drafter_within_a_batch(base: Path, adapters: dic
     drafted = generate(engine, requests)
 
     assert shown(drafted) == shown(plain)
-    # 23 tokens after the first, five per pass; an oracle that got another's request would raise.
+    # There are 23 tokens after the first, five per pass. An oracle raises if it gets a request of another adapter.
     assert {c.speculation.num_spec_steps for c in drafted} == {5}
 
 
-def test_an_adapter_that_is_loaded_anew_is_another_one(base: Path, adapters: dict[str, Path]) -> None:
+def test_reloading_an_adapter_from_another_folder_changes_later_answers(base: Path, adapters: dict[str, Path]) -> None:
     engine = make_engine(base, adapters)
     request = make_requests()[1]
     (before,) = shown(generate(engine, [request]))
@@ -141,7 +141,7 @@ def test_an_adapter_that_is_loaded_anew_is_another_one(base: Path, adapters: dic
     assert after == expected != before
 
 
-def test_an_answer_under_way_keeps_its_adapter(base: Path, adapters: dict[str, Path]) -> None:
+def test_a_running_request_keeps_its_adapter_after_it_is_unloaded(base: Path, adapters: dict[str, Path]) -> None:
     engine = make_engine(base, adapters)
     request = make_requests()[1]
     (expected,) = generate(engine, [request])
@@ -158,7 +158,7 @@ def test_an_answer_under_way_keeps_its_adapter(base: Path, adapters: dict[str, P
         engine.add(request)
 
 
-def test_anything_but_plain_lora_is_refused(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_unsupported_or_damaged_adapters_are_refused(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     engine = make_engine(base, {})
 
     def refused(match: str, *, config: dict[str, object] | None = None, drop: str = "", shape: bool = False) -> None:
@@ -183,7 +183,7 @@ def test_anything_but_plain_lora_is_refused(base: Path, adapters: dict[str, Path
 def test_stacked_adapters_give_the_same_answers_with_and_without_graph_decoding(
     base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA, where stacks are rebuilt when an adapter is first needed, also while graph steps are in flight."""
+    """Uses stacks as on CUDA: they are rebuilt when an adapter is first needed, even during graph steps in flight."""
     for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -199,7 +199,7 @@ def test_stacked_adapters_give_the_same_answers_with_and_without_graph_decoding(
     assert device.most_queued == 2
 
 
-def test_stacks_drop_adapters_that_are_not_available_any_more(
+def test_rebuilt_stacks_leave_out_unloaded_adapters(
     base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kernels.linear.library", lambda: None)

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 gives the results of transformers, and its rows depend on their own path alone."""
+"""DeepSeek-V3 agrees with transformers, and the results of a row do not depend on other rows of a pass."""
 
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,12 @@ YARN = {
     ],
     ids=["as published", "no query rank, halves", "one group", "yarn, biases"],
 )
-def test_logits_agree(tmp_path: Path, overrides: dict[str, Any]) -> None:
+def test_logits_agree_with_transformers(tmp_path: Path, overrides: dict[str, Any]) -> None:
     assert difference(make_tiny_model(tmp_path, "deepseek_v3", **overrides)) <= 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neither_trees_nor_company_nor_chunks_change_an_answer(tmp_path: Path, dtype: str) -> None:
+def test_draft_trees_batching_and_prefill_chunks_do_not_change_answers(tmp_path: Path, dtype: str) -> None:
     model = load(make_tiny_model(tmp_path, "deepseek_v3"), dtype)
     params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
     requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
@@ -93,7 +93,7 @@ def test_neither_trees_nor_company_nor_chunks_change_an_answer(tmp_path: Path, d
     assert sum(a.speculation.num_accepted_draft_tokens for a in drafted) > 5
 
 
-def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
+def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     token_ids = torch.arange(20)
     reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -109,24 +109,24 @@ def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
     assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
 
 
-def test_float8_weights_are_widened_by_their_factors(tmp_path: Path) -> None:
+def test_float8_weights_are_multiplied_by_their_block_scales(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3", hidden_size=192)
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.gate_proj.weight"  # [384, 192]: the last blocks are incomplete
     factors = torch.rand(3, 2) + 0.5
-    spread = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :192]
-    narrow = (tensors[name] / spread).to(torch.float8_e4m3fn)
-    tensors[name] = narrow.float() * spread
+    scales = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :192]
+    float8 = (tensors[name] / scales).to(torch.float8_e4m3fn)
+    tensors[name] = float8.float() * scales
     save_file(tensors, folder / "model.safetensors")
     token_ids = torch.arange(40)
-    widened = load(folder).hidden_states(token_ids).final
+    expected = load(folder).hidden_states(token_ids).final
 
-    save_file(tensors | {name: narrow, f"{name}_scale_inv": factors}, folder / "model.safetensors")
+    save_file(tensors | {name: float8, f"{name}_scale_inv": factors}, folder / "model.safetensors")
 
-    assert torch.equal(load(folder).hidden_states(token_ids).final, widened)
+    assert torch.equal(load(folder).hidden_states(token_ids).final, expected)
 
 
-def test_the_mtp_module_agrees_also_when_it_runs_on_its_own_guess(tmp_path: Path) -> None:
+def test_the_mtp_module_agrees_with_transformers_on_target_states_and_on_its_own_output(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = add_mtp_module(folder, reference)
@@ -137,9 +137,9 @@ def test_the_mtp_module_agrees_also_when_it_runs_on_its_own_guess(tmp_path: Path
 
     def ours_from(first: int, hidden: Tensor) -> Tensor:
         """Runs the module over positions `first` .. 49, in the first slots."""
-        places = torch.arange(50 - first)
-        table = places.int().view(1, -1)
-        rows = DecoderRows(places + first, places, prefix_rows(table, places))
+        slots = torch.arange(50 - first)
+        table = slots.int().view(1, -1)
+        rows = DecoderRows(slots + first, slots, prefix_rows(table, slots))
         return module.forward(hidden, token_ids[first + 1 :], rows, module.make_keys(50))
 
     def theirs_from(first: int, hidden: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def test_the_mtp_module_agrees_also_when_it_runs_on_its_own_guess(tmp_path: Path
     assert (once[1:] - twice).abs().max() > 0.1, "a module that ignores the hidden state would agree, too"
 
 
-def test_a_model_without_an_mtp_module_says_so(tmp_path: Path) -> None:
+def test_loading_a_missing_mtp_module_raises_an_error(tmp_path: Path) -> None:
     model = load(make_tiny_model(tmp_path, "deepseek_v3"))
     with pytest.raises(SpeculatorNotLoadable, match=r"no multi-token .* holds no tensor model.layers.2.enorm.weight"):
         MtpModule.load(model)

@@ -1,4 +1,4 @@
-"""Taps are the residual streams of the target, numbered as in transformers."""
+"""Tapped hidden states of the target (engine/models/base.py) have the same layer numbers as in transformers."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from kernels.norm import rms_norm_reference
 from tests.tiny_model import make_tiny_model
 
 
-def test_taps_agree_with_transformers(tmp_path: Path) -> None:
+def test_tapped_hidden_states_agree_with_transformers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3", num_layers=3)
     token_ids = torch.randint(0, 250, (90,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -24,8 +24,8 @@ def test_taps_agree_with_transformers(tmp_path: Path) -> None:
         last = rms_norm_reference(hidden.taps[:, 2], model.weights.final_norm, model.config.norm_eps, torch.float32)
 
     assert hidden.taps.shape == (90, 4, 64)
-    for place, layer in ((0, 2), (1, 0), (3, 1)):
-        torch.testing.assert_close(hidden.taps[:, place], expected[layer][0], rtol=0, atol=1e-4)
+    for index, layer in ((0, 2), (1, 0), (3, 1)):
+        torch.testing.assert_close(hidden.taps[:, index], expected[layer][0], rtol=0, atol=1e-4)
     # transformers returns the last hidden state after the final norm
     torch.testing.assert_close(last, expected[3][0], rtol=0, atol=1e-4)
     torch.testing.assert_close(hidden.final, expected[3][0], rtol=0, atol=1e-4)

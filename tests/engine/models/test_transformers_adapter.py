@@ -20,7 +20,10 @@ from tests.tiny_model import make_tiny_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_inner": 128, "scale_attn_by_inverse_layer_idx": True},  # learned positions, Conv1D, scores scaled
+    "gpt2": {
+        "n_inner": 128,
+        "scale_attn_by_inverse_layer_idx": True,
+    },  # learned positions, Conv1D, scaled attention scores
     "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
     "phi": {},  # biases, also on the head
     "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
@@ -29,14 +32,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_agree(tmp_path: Path, family: str) -> None:
+def test_logits_agree_with_transformers(tmp_path: Path, family: str) -> None:
     assert difference(make_tiny_model(tmp_path, family, **FAMILIES[family])) <= 1e-4
 
 
 @pytest.mark.parametrize(
     ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("mixtral", "bfloat16")]
 )
-def test_a_tree_of_guesses_gives_the_plain_answers(tmp_path: Path, family: str, dtype: str) -> None:
+def test_answers_with_draft_trees_equal_answers_without_drafts(tmp_path: Path, family: str, dtype: str) -> None:
     model = load_model(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype=dtype)
     params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
     requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
@@ -50,7 +53,7 @@ def test_a_tree_of_guesses_gives_the_plain_answers(tmp_path: Path, family: str, 
     assert sum(a.speculation.num_accepted_draft_tokens for a in drafted) > 5
 
 
-def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
+def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "granite")
     token_ids = torch.arange(20)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -66,7 +69,7 @@ def test_taps_are_the_streams_between_layers(tmp_path: Path) -> None:
     assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
 
 
-def test_a_context_is_no_longer_than_an_attention_window(tmp_path: Path) -> None:
+def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_length(tmp_path: Path) -> None:
     def limit(folder: str, family: str, **overrides: Any) -> int:
         return load_model(make_tiny_model(tmp_path / folder, family, **overrides)).max_positions
 
@@ -85,7 +88,7 @@ def test_a_context_is_no_longer_than_an_attention_window(tmp_path: Path) -> None
         ("bloom", {"n_layer": 2, "n_head": 4}, "a product of its own"),
     ],
 )
-def test_models_that_could_not_be_exact_are_refused_by_name(
+def test_models_that_the_adapter_cannot_run_exactly_are_refused_with_the_reason(
     tmp_path: Path, family: str, overrides: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ModelNotLoadable, match=message):
@@ -101,6 +104,8 @@ def test_models_that_could_not_be_exact_are_refused_by_name(
         ({"num_hidden_layers": 3}, "holds no tensor gpt_neox.layers.2"),
     ],
 )
-def test_a_folder_the_adapter_cannot_take_says_why(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_model_folders_that_the_adapter_does_not_support_are_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelNotLoadable, match=message):
         load_model(edit_config(make_tiny_model(tmp_path, "gpt_neox"), **changes))

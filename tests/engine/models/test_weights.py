@@ -1,4 +1,4 @@
-"""int8 weights: close to the original model, and as row-invariant as other weights."""
+"""A model with int8 weights is close to the original model, and its rows do not depend on each other."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ def logits(folder: Path, dtype: str, weights: str, *, tokens: int = 60) -> torch
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_int8_logits_stay_near_the_models(tmp_path: Path, dtype: str, tied: bool) -> None:
+def test_int8_logits_are_close_to_unquantized_logits(tmp_path: Path, dtype: str, tied: bool) -> None:
     folder = make_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
-    exact, ours = (logits(folder, dtype, weights).log_softmax(-1) for weights in ("auto", "int8"))
-    divergence = (exact.exp() * (exact - ours)).sum(-1)  # nats per token
+    exact, quantized = (logits(folder, dtype, weights).log_softmax(-1) for weights in ("auto", "int8"))
+    divergence = (exact.exp() * (exact - quantized)).sum(-1)  # nats per token
     assert 0 < float(divergence.mean()) < 5e-3
 
 
@@ -35,17 +35,17 @@ def test_int8_logits_of_a_row_do_not_depend_on_other_rows(
         for module in ("linear", "norm", "swiglu", "rope", "attention"):
             monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     folder = make_tiny_model(tmp_path, "qwen3")
-    together = logits(folder, "bfloat16", "int8")
+    expected = logits(folder, "bfloat16", "int8")
     for tokens in (1, 7, 33):
-        assert torch.equal(logits(folder, "bfloat16", "int8", tokens=tokens), together[:tokens]), tokens
+        assert torch.equal(logits(folder, "bfloat16", "int8", tokens=tokens), expected[:tokens]), tokens
 
 
-def test_a_model_without_int8_says_so(tmp_path: Path) -> None:
+def test_int8_weights_of_unsupported_models_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     with pytest.raises(ModelNotLoadable, match="int8 weights are for the dense models"):
         load_model(folder, weights="int8")
 
 
-def test_unknown_weights_are_refused() -> None:
+def test_an_unknown_value_of_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="weights must be auto or int8, got 'int4'"):
         EngineConfig(weights="int4")

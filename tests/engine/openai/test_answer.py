@@ -38,7 +38,9 @@ def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReas
     st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
     st.lists(st.text("abc é", min_size=1, max_size=3), max_size=2),
 )
-def test_steps_do_not_change_an_answer(text: str, sizes: list[int], reason: FinishReason, stop: list[str]) -> None:
+def test_an_answer_does_not_depend_on_how_steps_group_its_tokens(
+    text: str, sizes: list[int], reason: FinishReason, stop: list[str]
+) -> None:
     ids = [*BYTE_LEVEL.encode(text), END]
 
     in_steps = answer_in_steps(ids, sizes, reason, stop)
@@ -57,13 +59,13 @@ def test_the_token_that_ends_an_answer_is_counted_and_not_shown() -> None:
     assert len(answer.logprobs) == 2
 
 
-def test_a_stop_string_makes_a_length_end_a_stop() -> None:
+def test_a_stop_string_in_the_last_step_sets_the_finish_reason_to_stop() -> None:
     answer = answer_in_steps(BYTE_LEVEL.encode("x y z"), [5], FinishReason.LENGTH, [" "])
 
     assert (answer.text, answer.num_tokens, answer.finish_reason) == ("x", 2, FinishReason.STOP)
 
 
-def test_log_probabilities_are_of_the_shown_text() -> None:
+def test_only_tokens_before_the_stop_string_have_log_probabilities() -> None:
     answer = answer_in_steps(BYTE_LEVEL.encode("xyzzy!"), [2, 2, 2], FinishReason.LENGTH, ["zz"])
 
     assert answer.logprobs is not None
@@ -105,7 +107,7 @@ def test_log_probabilities_have_openais_completion_shape() -> None:
     }
 
 
-def test_an_impossible_token_has_a_finite_log_probability() -> None:
+def test_a_log_probability_of_minus_infinity_is_returned_as_minus_9999() -> None:
     stream = AnswerStream(BYTE_LEVEL, logprobs=True)
     (token,) = BYTE_LEVEL.encode("x")
     stream.push([token], [TokenLogprob(token, float("-inf"), ())], FinishReason.LENGTH)
@@ -113,7 +115,7 @@ def test_an_impossible_token_has_a_finite_log_probability() -> None:
     assert chat_logprobs(stream.answer().logprobs or (), BYTE_LEVEL)["content"][0]["logprob"] == -9999.0
 
 
-def test_figures_of_several_choices_add_up() -> None:
+def test_speculation_statistics_of_several_choices_are_merged() -> None:
     first, second = SpeculationStats(num_spec_tokens=3), SpeculationStats(num_spec_tokens=5)
     first.record(drafted=3, accepted=1)
     second.record(drafted=5, accepted=4)

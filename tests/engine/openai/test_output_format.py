@@ -1,4 +1,4 @@
-"""Output formats in the parameters of OpenAI and vLLM."""
+"""Parsing of the output formats in the parameters of OpenAI and vLLM."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def structured(**wanted: Any) -> dict[str, Any]:
         (structured(choice=["yes", "no"]), Grammar(GrammarKind.CHOICE, '["yes", "no"]')),
     ],
 )
-def test_formats_become_grammars(body: dict[str, Any], grammar: Grammar | None) -> None:
+def test_output_formats_are_parsed_into_grammars(body: dict[str, Any], grammar: Grammar | None) -> None:
     assert parse_output_format(Fields(body)) == grammar
 
 
@@ -66,7 +66,7 @@ def test_formats_become_grammars(body: dict[str, Any], grammar: Grammar | None) 
         ({"response_format": {"type": "json_object"}} | structured(regex="a"), "structured_outputs"),
     ],
 )
-def test_a_bad_format_is_named_by_its_place(body: dict[str, Any], param: str) -> None:
+def test_the_error_for_an_invalid_format_names_its_parameter(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_output_format(Fields(body))
     assert caught.value.param == param

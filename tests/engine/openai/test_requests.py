@@ -26,7 +26,7 @@ def complete(tokenizer: Tokenizer, **body: Any) -> ParsedRequest:
     return parse_completion({"prompt": "hi"} | body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN)
 
 
-def test_absent_and_null_mean_the_default(tokenizer: Tokenizer) -> None:
+def test_null_options_have_their_default_values(tokenizer: Tokenizer) -> None:
     names = ["temperature", "top_p", "top_k", "min_p", "n", "stop", "stream", "logprobs", "max_tokens", "tools", "user"]
 
     parsed = chat(tokenizer, **dict.fromkeys(names))
@@ -36,7 +36,7 @@ def test_absent_and_null_mean_the_default(tokenizer: Tokenizer) -> None:
     assert (parsed.n, parsed.stop, parsed.stream, parsed.sampling.num_logprobs) == (1, (), False, None)
 
 
-def test_options_reach_the_sampling_parameters(tokenizer: Tokenizer) -> None:
+def test_options_are_parsed_into_sampling_parameters(tokenizer: Tokenizer) -> None:
     parsed = chat(
         tokenizer,
         temperature=0.5,
@@ -69,7 +69,7 @@ def test_options_reach_the_sampling_parameters(tokenizer: Tokenizer) -> None:
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 
-def test_an_answer_may_go_to_the_end_of_the_context_and_no_further(tokenizer: Tokenizer) -> None:
+def test_max_tokens_is_limited_to_the_rest_of_the_context(tokenizer: Tokenizer) -> None:
     room = MAX_SEQ_LEN - 2
 
     assert complete(tokenizer).sampling.max_tokens == room
@@ -82,7 +82,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer:
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_choices_have_seeds_of_their_own_and_the_first_the_requests(tokenizer: Tokenizer) -> None:
+def test_each_choice_has_a_different_seed_and_the_first_has_the_seed_of_the_request(tokenizer: Tokenizer) -> None:
     several = chat(tokenizer, seed=7, n=4).engine_requests("r")
 
     assert len({request.sampling.seed for request in several}) == 4
@@ -91,31 +91,31 @@ def test_choices_have_seeds_of_their_own_and_the_first_the_requests(tokenizer: T
     assert chat(tokenizer, seed=7, n=4).engine_requests("r") == several
 
 
-def test_neighbouring_seeds_share_no_choice(tokenizer: Tokenizer) -> None:
+def test_requests_with_adjacent_seeds_have_different_choice_seeds(tokenizer: Tokenizer) -> None:
     seeds = [request.sampling.seed for s in range(20) for request in chat(tokenizer, seed=s, n=3).engine_requests("r")]
 
     assert len(set(seeds)) == 60
 
 
-def test_without_a_seed_one_is_drawn_and_returned(tokenizer: Tokenizer) -> None:
+def test_a_request_without_a_seed_gets_a_random_seed(tokenizer: Tokenizer) -> None:
     first, second = chat(tokenizer), chat(tokenizer)
 
     assert first.seed != second.seed
     assert first.seed == first.sampling.seed < 2**53
 
 
-def test_a_caller_that_may_run_twice_gives_its_own_seed(tokenizer: Tokenizer) -> None:
+def test_the_default_seed_is_used_if_the_body_has_no_seed(tokenizer: Tokenizer) -> None:
     body = {"prompt": "hi"}
 
     assert parse_completion(body, tokenizer=tokenizer, max_seq_len=9, default_seed=5).seed == 5
     assert parse_completion(body | {"seed": 1}, tokenizer=tokenizer, max_seq_len=9, default_seed=5).seed == 1
 
 
-def test_a_negative_seed_is_read_as_64_bits(tokenizer: Tokenizer) -> None:
+def test_a_negative_seed_is_converted_to_unsigned_64_bits(tokenizer: Tokenizer) -> None:
     assert chat(tokenizer, seed=-1).sampling.seed == 2**64 - 1
 
 
-def test_content_may_be_text_parts(tokenizer: Tokenizer) -> None:
+def test_text_parts_of_a_message_are_joined_by_newlines(tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
     assert (
@@ -124,7 +124,7 @@ def test_content_may_be_text_parts(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_developer_is_the_later_name_of_system(tokenizer: Tokenizer) -> None:
+def test_the_role_developer_is_rendered_as_system(tokenizer: Tokenizer) -> None:
     user = {"role": "user", "content": "x"}
 
     assert (
@@ -133,7 +133,7 @@ def test_developer_is_the_later_name_of_system(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_prompts_may_be_text_or_ids_one_or_several(tokenizer: Tokenizer) -> None:
+def test_the_prompt_may_be_a_string_token_ids_or_a_list_of_these(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hi")
 
     assert complete(tokenizer, prompt=ids).prompts == (tuple(ids),)
@@ -141,7 +141,7 @@ def test_prompts_may_be_text_or_ids_one_or_several(tokenizer: Tokenizer) -> None
     assert complete(tokenizer, prompt=["hi", "h"]).prompts == (tuple(ids), (ids[0],))
 
 
-def test_choices_of_several_prompts_come_prompt_by_prompt(tokenizer: Tokenizer) -> None:
+def test_choices_are_ordered_by_prompt(tokenizer: Tokenizer) -> None:
     requests = complete(tokenizer, prompt=["hi", "h"], n=2).engine_requests("r")
 
     assert [len(request.prompt_token_ids) for request in requests] == [2, 2, 1, 1]
@@ -163,7 +163,7 @@ def test_options_without_effect_on_an_answer_are_accepted(tokenizer: Tokenizer, 
         ("best_of", 1),
     ],
 )
-def test_unsupported_options_may_ask_for_nothing(tokenizer: Tokenizer, name: str, value: Any) -> None:
+def test_unsupported_options_are_accepted_with_neutral_values(tokenizer: Tokenizer, name: str, value: Any) -> None:
     assert chat(tokenizer, **{name: value}).n == 1
 
 
@@ -191,7 +191,7 @@ def test_an_unknown_name_is_refused(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "both_sides"),
+    ("name", "value", "expected_message"),
     [
         ("temperature", 2.1, r"\[0, 2\], got 2.1"),
         ("temperature", "hot", r"\[0, 2\], got the string 'hot'"),
@@ -231,8 +231,10 @@ def test_an_unknown_name_is_refused(tokenizer: Tokenizer) -> None:
         ("chat_template_kwargs", [], "a JSON object, got a list"),
     ],
 )
-def test_a_bad_value_is_named_with_both_sides(tokenizer: Tokenizer, name: str, value: Any, both_sides: str) -> None:
-    with pytest.raises(InvalidRequest, match=both_sides) as caught:
+def test_the_error_for_an_invalid_value_states_the_rule_and_the_value(
+    tokenizer: Tokenizer, name: str, value: Any, expected_message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=expected_message) as caught:
         chat(tokenizer, **{name: value})
     assert (caught.value.param, caught.value.code, caught.value.status) == (name, "invalid_value", 400)
 
@@ -256,26 +258,26 @@ def test_a_bad_value_is_named_with_both_sides(tokenizer: Tokenizer, name: str, v
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name"),
     ],
 )
-def test_a_bad_message_is_named_by_its_place(tokenizer: Tokenizer, message: Any, param: str) -> None:
+def test_the_error_for_an_invalid_message_names_its_path(tokenizer: Tokenizer, message: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(tokenizer, messages=[{"role": "user", "content": "x"}, message])
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], [-1], [10**6], [1.5], [True], ["a", 1], {}, 5])
-def test_a_bad_prompt_is_refused(tokenizer: Tokenizer, prompt: Any) -> None:
+def test_an_invalid_prompt_is_refused(tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         complete(tokenizer, prompt=prompt)
     assert caught.value.param == "prompt"
 
 
-def test_text_that_no_encoding_has_is_refused(tokenizer: Tokenizer) -> None:
+def test_text_with_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="surrogate"):
         complete(tokenizer, prompt="a\ud800")
     with pytest.raises(InvalidRequest, match="surrogate"):
         chat(tokenizer, messages=[{"role": "user", "content": "a\ud800"}])
 
 
-def test_several_prompts_count_against_the_choices(tokenizer: Tokenizer) -> None:
+def test_the_limit_of_choices_applies_to_all_prompts_together(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="at most 16, got 2 times 9"):
         complete(tokenizer, prompt=["x"] * 9, n=2)

@@ -1,4 +1,4 @@
-"""Tool calls are found in each model's format, however the text is split."""
+"""Tool calls are found in each format, however the text is split into pieces."""
 
 import json
 
@@ -17,7 +17,7 @@ CALL = Call("get_weather", ARGUMENTS)
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "calls"),
+    ("text", "remaining_text", "calls"),
     [
         ("Hello, <b>you</b>", "Hello, <b>you</b>", []),
         ("2 < 3 ", "2 < 3 ", []),
@@ -40,12 +40,12 @@ CALL = Call("get_weather", ARGUMENTS)
         ("ends in <tool_", "ends in <tool_", []),
     ],
 )
-def test_calls_in_hermes_form(text: str, said: str, calls: list[Call]) -> None:
-    assert read_calls(HERMES, text) == (said, calls)
+def test_calls_in_hermes_format_are_found(text: str, remaining_text: str, calls: list[Call]) -> None:
+    assert read_calls(HERMES, text) == (remaining_text, calls)
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "calls"),
+    ("text", "remaining_text", "calls"),
     [
         ("Hello", "Hello", []),
         (f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}', "", [CALL]),
@@ -57,8 +57,8 @@ def test_calls_in_hermes_form(text: str, said: str, calls: list[Call]) -> None:
         ("  ", "  ", []),
     ],
 )
-def test_calls_in_llamas_form(text: str, said: str, calls: list[Call]) -> None:
-    assert read_calls(LLAMA, text) == (said, calls)
+def test_calls_in_llamas_json_format_are_found(text: str, remaining_text: str, calls: list[Call]) -> None:
+    assert read_calls(LLAMA, text) == (remaining_text, calls)
 
 
 PARTS = [WEATHER, "<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": {"a": ', "1}}", *' \n<;"\\', "hi"]
@@ -67,7 +67,7 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(1, 9), min_size=80, max_size=80), st.sampled_from([HERMES, LLAMA]))
-def test_pieces_do_not_change_what_is_found(text: str, sizes: list[int], style: CallStyle) -> None:
+def test_streamed_text_gives_the_same_calls_as_the_whole_text(text: str, sizes: list[int], style: CallStyle) -> None:
     stream, at = CallStream(style), 0
     settled: list[str | CallPiece] = []
     for size in sizes:
@@ -75,9 +75,9 @@ def test_pieces_do_not_change_what_is_found(text: str, sizes: list[int], style: 
         at += size
     settled += [*stream.push(text[at:]), *stream.finish()]
 
-    said, calls = read_calls(style, text)
+    remaining_text, calls = read_calls(style, text)
     pieces = [piece for piece in settled if isinstance(piece, CallPiece)]
-    assert "".join(piece for piece in settled if isinstance(piece, str)) == said
+    assert "".join(piece for piece in settled if isinstance(piece, str)) == remaining_text
     assert [piece.name for piece in pieces if piece.name is not None] == [call.name for call in calls]
     for index, call in enumerate(calls):
         assert "".join(piece.arguments for piece in pieces if piece.index == index) == call.arguments
@@ -91,15 +91,15 @@ VALUES = st.none() | st.text(max_size=5) | st.integers() | st.lists(st.text(max_
 @given(
     st.dictionaries(st.text(max_size=5), VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2), max_size=4)
 )
-def test_any_arguments_come_through_as_they_were_written(arguments: dict[str, object]) -> None:
+def test_arguments_are_returned_as_the_model_wrote_them(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments)
 
-    said, calls = read_calls(HERMES, f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>')
+    remaining_text, calls = read_calls(HERMES, f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>')
 
-    assert (said, calls) == ("", [Call("f", text)])
+    assert (remaining_text, calls) == ("", [Call("f", text)])
 
 
-def test_a_call_is_returned_before_it_is_complete() -> None:
+def test_parts_of_a_call_are_returned_before_the_call_is_complete() -> None:
     stream = CallStream(HERMES)
 
     assert stream.push('<tool_call>{"name": "f", "arg') == [CallPiece(0, "f", "")]
@@ -124,5 +124,5 @@ LLAMA_32 = "{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\":
         ("{{ '[TOOL_CALLS]' }}", None),
     ],
 )
-def test_the_form_is_the_templates(template: str, form: CallForm | None) -> None:
+def test_the_call_format_is_recognized_from_the_chat_template(template: str, form: CallForm | None) -> None:
     assert form_of_template(template) is form

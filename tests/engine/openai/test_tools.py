@@ -1,4 +1,4 @@
-"""Tools: their parameters in a body, the input of the template, and the grammar for calls."""
+"""Parsing of a request's tools into the input of the chat template and the grammar for calls."""
 
 import json
 from pathlib import Path
@@ -33,12 +33,12 @@ def structure(parsed: ParsedRequest) -> dict[str, Any]:
     grammar = parsed.sampling.grammar
     assert grammar is not None
     assert grammar.kind is GrammarKind.STRUCTURAL_TAG
-    wanted = json.loads(grammar.source)["format"]
-    assert isinstance(wanted, dict)
-    return wanted
+    structure_format = json.loads(grammar.source)["format"]
+    assert isinstance(structure_format, dict)
+    return structure_format
 
 
-def test_the_template_is_shown_the_tools(tokenizer: Tokenizer) -> None:
+def test_the_prompt_contains_the_tool_definitions(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("get_weather", strict=True)])
 
     shown = json.loads(prompt(tokenizer, parsed).splitlines()[0])
@@ -47,43 +47,47 @@ def test_the_template_is_shown_the_tools(tokenizer: Tokenizer) -> None:
     assert (parsed.calls.form, parsed.calls.names) == (CallForm.HERMES, frozenset({"get_weather"}))
 
 
-def test_without_a_promise_to_keep_the_answer_is_free(tokenizer: Tokenizer) -> None:
+def test_with_tool_choice_auto_the_answer_is_not_constrained(tokenizer: Tokenizer) -> None:
     for choice in (None, "auto"):
         parsed = chat(tokenizer, tools=[tool("f")], tool_choice=choice)
         assert parsed.sampling.grammar is None
         assert parsed.calls is not None
 
 
-def test_with_tool_choice_none_there_are_no_tools(tokenizer: Tokenizer) -> None:
+def test_tool_choice_none_removes_the_tools_from_the_prompt(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="none")
 
     assert parsed.calls is None
     assert parsed.prompts == chat(tokenizer).prompts
 
 
-def test_a_required_call_follows_the_schema_of_any_tool(tokenizer: Tokenizer) -> None:
-    wanted = structure(chat(tokenizer, tools=[tool("f"), tool("g")], tool_choice="required"))
+def test_tool_choice_required_constrains_the_answer_to_calls_that_match_a_schema(tokenizer: Tokenizer) -> None:
+    structure_format = structure(chat(tokenizer, tools=[tool("f"), tool("g")], tool_choice="required"))
 
-    assert (wanted["type"], wanted["at_least_one"], wanted["separator"]) == ("tags_with_separator", True, "\n")
-    assert [tag["begin"] for tag in wanted["tags"]] == [
+    assert (structure_format["type"], structure_format["at_least_one"], structure_format["separator"]) == (
+        "tags_with_separator",
+        True,
+        "\n",
+    )
+    assert [tag["begin"] for tag in structure_format["tags"]] == [
         f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in ("f", "g")
     ]
-    assert {tag["end"] for tag in wanted["tags"]} == {"}\n</tool_call>"}
-    assert all(tag["content"] == {"type": "json_schema", "json_schema": CITY} for tag in wanted["tags"])
+    assert {tag["end"] for tag in structure_format["tags"]} == {"}\n</tool_call>"}
+    assert all(tag["content"] == {"type": "json_schema", "json_schema": CITY} for tag in structure_format["tags"])
 
 
-def test_a_named_function_is_called_once_and_no_other(tokenizer: Tokenizer) -> None:
+def test_a_named_tool_choice_constrains_the_answer_to_one_call_of_this_function(tokenizer: Tokenizer) -> None:
     choice = {"type": "function", "function": {"name": "g"}}
 
     parsed = chat(tokenizer, tools=[tool("f"), tool("g")], tool_choice=choice)
 
-    wanted = structure(parsed)
-    assert ['"g"' in tag["begin"] for tag in wanted["tags"]] == [True]
-    assert (wanted["at_least_one"], wanted["stop_after_first"]) == (True, True)
+    structure_format = structure(parsed)
+    assert ['"g"' in tag["begin"] for tag in structure_format["tags"]] == [True]
+    assert (structure_format["at_least_one"], structure_format["stop_after_first"]) == (True, True)
     assert '"name": "f"' in prompt(tokenizer, parsed)  # the prompt still has the other tools
 
 
-def test_a_single_call_is_enforced(tokenizer: Tokenizer) -> None:
+def test_parallel_tool_calls_false_limits_the_answer_to_one_call(tokenizer: Tokenizer) -> None:
     free = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False))
     required = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False, tool_choice="required"))
 
@@ -92,22 +96,29 @@ def test_a_single_call_is_enforced(tokenizer: Tokenizer) -> None:
     assert (required["at_least_one"], required["stop_after_first"]) == (True, True)
 
 
-def test_strict_tools_are_called_by_their_schema_if_at_all(tokenizer: Tokenizer) -> None:
-    wanted = structure(chat(tokenizer, tools=[tool("f", strict=True), tool("g")]))
+def test_calls_of_strict_tools_match_the_schema_and_are_optional(tokenizer: Tokenizer) -> None:
+    structure_format = structure(chat(tokenizer, tools=[tool("f", strict=True), tool("g")]))
 
-    assert (wanted["triggers"], wanted["at_least_one"], wanted["stop_after_first"]) == (["<tool_call>"], False, False)
-    assert [tag["content"]["json_schema"] for tag in wanted["tags"]] == [CITY, {"type": "object"}]
+    assert (structure_format["triggers"], structure_format["at_least_one"], structure_format["stop_after_first"]) == (
+        ["<tool_call>"],
+        False,
+        False,
+    )
+    assert [tag["content"]["json_schema"] for tag in structure_format["tags"]] == [CITY, {"type": "object"}]
 
 
-def test_a_server_may_know_the_form_better_than_the_template(tokenizer: Tokenizer) -> None:
+def test_the_servers_call_format_overrides_the_templates(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="required", call_form=CallForm.LLAMA3_JSON)
 
-    wanted = structure(parsed)
-    assert (wanted["triggers"], wanted["stop_after_first"]) == (['{"name": "'], True)  # Llama makes one call
-    assert wanted["tags"][0]["begin"] == '{"name": "f", "parameters": '
+    structure_format = structure(parsed)
+    assert (structure_format["triggers"], structure_format["stop_after_first"]) == (
+        ['{"name": "'],
+        True,
+    )  # Llama makes one call
+    assert structure_format["tags"][0]["begin"] == '{"name": "f", "parameters": '
 
 
-def test_calls_and_their_answers_reach_the_template(tokenizer: Tokenizer) -> None:
+def test_the_prompt_contains_earlier_calls_and_tool_results(tokenizer: Tokenizer) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
     parsed = chat(
         tokenizer,
@@ -121,7 +132,7 @@ def test_calls_and_their_answers_reach_the_template(tokenizer: Tokenizer) -> Non
     assert prompt(tokenizer, parsed).splitlines()[1:] == ['assistant:f({"city": "Paris"})', "tool:mild", "assistant:"]
 
 
-def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
+def test_tools_are_refused_if_the_chat_template_does_not_support_them(tmp_path: Path) -> None:
     plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
 
     with pytest.raises(InvalidRequest, match="has no place for tools") as tools:
@@ -164,7 +175,7 @@ for _ in range(120):
         ({"tools": [tool("f")], "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_bad_tools_are_named_by_their_place(tokenizer: Tokenizer, body: dict[str, Any], param: str) -> None:
+def test_the_error_for_invalid_tools_names_their_path(tokenizer: Tokenizer, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(tokenizer, **body)
     assert caught.value.param == param

@@ -1,7 +1,7 @@
-"""Hostile requests that a client may send by mistake or on purpose, each a function of a seed.
+"""Hostile requests that a client may send by mistake or on purpose, each generated from a seed.
 
-An attack consists of the bytes to send and the time of disconnecting. A server may return any answer but an internal
-error.
+An attack consists of the bytes to send and the time of disconnecting. The server may return any response except an
+internal error.
 """
 
 import json
@@ -23,19 +23,19 @@ _PATHS += ("/v1/unload_lora_adapter", "/v1/models", "/health", "/metrics", "/ver
 class Attack:
     name: str
     sent: tuple[bytes, ...]  # in pieces, with a pause between them
-    read_bytes: int | None = None  # disconnect after this many; None: read the whole answer
-    whole: bool = True  # whether the server must answer; if False, it may wait for more
+    read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
+    whole: bool = True  # whether the request is complete; if False, the server may wait for more bytes
     canary: bool = False  # a valid request, which must be answered with 200
 
 
 Body = dict[str, Any]
-Choose = random.Random
+Rng = random.Random
 
 
 def attack(seed: int) -> Attack:
-    choose = random.Random(seed)
-    make = choose.choice(_KINDS)
-    return make(choose)
+    rng = random.Random(seed)
+    make = rng.choice(_KINDS)
+    return make(rng)
 
 
 def request(
@@ -47,7 +47,7 @@ def request(
     headers: str = "",
     close: bool = True,
 ) -> bytes:
-    """Builds a request with the right length and the path's token, unless `headers` overrides them."""
+    """Builds a request with the correct length and with the token for the path, unless the arguments override them."""
     token = token or (OPERATOR_TOKEN if "adapter" in path or "speculator" in path else TOKEN)
     lines = [f"{method} {path} HTTP/1.1", "host: x", f"authorization: Bearer {token}"]
     lines += ["content-type: application/json"] if "content-type" not in headers else []
@@ -57,42 +57,42 @@ def request(
     return head.encode("latin-1", "replace") + body
 
 
-def good_chat(choose: Choose) -> Body:
-    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": choose.randint(1, 8), "temperature": 0}
+def good_chat(rng: Rng) -> Body:
+    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": rng.randint(1, 8), "temperature": 0}
 
 
-def good_body(choose: Choose, path: str) -> Body:
+def good_body(rng: Rng, path: str) -> Body:
     if path == COMPLETIONS:
-        return {"prompt": "hello", "max_tokens": choose.randint(1, 8), "temperature": 0}
+        return {"prompt": "hello", "max_tokens": rng.randint(1, 8), "temperature": 0}
     if path == "/tokenize":
-        return {"prompt": "hello"} if choose.random() < 0.5 else {"messages": good_chat(choose)["messages"]}
+        return {"prompt": "hello"} if rng.random() < 0.5 else {"messages": good_chat(rng)["messages"]}
     if path == "/detokenize":
         return {"tokens": [70, 71]}
     if path == "/v1/speculator":
-        return {"drafter": choose.choice(["none", "ngram"])}
+        return {"drafter": rng.choice(["none", "ngram"])}
     if path.endswith("adapter"):
         return {"lora_name": "a", "lora_path": "a"}
-    return good_chat(choose)
+    return good_chat(rng)
 
 
 def _json(body: Any) -> bytes:
     return json.dumps(body).encode()
 
 
-def _junk(choose: Choose, depth: int = 0) -> Any:
+def _junk(rng: Rng, depth: int = 0) -> Any:
     """Returns a value of any type and size."""
     simple: list[Callable[[], Any]] = [
         lambda: None,
-        lambda: choose.random() < 0.5,
-        lambda: choose.choice([0, -1, 1, 2**31, 2**53 + 1, 2**64, -(2**63), 10**30]),
-        lambda: choose.choice([0.0, -0.5, 1e308, 1e-320, 2.5]),
-        lambda: choose.choice(["", "auto", "\x00", "\ud800", "💥" * 9, "../../etc/passwd", "a" * 5000, "-1", "NaN"]),
-        lambda: "".join(chr(choose.randint(1, 0xD7FF)) for _ in range(choose.randint(0, 40))),
+        lambda: rng.random() < 0.5,
+        lambda: rng.choice([0, -1, 1, 2**31, 2**53 + 1, 2**64, -(2**63), 10**30]),
+        lambda: rng.choice([0.0, -0.5, 1e308, 1e-320, 2.5]),
+        lambda: rng.choice(["", "auto", "\x00", "\ud800", "💥" * 9, "../../etc/passwd", "a" * 5000, "-1", "NaN"]),
+        lambda: "".join(chr(rng.randint(1, 0xD7FF)) for _ in range(rng.randint(0, 40))),
     ]
-    if depth < 3 and choose.random() < 0.4:
-        inner = [_junk(choose, depth + 1) for _ in range(choose.randint(0, 4))]
-        return inner if choose.random() < 0.5 else {str(_junk(choose, 3))[:20]: value for value in inner}
-    return choose.choice(simple)()
+    if depth < 3 and rng.random() < 0.4:
+        inner = [_junk(rng, depth + 1) for _ in range(rng.randint(0, 4))]
+        return inner if rng.random() < 0.5 else {str(_junk(rng, 3))[:20]: value for value in inner}
+    return rng.choice(simple)()
 
 
 _NAMES = sorted(
@@ -105,88 +105,86 @@ _NAMES = sorted(
 )
 
 
-def _wrong_types(choose: Choose) -> Attack:
-    path = choose.choice(_PATHS[:7])
-    body = good_body(choose, path)
-    for _ in range(choose.randint(1, 3)):
-        body[choose.choice(_NAMES)] = _junk(choose)
+def _wrong_types(rng: Rng) -> Attack:
+    path = rng.choice(_PATHS[:7])
+    body = good_body(rng, path)
+    for _ in range(rng.randint(1, 3)):
+        body[rng.choice(_NAMES)] = _junk(rng)
     return Attack(name="wrong types", sent=(request(_json(body), path=path),))
 
 
-def _huge_numbers(choose: Choose) -> Attack:
-    name = choose.choice(["n", "max_tokens", "min_tokens", "best_of", "top_k", "logprobs", "top_logprobs", "seed"])
-    body = good_chat(choose) | {name: choose.choice([16, 17, 1000, 10**9, 2**63, 10**400, -1, 1e300])}
+def _huge_numbers(rng: Rng) -> Attack:
+    name = rng.choice(["n", "max_tokens", "min_tokens", "best_of", "top_k", "logprobs", "top_logprobs", "seed"])
+    body = good_chat(rng) | {name: rng.choice([16, 17, 1000, 10**9, 2**63, 10**400, -1, 1e300])}
     if name.endswith("logprobs"):
         body |= {"logprobs": True, "n": 16, "max_tokens": None}
-    return Attack(name="huge numbers", sent=(request(_json(body)),), read_bytes=choose.choice([None, 50]))
+    return Attack(name="huge numbers", sent=(request(_json(body)),), read_bytes=rng.choice([None, 50]))
 
 
-def _endless_stops(choose: Choose) -> Attack:
-    stop = choose.choice([["x"] * 10_000, ["y" * 257], [""] * 3, "z" * 100_000, ["ab" * 128] * 16, [["a"]], ["\ud800"]])
-    ids = choose.choice([None, list(range(5000)), [-1], [2**70], ["a"]])
-    return Attack(
-        name="endless stops", sent=(request(_json(good_chat(choose) | {"stop": stop, "stop_token_ids": ids})),)
-    )
+def _endless_stops(rng: Rng) -> Attack:
+    stop = rng.choice([["x"] * 10_000, ["y" * 257], [""] * 3, "z" * 100_000, ["ab" * 128] * 16, [["a"]], ["\ud800"]])
+    ids = rng.choice([None, list(range(5000)), [-1], [2**70], ["a"]])
+    return Attack(name="endless stops", sent=(request(_json(good_chat(rng) | {"stop": stop, "stop_token_ids": ids})),))
 
 
-def _broken_json(choose: Choose) -> Attack:
-    whole = bytearray(_json(good_chat(choose) | {"tools": [tool("f")]}))
-    if choose.random() < 0.5:
-        whole = whole[: choose.randrange(len(whole))]
+def _broken_json(rng: Rng) -> Attack:
+    whole = bytearray(_json(good_chat(rng) | {"tools": [tool("f")]}))
+    if rng.random() < 0.5:
+        whole = whole[: rng.randrange(len(whole))]
     else:
-        for _ in range(choose.randint(1, 5)):
-            whole[choose.randrange(len(whole))] = choose.randrange(256)
+        for _ in range(rng.randint(1, 5)):
+            whole[rng.randrange(len(whole))] = rng.randrange(256)
     return Attack(name="broken JSON", sent=(request(bytes(whole)),))
 
 
-def _deep_nesting(choose: Choose) -> Attack:
-    depth = choose.choice([50, 90, 110, 500, 990, 5000, 100_000])
-    bracket = choose.choice(['{"a":', "[", '{"items":', '{"properties":{"a":'])
+def _deep_nesting(rng: Rng) -> Attack:
+    depth = rng.choice([50, 90, 110, 500, 990, 5000, 100_000])
+    bracket = rng.choice(['{"a":', "[", '{"items":', '{"properties":{"a":'])
     deep = bracket * depth + "1" + ("]" if bracket == "[" else "}" * bracket.count("{")) * depth
-    place = choose.choice(['"tools":[{"function":{"name":"f","parameters":%s}}]', '"stop":%s', '"metadata":%s'])
-    place = choose.choice(
-        [place, '"chat_template_kwargs":%s', '"response_format":{"type":"json_schema","json_schema":%s}']
+    field = rng.choice(['"tools":[{"function":{"name":"f","parameters":%s}}]', '"stop":%s', '"metadata":%s'])
+    field = rng.choice(
+        [field, '"chat_template_kwargs":%s', '"response_format":{"type":"json_schema","json_schema":%s}']
     )
-    body = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,' + place % deep + "}"
+    body = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,' + field % deep + "}"
     return Attack(name="deep nesting", sent=(request(body.encode()),))
 
 
-def _giant_bodies(choose: Choose) -> Attack:
-    size = choose.choice([100_000, 262_144, 1_000_000])
-    content = choose.choice(["x", "é", " ", "\n", "<|end|>"]) * size
-    body = _json(good_chat(choose) | {"messages": [{"role": "user", "content": content}]})
-    if choose.random() < 0.3:
+def _giant_bodies(rng: Rng) -> Attack:
+    size = rng.choice([100_000, 262_144, 1_000_000])
+    content = rng.choice(["x", "é", " ", "\n", "<|end|>"]) * size
+    body = _json(good_chat(rng) | {"messages": [{"role": "user", "content": content}]})
+    if rng.random() < 0.3:
         chunks = b"".join(
             b"%x\r\n%s\r\n" % (len(body[i : i + 50_000]), body[i : i + 50_000]) for i in range(0, size, 50_000)
         )
         return Attack(
             name="giant bodies", sent=(request(chunks + b"0\r\n\r\n", headers="transfer-encoding: chunked\r\n"),)
         )
-    if choose.random() < 0.3:
+    if rng.random() < 0.3:
         return Attack(
-            name="giant bodies", sent=(request(b"{}", headers=f"content-length: {10 ** choose.randint(6, 30)}\r\n"),)
+            name="giant bodies", sent=(request(b"{}", headers=f"content-length: {10 ** rng.randint(6, 30)}\r\n"),)
         )
     return Attack(name="giant bodies", sent=(request(body),))
 
 
-def _bad_unicode(choose: Choose) -> Attack:
-    body = choose.choice(
+def _bad_unicode(rng: Rng) -> Attack:
+    body = rng.choice(
         [
             b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
             b'{"messages":[{"role":"user","content":"\\ud800"}]}',
             b'{"prompt":"\xc0\x80","max_tokens":1}',
             b'{"\\udfff":1}',
-            _json(good_chat(choose)).decode().encode("utf-16"),
-            b"\xef\xbb\xbf" + _json(good_chat(choose)),
-            _json(good_chat(choose) | {"messages": [{"role": "user", "content": "\x00\u202e\ufeff\U0010ffff" * 50}]}),
-            _json(good_chat(choose) | {"tools": [tool("f", description="\x00")], "tool_choice": "auto"}),
+            _json(good_chat(rng)).decode().encode("utf-16"),
+            b"\xef\xbb\xbf" + _json(good_chat(rng)),
+            _json(good_chat(rng) | {"messages": [{"role": "user", "content": "\x00\u202e\ufeff\U0010ffff" * 50}]}),
+            _json(good_chat(rng) | {"tools": [tool("f", description="\x00")], "tool_choice": "auto"}),
         ]
     )
-    return Attack(name="bad unicode", sent=(request(body, path=choose.choice([CHAT, COMPLETIONS])),))
+    return Attack(name="bad unicode", sent=(request(body, path=rng.choice([CHAT, COMPLETIONS])),))
 
 
-def _wrong_headers(choose: Choose) -> Attack:
-    headers = choose.choice(
+def _wrong_headers(rng: Rng) -> Attack:
+    headers = rng.choice(
         [
             "content-type: text/plain\r\n",
             "content-type: multipart/form-data; boundary=x\r\n",
@@ -198,59 +196,59 @@ def _wrong_headers(choose: Choose) -> Attack:
             "expect: 100-continue\r\n",
             "upgrade: websocket\r\nconnection: upgrade\r\n",
             "x-request-id: \x7f\xe9\r\n",
-            f"x-long: {'a' * choose.choice([1000, 70_000])}\r\n",
+            f"x-long: {'a' * rng.choice([1000, 70_000])}\r\n",
             "a: b\r\n" * 2000,
             " folded: line\r\n",
             "no colon\r\n",
             "x: \x00\r\n",
         ]
     )
-    return Attack(name="wrong headers", sent=(request(_json(good_chat(choose)), headers=headers),), whole=False)
+    return Attack(name="wrong headers", sent=(request(_json(good_chat(rng)), headers=headers),), whole=False)
 
 
-def _hang_up(choose: Choose) -> Attack:
-    body = good_chat(choose) | {"max_tokens": 500, "ignore_eos": True, "n": choose.randint(1, 4)}
-    body |= {"stream": choose.random() < 0.7}
-    body |= {"logprobs": True, "top_logprobs": 20} if choose.random() < 0.3 else {}
-    read = choose.choice([0, 1, 200, 3000])
+def _hang_up(rng: Rng) -> Attack:
+    body = good_chat(rng) | {"max_tokens": 500, "ignore_eos": True, "n": rng.randint(1, 4)}
+    body |= {"stream": rng.random() < 0.7}
+    body |= {"logprobs": True, "top_logprobs": 20} if rng.random() < 0.3 else {}
+    read = rng.choice([0, 1, 200, 3000])
     return Attack(name="hang up", sent=(request(_json(body)),), read_bytes=read)
 
 
-def _half_sent(choose: Choose) -> Attack:
-    whole = request(_json(good_chat(choose)))
-    cut = choose.randrange(len(whole))
+def _half_sent(rng: Rng) -> Attack:
+    whole = request(_json(good_chat(rng)))
+    cut = rng.randrange(len(whole))
     return Attack(name="half sent", sent=(whole[: cut // 2], whole[cut // 2 : cut]), read_bytes=0)
 
 
-def _slow(choose: Choose) -> Attack:
-    whole = request(_json(good_chat(choose) | {"stream": True}))
-    cuts = sorted(choose.randrange(len(whole)) for _ in range(3))
+def _slow(rng: Rng) -> Attack:
+    whole = request(_json(good_chat(rng) | {"stream": True}))
+    cuts = sorted(rng.randrange(len(whole)) for _ in range(3))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     return Attack(name="slow", sent=tuple(piece for piece in pieces if piece))
 
 
-def _garbage(choose: Choose) -> Attack:
-    first = request(_json(good_chat(choose)), close=False)
-    noise = choose.randbytes(choose.randint(1, 5000))
-    pipelined = choose.choice(
+def _garbage(rng: Rng) -> Attack:
+    first = request(_json(good_chat(rng)), close=False)
+    noise = rng.randbytes(rng.randint(1, 5000))
+    pipelined = rng.choice(
         [first + noise, first * 5 + noise, noise, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" + noise]
     )
-    return Attack(name="garbage", sent=(pipelined,), read_bytes=choose.choice([0, 4000]), whole=False)
+    return Attack(name="garbage", sent=(pipelined,), read_bytes=rng.choice([0, 4000]), whole=False)
 
 
-def _wrong_ways(choose: Choose) -> Attack:
-    method = choose.choice(
+def _wrong_ways(rng: Rng) -> Attack:
+    method = rng.choice(
         ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "FOO", "post", "G" * 900]
     )
-    path = choose.choice(
+    path = rng.choice(
         [*_PATHS, "/", "//", "/v1/../v1/models", "/%ff%00", "/v1/models/" + "%F0" * 200, "*", "/" + "a" * 9000]
     )
-    token = choose.choice([None, "wrong", "", "é" * 20, TOKEN[:-1], OPERATOR_TOKEN])
+    token = rng.choice([None, "wrong", "", "é" * 20, TOKEN[:-1], OPERATOR_TOKEN])
     return Attack(name="wrong ways", sent=(request(b"", path=path, method=method, token=token),))
 
 
-def _hostile_grammars(choose: Choose) -> Attack:
-    wanted = choose.choice(
+def _hostile_grammars(rng: Rng) -> Attack:
+    wanted = rng.choice(
         [
             {"regex": "(a{1,999}){1,999}"},
             {"regex": "(" * 500},
@@ -264,53 +262,52 @@ def _hostile_grammars(choose: Choose) -> Attack:
             {"json": {"enum": []}},
             {"json": {"type": "string", "minLength": 10**9}},
             {"json": {"pattern": "(?=a)b", "type": "string"}},
-            {"json": _junk(choose)},
+            {"json": _junk(rng)},
             {"choice": ["a"] * 5000},
             {"choice": ["\x00", "💥"]},
         ]
     )
-    return Attack(name="hostile grammars", sent=(request(_json(good_chat(choose) | {"structured_outputs": wanted})),))
+    return Attack(name="hostile grammars", sent=(request(_json(good_chat(rng) | {"structured_outputs": wanted})),))
 
 
-def _hostile_tools(choose: Choose) -> Attack:
+def _hostile_tools(rng: Rng) -> Attack:
     definitions = [
-        tool(choose.choice(["f", "a" * 64, '"}{', ""]), parameters=_junk(choose))
-        for _ in range(choose.choice([1, 3, 200]))
+        tool(rng.choice(["f", "a" * 64, '"}{', ""]), parameters=_junk(rng)) for _ in range(rng.choice([1, 3, 200]))
     ]
-    body = good_chat(choose) | {
+    body = good_chat(rng) | {
         "tools": definitions,
-        "tool_choice": choose.choice(["auto", "required", "none", {"type": "function"}]),
+        "tool_choice": rng.choice(["auto", "required", "none", {"type": "function"}]),
     }
     call = {
         "id": "x",
         "type": "function",
-        "function": {"name": "f", "arguments": choose.choice(["{}", "{", "[]", '{"a":' * 999])},
+        "function": {"name": "f", "arguments": rng.choice(["{}", "{", "[]", '{"a":' * 999])},
     }
     body["messages"] = [
         *body["messages"],
-        {"role": "assistant", "tool_calls": [call, _junk(choose)][: choose.randint(1, 2)]},
+        {"role": "assistant", "tool_calls": [call, _junk(rng)][: rng.randint(1, 2)]},
     ]
     return Attack(name="hostile tools", sent=(request(_json(body)),))
 
 
-def _hostile_folders(choose: Choose) -> Attack:
-    folder = choose.choice(["/", "..", "../..", "a\x00b", "", "x" * 5000, "~", "/proc/self", ".", "missing", 5, None])
-    if choose.random() < 0.5:
-        body, path = {"drafter": choose.choice(["medusa", "none", "", "../x", 5]), "path": folder}, "/v1/speculator"
+def _hostile_folders(rng: Rng) -> Attack:
+    folder = rng.choice(["/", "..", "../..", "a\x00b", "", "x" * 5000, "~", "/proc/self", ".", "missing", 5, None])
+    if rng.random() < 0.5:
+        body, path = {"drafter": rng.choice(["medusa", "none", "", "../x", 5]), "path": folder}, "/v1/speculator"
     else:
         body, path = (
-            {"lora_name": choose.choice(["a", "tiny", "", "x" * 500]), "lora_path": folder},
+            {"lora_name": rng.choice(["a", "tiny", "", "x" * 500]), "lora_path": folder},
             "/v1/load_lora_adapter",
         )
     return Attack(name="hostile folders", sent=(request(_json(body), path=path),))
 
 
-def _canary(choose: Choose) -> Attack:
-    body = good_chat(choose) | {"stream": choose.random() < 0.5}
+def _canary(rng: Rng) -> Attack:
+    body = good_chat(rng) | {"stream": rng.random() < 0.5}
     return Attack(name="canary", sent=(request(_json(body)),), canary=True)
 
 
-_KINDS: tuple[Callable[[Choose], Attack], ...] = (
+_KINDS: tuple[Callable[[Rng], Attack], ...] = (
     *(_wrong_types,) * 4,
     *(_hang_up, _half_sent, _broken_json, _canary) * 2,
     *(_huge_numbers, _endless_stops, _deep_nesting, _giant_bodies, _bad_unicode, _wrong_headers, _slow, _garbage),

@@ -20,7 +20,7 @@ OPERATOR_TOKEN = "secret-of-the-operator"
 @dataclass(frozen=True, slots=True)
 class Child:
     process: subprocess.Popen[str]
-    ready: dict[str, Any]  # its first line
+    ready: dict[str, Any]  # the first line that the process printed
 
     @property
     def port(self) -> int:

@@ -15,7 +15,7 @@ Script = Callable[[Request], Sequence[int]]
 
 
 def echo(request: Request) -> Sequence[int]:
-    """Answers with the prompt."""
+    """Returns the prompt as the answer."""
     return request.prompt_token_ids
 
 
@@ -45,7 +45,7 @@ class FakeEngine:
     """Returns `tokens_per_step` tokens of each answer in each step.
 
     `poison`: a step raises if a request with this token in its prompt has `poison_at` tokens.
-    `gate`: clear it to make steps wait. `endless`: answers repeat their last token until they are cancelled.
+    `gate`: steps wait while it is cleared. `endless`: answers repeat their last token until they are cancelled.
     """
 
     max_seq_len = 512
@@ -62,13 +62,13 @@ class FakeEngine:
         endless: bool = False,
     ) -> None:
         self.max_prompt = 100
-        self.adapters_asked_for: list[str] = []
+        self.requested_adapters: list[str] = []
         self.cancelled: list[str] = []
         self.added: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
         self.in_step = threading.Event()
-        self.broken = False  # set: every step raises
+        self.broken = False  # if True, every step raises
         self._script = script
         self._tokens_per_step = tokens_per_step
         self._max_batch_size = max_batch_size
@@ -100,7 +100,7 @@ class FakeEngine:
     def add(self, request: Request) -> None:
         if len(request.prompt_token_ids) > self.max_prompt:
             raise ValueError(f"prompt may have {self.max_prompt} tokens, got {len(request.prompt_token_ids)}")
-        self.adapters_asked_for += [request.adapter] if request.adapter else []
+        self.requested_adapters += [request.adapter] if request.adapter else []
         self.added.append(request.request_id)
         self._requests[request.request_id] = request
         self._done[request.request_id] = 0
@@ -120,14 +120,14 @@ class FakeEngine:
         for request in batch:
             if self._poison in request.prompt_token_ids and self._done[request.request_id] >= self._poison_at:
                 raise RuntimeError("a poisoned request")
-        return outputs + [self._bring(request) for request in batch]
+        return outputs + [self._output_of(request) for request in batch]
 
-    def _bring(self, request: Request) -> StepOutput:
+    def _output_of(self, request: Request) -> StepOutput:
         done = self._done[request.request_id]
         self.counters.record(drafted=2, accepted=self._tokens_per_step - 1)
         if self._endless:
-            said = list(self._script(request))
-            answer = said + said[-1:] * (done + self._tokens_per_step + 1)
+            tokens_of_script = list(self._script(request))
+            answer = tokens_of_script + tokens_of_script[-1:] * (done + self._tokens_per_step + 1)
         else:
             answer = [*self._script(request), *self.eos_token_ids][: request.sampling.max_tokens]
         tokens = tuple(answer[done : done + self._tokens_per_step])

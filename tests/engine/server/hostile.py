@@ -1,7 +1,7 @@
 """`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
 
-It passes if the server returns no internal error, valid requests between the others are answered, the server is healthy
-and idle afterwards, and its memory is the same in the second half as in the first.
+The run passes if the server returns no internal error, valid requests among the hostile ones are answered, the server
+is healthy and idle afterwards, and its memory does not grow from the first to the second half of the requests.
 """
 
 import argparse
@@ -28,9 +28,9 @@ _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-siz
 
 @dataclass(slots=True)
 class Outcome:
-    statuses: Counter[str] = field(default_factory=Counter)  # by kind of attack and status
-    faults: list[str] = field(default_factory=list)  # with the seeds that reproduce them
-    resident_bytes: list[int] = field(default_factory=list)  # after each tenth
+    statuses: Counter[str] = field(default_factory=Counter)  # number of requests, by kind of attack and status
+    faults: list[str] = field(default_factory=list)  # descriptions with the seeds that reproduce the faults
+    resident_bytes: list[int] = field(default_factory=list)  # memory of the server after each tenth of the requests
 
 
 def start(folder: Path) -> AbstractContextManager[Child]:
@@ -39,7 +39,7 @@ def start(folder: Path) -> AbstractContextManager[Child]:
     return running(model_dir, *_OPTIONS, *roots)
 
 
-async def assail(server: Child, *, first_seed: int, num_requests: int) -> Outcome:
+async def run_attacks(server: Child, *, first_seed: int, num_requests: int) -> Outcome:
     outcome = Outcome()
     for tenth in range(10):
         first, last = num_requests * tenth // 10, num_requests * (tenth + 1) // 10
@@ -55,50 +55,50 @@ async def _try_each(server: Child, seeds: Iterator[int], outcome: Outcome) -> No
 
 
 async def _try(server: Child, seed: int, outcome: Outcome) -> None:
-    wanted = attack(seed)
+    planned = attack(seed)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS if wanted.whole else 0.5):
-            answer = await _exchange(server.port, wanted)
+        async with asyncio.timeout(ANSWER_SECONDS if planned.whole else 0.5):
+            response = await _exchange(server.port, planned)
     except TimeoutError:
-        outcome.statuses[f"{wanted.name}: hung up after a while"] += 1
-        if wanted.whole:
-            outcome.faults.append(f"seed {seed} ({wanted.name}): no answer within {ANSWER_SECONDS:.0f} s")
+        outcome.statuses[f"{planned.name}: hung up after a while"] += 1
+        if planned.whole:
+            outcome.faults.append(f"seed {seed} ({planned.name}): no answer within {ANSWER_SECONDS:.0f} s")
         return
-    status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "none"
-    outcome.statuses[f"{wanted.name}: {status}"] += 1
-    broken = status.startswith("5") or any(fault in answer for fault in _FAULTS)
-    if broken or (wanted.canary and status not in ("200", "429")):
-        outcome.faults.append(f"seed {seed} ({wanted.name}): {answer[:300]!r}")
+    status = response[9:12].decode("latin-1") if response.startswith(b"HTTP/1.1 ") else "none"
+    outcome.statuses[f"{planned.name}: {status}"] += 1
+    broken = status.startswith("5") or any(fault in response for fault in _FAULTS)
+    if broken or (planned.canary and status not in ("200", "429")):
+        outcome.faults.append(f"seed {seed} ({planned.name}): {response[:300]!r}")
 
 
-async def _exchange(port: int, wanted: Attack) -> bytes:
+async def _exchange(port: int, planned: Attack) -> bytes:
     """Returns the bytes received until either side disconnected."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = b""
+    response = b""
     try:
         with suppress(ConnectionError):
-            for piece in wanted.sent:
+            for piece in planned.sent:
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(0.002)
-            while wanted.read_bytes is None or len(answer) < wanted.read_bytes:
+            while planned.read_bytes is None or len(response) < planned.read_bytes:
                 piece = await reader.read(65536)
                 if not piece:
                     break
-                answer += piece
+                response += piece
     finally:
         writer.transport.abort()
-    return answer
+    return response
 
 
 def problems_after(server: Child, outcome: Outcome) -> list[str]:
-    """Returns the server's faults after all attacks; waits until cancelled requests have left the engine."""
+    """Waits until cancelled requests have left the engine. Returns all faults of the server."""
     problems = list(outcome.faults)
-    held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     deadline = time.monotonic() + 30
-    while any(server.metric(name) for name in held) and time.monotonic() < deadline:
+    while any(server.metric(name) for name in gauges) and time.monotonic() < deadline:
         time.sleep(0.1)
-    problems += [f"{name} is {value}" for name in held if (value := server.metric(name))]
+    problems += [f"{name} is {value}" for name in gauges if (value := server.metric(name))]
     if (health := server.get("/health")).status_code != 200:
         problems.append(f"unhealthy: {health.text}")
     half = len(outcome.resident_bytes) // 2
@@ -111,11 +111,13 @@ def problems_after(server: Child, outcome: Outcome) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.server.hostile", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first request; the others follow")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first request; the following requests have the following seeds"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, start(Path(folder)) as server:
         started = time.monotonic()
-        outcome = asyncio.run(assail(server, first_seed=args.seed, num_requests=args.requests))
+        outcome = asyncio.run(run_attacks(server, first_seed=args.seed, num_requests=args.requests))
         seconds = time.monotonic() - started
         problems = problems_after(server, outcome)
     for name, count in sorted(outcome.statuses.items()):

@@ -44,7 +44,7 @@ def serve(
     load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
     **settings: Any,
 ) -> Iterator[Live]:
-    """`settings`: those of `ServerConfig` that differ from the tests' defaults."""
+    """`settings`: fields of `ServerConfig` that differ from the tests' defaults."""
     ours: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**ours | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)

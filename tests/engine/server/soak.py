@@ -30,10 +30,10 @@ GROWTH = 0.03  # relative to the memory in the second quarter
 @dataclass(slots=True)
 class Tally:
     num_answers: int = 0
-    num_left: int = 0
+    num_disconnected: int = 0
     num_chunks: int = 0
     faults: list[str] = field(default_factory=list)
-    resident_bytes: list[int] = field(default_factory=list)  # once a second
+    resident_bytes: list[int] = field(default_factory=list)  # memory of the server, measured once a second
 
 
 async def soak(server: Child, *, num_streams: int, seconds: float, max_tokens: int) -> Tally:
@@ -56,16 +56,16 @@ async def _read(http: httpx2.AsyncClient, reader: int, until: float, max_tokens:
     round_number = 0
     while time.monotonic() < until:
         round_number += 1
-        leaves = (reader + round_number) % 16 == 0
+        disconnects = (reader + round_number) % 16 == 0
         body: dict[str, Any] = {"stream": True, "max_tokens": max_tokens, "ignore_eos": True, "seed": round_number}
         body["messages"] = [{"role": "user", "content": f"{reader} asks for the {round_number}th time " * 4}]
         try:
-            last = await _stream(http, body, stop_after=5 if leaves else None, tally=tally)
+            last = await _stream(http, body, stop_after=5 if disconnects else None, tally=tally)
         except httpx2.HTTPError as error:
             tally.faults.append(f"reader {reader}, round {round_number}: {error!r}")
             return
-        if leaves:
-            tally.num_left += 1
+        if disconnects:
+            tally.num_disconnected += 1
         elif last != ["length", "[DONE]"]:
             tally.faults.append(f"reader {reader}, round {round_number}: ended with {last}")
         else:
@@ -73,7 +73,7 @@ async def _read(http: httpx2.AsyncClient, reader: int, until: float, max_tokens:
 
 
 async def _stream(http: httpx2.AsyncClient, body: dict[str, Any], *, stop_after: int | None, tally: Tally) -> list[str]:
-    """Returns the finish reason of the stream and its last event."""
+    """Returns the stream's finish reason and last event. Disconnects after `stop_after` chunks, if that is set."""
     ending: list[str] = []
     num_chunks = 0
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -128,7 +128,7 @@ def main() -> None:
     sizes = tally.resident_bytes
     shown = ", ".join(f"{size >> 20}" for size in sizes[:: max(1, len(sizes) // 20)])
     print(f"{args.streams} streams for {args.seconds:.0f} s: {tally.num_answers} answers read to their end,")
-    print(f"{tally.num_left} left in the middle, {tally.num_chunks} chunks; resident MiB over time: {shown}")
+    print(f"{tally.num_disconnected} left in the middle, {tally.num_chunks} chunks; resident MiB over time: {shown}")
     problems = problems_of(tally)
     print("\n".join(problems) or "flat, and no fault")
     sys.exit(bool(problems))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from engine.server.log import name_request
+from engine.server.log import add_request_id
 from engine.tokenizer import Tokenizer
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.live import MODEL, Live, serve, wait_until
@@ -45,7 +45,7 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
     return error
 
 
-def test_a_chat_is_answered_in_openais_shape(live: Live) -> None:
+def test_a_chat_completion_has_openais_fields(live: Live) -> None:
     body = live.chat(seed=5).json()
 
     assert body["object"] == "chat.completion"
@@ -58,10 +58,10 @@ def test_a_chat_is_answered_in_openais_shape(live: Live) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_speculation_figures_come_with_the_answer(live: Live) -> None:
-    figures = live.chat().json()["metrics"]["speculative_decoding"]
+def test_a_response_contains_speculation_statistics(live: Live) -> None:
+    statistics = live.chat().json()["metrics"]["speculative_decoding"]
 
-    assert figures == {
+    assert statistics == {
         "mean_acceptance_length": 1.75,
         "draft_acceptance_rate": 0.5,
         "acceptance_histogram": [2, 1, 1],
@@ -72,7 +72,7 @@ def test_speculation_figures_come_with_the_answer(live: Live) -> None:
     }
 
 
-def test_a_stream_has_the_role_first_the_text_then_how_it_ended(live: Live) -> None:
+def test_a_stream_sends_the_role_then_the_text_then_the_finish_reason(live: Live) -> None:
     chunks = events(live.chat(stream=True))
 
     assert chunks[-1] == "[DONE]"
@@ -85,7 +85,7 @@ def test_a_stream_has_the_role_first_the_text_then_how_it_ended(live: Live) -> N
     assert all("usage" not in chunk and "metrics" not in chunk for chunk in chunks[:-1])
 
 
-def test_usage_and_figures_come_in_a_last_chunk_when_asked_for(live: Live) -> None:
+def test_include_usage_adds_a_last_chunk_with_usage_and_speculation_statistics(live: Live) -> None:
     whole = live.chat().json()
 
     *before, last, done = events(live.chat(stream=True, stream_options={"include_usage": True}))
@@ -96,7 +96,7 @@ def test_usage_and_figures_come_in_a_last_chunk_when_asked_for(live: Live) -> No
     assert all(chunk["usage"] is None for chunk in before)
 
 
-def test_a_completion_and_its_stream_agree(live: Live) -> None:
+def test_a_streamed_text_completion_has_the_same_text(live: Live) -> None:
     whole = live.complete().json()
     chunks = events(live.complete(stream=True))
 
@@ -105,7 +105,7 @@ def test_a_completion_and_its_stream_agree(live: Live) -> None:
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_streamed_log_probabilities_are_those_of_the_whole_answer(live: Live) -> None:
+def test_streamed_log_probabilities_equal_those_of_an_unstreamed_response(live: Live) -> None:
     whole = live.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     chunks = events(live.chat(logprobs=True, top_logprobs=2, stream=True))[:-1]
 
@@ -115,7 +115,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(live: Live) ->
     assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
 
 
-def test_choices_come_in_order_of_index(live: Live) -> None:
+def test_choices_are_ordered_by_index(live: Live) -> None:
     body = live.complete(["a", "b"], n=2).json()
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -124,7 +124,7 @@ def test_choices_come_in_order_of_index(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_and_the_engines_work(tokenizer: Tokenizer, stream: bool) -> None:
+def test_a_stop_string_ends_the_answer_and_cancels_the_engine_request(tokenizer: Tokenizer, stream: bool) -> None:
     engine = FakeEngine(lambda _: tokenizer.encode("Grüße, 漢!"), endless=True)
     with serve(engine, tokenizer) as live:
         options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
@@ -142,13 +142,13 @@ def test_a_stop_string_ends_the_answer_and_the_engines_work(tokenizer: Tokenizer
     assert len(engine.cancelled) == 1
 
 
-def test_max_tokens_ends_an_answer_by_length(live: Live) -> None:
+def test_max_tokens_ends_an_answer_with_finish_reason_length(live: Live) -> None:
     choice = live.chat(max_tokens=2).json()["choices"][0]
 
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Gr", "length")
 
 
-def test_the_model_is_listed_and_found_by_name(live: Live) -> None:
+def test_the_model_is_listed_and_can_be_retrieved_by_name(live: Live) -> None:
     (model,) = live.http.get("/v1/models").json()["data"]
 
     assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 512)
@@ -156,7 +156,7 @@ def test_the_model_is_listed_and_found_by_name(live: Live) -> None:
     assert live.http.get("/v1/models/other/one").status_code == 404
 
 
-def test_another_model_is_not_found_by_its_code(live: Live) -> None:
+def test_a_request_for_an_unknown_model_gets_404(live: Live) -> None:
     response = live.chat(model="gpt-9")
 
     assert response.status_code == 404
@@ -167,7 +167,7 @@ def test_another_model_is_not_found_by_its_code(live: Live) -> None:
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "secret-of-the-test", "Bearer é"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions", "/nowhere"])
-def test_without_the_token_nothing_but_health_answers(live: Live, path: str, header: str | None) -> None:
+def test_without_the_token_every_route_but_health_returns_401(live: Live, path: str, header: str | None) -> None:
     headers = {} if header is None else {b"authorization": header.encode("latin-1")}
 
     response = httpx2.get(live.url + path, headers=headers)
@@ -177,7 +177,7 @@ def test_without_the_token_nothing_but_health_answers(live: Live, path: str, hea
     assert httpx2.get(f"{live.url}/health").status_code == 200
 
 
-def test_bad_values_are_named(live: Live) -> None:
+def test_the_error_for_an_invalid_value_names_its_parameter(live: Live) -> None:
     response = live.chat(temperature=3)
 
     assert response.status_code == 400
@@ -188,7 +188,7 @@ def test_bad_values_are_named(live: Live) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'"a"', b"\xff\xfe", b'{"seed": NaN}', b"[" * 3000, b'{"model": "\\ud800"}']
 )
-def test_a_body_that_is_no_json_object_is_refused(live: Live, body: bytes) -> None:
+def test_an_invalid_json_body_is_refused(live: Live, body: bytes) -> None:
     response = live.http.post("/v1/chat/completions", content=body)
 
     assert response.status_code == 400
@@ -206,34 +206,32 @@ def test_a_body_over_the_limit_is_refused(live: Live, declared: bool) -> None:
     assert "4096" in error_of(response)["message"]
 
 
-def test_unknown_routes_and_methods_have_openais_error_shape(live: Live) -> None:
+def test_errors_for_unknown_routes_and_methods_have_openais_format(live: Live) -> None:
     assert error_of(live.http.get("/v1/nothing"))["code"] == "http_404"
     response = live.http.get("/v1/chat/completions")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert error_of(response)["code"] == "http_405"
 
 
-def test_a_request_has_an_id_its_own_or_the_callers(live: Live) -> None:
+def test_the_request_id_is_the_callers_if_valid_and_otherwise_generated(live: Live) -> None:
     assert live.http.get("/health").headers["x-request-id"].startswith("req_")
     assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_lines_of_a_request_have_its_id(
-    live: Live, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
+def test_log_lines_of_a_request_contain_its_id(live: Live, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
     caplog.set_level(logging.INFO, "engine.server.run")
-    caplog.handler.addFilter(name_request)
+    caplog.handler.addFilter(add_request_id)
     try:
         live.http.post("/v1/completions", json={"prompt": "x", "stream": stream}, headers={"x-request-id": "abc-1"})
     finally:
-        caplog.handler.removeFilter(name_request)
+        caplog.handler.removeFilter(add_request_id)
 
     logged = [record for record in caplog.records if record.name == "engine.server.run"]
     assert [record.__dict__["request"] for record in logged] == ["abc-1"] * 2
     begins, ends = (record.getMessage() for record in logged)
-    assert begins.split()[0] == ends.split()[0], "the engine's own name of it"
+    assert begins.split()[0] == ends.split()[0], "both lines name the same response"
     assert "begins: 1 tokens to read" in begins
     assert "ends: stop, 14 tokens" in ends
 
@@ -246,7 +244,7 @@ def test_a_request_that_the_engine_refuses_gets_400(live: Live, stream: bool) ->
     assert "100 tokens, got 200" in error_of(response)["message"]
 
 
-def test_metrics_have_vllms_names_and_add_up(tokenizer: Tokenizer) -> None:
+def test_metrics_have_vllms_names_and_count_requests_and_tokens(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(tokens_per_step=2), tokenizer) as live:
         live.complete("hello")
         live.complete("hello")
@@ -256,7 +254,7 @@ def test_metrics_have_vllms_names_and_add_up(tokenizer: Tokenizer) -> None:
     for line in [
         f"vllm:prompt_tokens_total{label} 10.0",
         f"vllm:generation_tokens_total{label} 12.0",  # five tokens and the end token, twice
-        f"vllm:spec_decode_num_drafts_total{label} 6.0",  # as the engine counted them, three steps each
+        f"vllm:spec_decode_num_drafts_total{label} 6.0",  # as the engine counted them: three steps for each request
         f"vllm:spec_decode_num_draft_tokens_total{label} 12.0",
         f"vllm:spec_decode_num_accepted_tokens_total{label} 6.0",
         f"vllm:num_preemptions_total{label} 0.0",
@@ -276,7 +274,7 @@ def endless(tokenizer: Tokenizer) -> FakeEngine:
     return FakeEngine(lambda _: tokenizer.encode("x"), tokens_per_step=1, endless=True)
 
 
-def test_a_full_queue_turns_requests_away_and_says_when_to_return(tokenizer: Tokenizer) -> None:
+def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -> None:
     engine = endless(tokenizer)
     with serve(engine, tokenizer, max_waiting=0) as live:
         engine.gate.clear()
@@ -302,13 +300,13 @@ def test_a_full_queue_turns_requests_away_and_says_when_to_return(tokenizer: Tok
     assert accepted.status_code == 200
 
 
-def test_a_client_that_leaves_a_stream_frees_the_engine(tokenizer: Tokenizer) -> None:
+def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: Tokenizer) -> None:
     engine = endless(tokenizer)
     with serve(engine, tokenizer) as live:
         body = {"prompt": "a", "n": 2, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-            engine.gate.clear()  # so that it can't end
+            engine.gate.clear()  # so that the generation can't end
         wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 
@@ -317,7 +315,7 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(tokenizer: Tokenizer) ->
         wait_until(lambda: live.app.generations.num_active == 0)
 
 
-def test_a_client_that_leaves_before_an_answer_frees_the_engine(tokenizer: Tokenizer) -> None:
+def test_disconnecting_before_the_response_cancels_the_engine_request(tokenizer: Tokenizer) -> None:
     engine = endless(tokenizer)
     with serve(engine, tokenizer) as live:
         engine.gate.clear()
@@ -332,7 +330,7 @@ def test_a_client_that_leaves_before_an_answer_frees_the_engine(tokenizer: Token
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_breaks_at_once_is_a_500(tokenizer: Tokenizer, stream: bool) -> None:
+def test_a_request_that_fails_before_its_first_token_gets_500(tokenizer: Tokenizer, stream: bool) -> None:
     (poison,) = tokenizer.encode("!")
     with serve(FakeEngine(poison=poison, poison_at=0), tokenizer) as live:
         response = live.complete("bad!", stream=stream)
@@ -343,7 +341,7 @@ def test_a_request_that_breaks_at_once_is_a_500(tokenizer: Tokenizer, stream: bo
     assert healthy["choices"][0]["text"] == "good"
 
 
-def test_a_request_that_breaks_in_mid_stream_ends_in_an_error_event(tokenizer: Tokenizer) -> None:
+def test_a_request_that_fails_during_a_stream_gets_an_error_event(tokenizer: Tokenizer) -> None:
     (poison,) = tokenizer.encode("!")
     with serve(FakeEngine(poison=poison, poison_at=2), tokenizer) as live:
         chunks = events(live.complete("bad!", stream=True))
@@ -367,7 +365,7 @@ def test_a_broken_engine_makes_the_server_unhealthy(tokenizer: Tokenizer) -> Non
     assert "device is lost" in health.json()["reason"]
 
 
-def test_health_generates_a_token_when_nothing_else_does(tokenizer: Tokenizer) -> None:
+def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer: Tokenizer) -> None:
     engine = FakeEngine()
     with serve(engine, tokenizer) as live:
         assert live.http.get("/health").status_code == 200
@@ -377,7 +375,7 @@ def test_health_generates_a_token_when_nothing_else_does(tokenizer: Tokenizer) -
     assert engine.added[0].startswith("health-")
 
 
-def test_health_finds_an_engine_that_broke_while_idle(tokenizer: Tokenizer) -> None:
+def test_the_health_check_detects_a_broken_idle_engine(tokenizer: Tokenizer) -> None:
     engine = FakeEngine()
     engine.broken = True
     with serve(engine, tokenizer) as live:

@@ -28,11 +28,11 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
         yield live
 
 
-ASK: dict[str, Any] = {"tools": [tool("get_weather")], "seed": 1}
+OPTIONS: dict[str, Any] = {"tools": [tool("get_weather")], "seed": 1}
 
 
-def test_calls_come_apart_from_the_text(live: Live) -> None:
-    choice = live.chat(**ASK).json()["choices"][0]
+def test_tool_calls_are_separated_from_the_text(live: Live) -> None:
+    choice = live.chat(**OPTIONS).json()["choices"][0]
 
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me look."
@@ -43,22 +43,25 @@ def test_calls_come_apart_from_the_text(live: Live) -> None:
     assert first["id"] != second["id"]
 
 
-def test_without_tools_the_same_text_is_text(live: Live) -> None:
-    choice = live.chat(**ASK, tool_choice="none").json()["choices"][0]
+def test_with_tool_choice_none_calls_remain_text(live: Live) -> None:
+    choice = live.chat(**OPTIONS, tool_choice="none").json()["choices"][0]
 
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", ANSWER)
     assert "tool_calls" not in choice["message"]
 
 
-def test_a_stream_tells_calls_as_they_are_written(live: Live) -> None:
-    *chunks, done = events(live.chat(**ASK, stream=True))
+def test_a_stream_contains_the_name_and_arguments_of_each_call(live: Live) -> None:
+    *chunks, done = events(live.chat(**OPTIONS, stream=True))
 
     choices = [chunk["choices"][0] for chunk in chunks]
     pieces = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
-    begun = [piece for piece in pieces if "id" in piece]
+    first_pieces = [piece for piece in pieces if "id" in piece]
     assert done == "[DONE]"
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Let me look."
-    assert [(piece["index"], piece["function"]["name"]) for piece in begun] == [(0, "get_weather"), (1, "get_weather")]
+    assert [(piece["index"], piece["function"]["name"]) for piece in first_pieces] == [
+        (0, "get_weather"),
+        (1, "get_weather"),
+    ]
     arguments = [
         "".join(piece["function"]["arguments"] for piece in pieces if piece["index"] == index) for index in (0, 1)
     ]
@@ -66,20 +69,20 @@ def test_a_stream_tells_calls_as_they_are_written(live: Live) -> None:
     assert choices[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}
 
 
-def test_log_probabilities_of_calls_are_streamed_too(live: Live) -> None:
-    whole = live.chat(**ASK, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+def test_streamed_log_probabilities_include_the_tokens_of_calls(live: Live) -> None:
+    whole = live.chat(**OPTIONS, logprobs=True).json()["choices"][0]["logprobs"]["content"]
 
-    chunks = events(live.chat(**ASK, logprobs=True, stream=True))[:-1]
+    chunks = events(live.chat(**OPTIONS, logprobs=True, stream=True))[:-1]
 
     streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert streamed == whole
     assert bytes(byte for entry in whole for byte in entry["bytes"]).decode() == ANSWER
 
 
-def test_an_answer_cut_in_a_call_says_so(live: Live) -> None:
+def test_an_answer_cut_off_within_a_call_has_finish_reason_length(live: Live) -> None:
     num_tokens = len("Let me look.\n<tool_call>\n") + len('{"name": "get_weather", "arguments": {"ci')
 
-    choice = live.chat(**ASK, max_tokens=num_tokens).json()["choices"][0]
+    choice = live.chat(**OPTIONS, max_tokens=num_tokens).json()["choices"][0]
 
     assert choice["finish_reason"] == "length"
     assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"ci']

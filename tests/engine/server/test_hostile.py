@@ -1,4 +1,4 @@
-"""Some of the hostile requests of `python -m tests.engine.server.hostile`."""
+"""Runs some of the hostile requests of `python -m tests.engine.server.hostile`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.server.child import Child
-from tests.engine.server.hostile import assail, problems_after, start
+from tests.engine.server.hostile import problems_after, run_attacks, start
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def server(tmp_path: Path) -> Iterator[Child]:
         yield server
 
 
-def test_hostile_requests_cost_their_senders_alone(server: Child) -> None:
-    outcome = asyncio.run(assail(server, first_seed=0, num_requests=80))
+def test_hostile_requests_do_not_harm_the_server_or_valid_requests(server: Child) -> None:
+    outcome = asyncio.run(run_attacks(server, first_seed=0, num_requests=80))
 
     assert problems_after(server, outcome) == []
     assert sum(outcome.statuses.values()) == 80

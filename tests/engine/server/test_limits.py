@@ -10,7 +10,7 @@ from engine.counters import Counters
 from engine.request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprob
 from engine.server import connection, generations
 from engine.server.async_engine import AsyncEngine
-from engine.server.health import NUM_TELLING_STEPS, stall_limit
+from engine.server.health import MIN_OBSERVED_STEPS, stall_limit
 from engine.server.queue_time import QueueTime
 from engine.server.worker import EngineWorker, Report
 from engine.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
         yield live
 
 
-def test_the_queue_is_judged_by_how_fast_it_moved() -> None:
+def test_the_retry_time_follows_from_the_rate_at_which_choices_ended() -> None:
     queue = QueueTime()
     assert queue.seconds_until(3, now=0.0) == 1  # there are no observations
 
@@ -66,12 +66,12 @@ def test_unread_output_of_a_slow_client_is_merged() -> None:
     assert [logprob.token_id for logprob in second.logprobs or ()] == [4, 5]
 
 
-def test_only_a_step_that_should_be_fast_soon_counts_as_hung() -> None:
+def test_the_stall_limit_is_short_only_for_decoding_steps_of_known_duration() -> None:
     worker = EngineWorker(FakeEngine(), deliver=lambda reports: None)
     worker.longest_step_seconds = 0.2
     assert stall_limit(worker) == 60.0  # there were too few steps
 
-    worker.num_steps = NUM_TELLING_STEPS
+    worker.num_steps = MIN_OBSERVED_STEPS
     assert stall_limit(worker) == 10.0
     worker.longest_step_seconds = 1.0
     assert stall_limit(worker) == 20.0
@@ -81,7 +81,7 @@ def test_only_a_step_that_should_be_fast_soon_counts_as_hung() -> None:
     assert stall_limit(worker) == 60.0
 
 
-def test_a_call_runs_between_steps_and_its_error_is_its_callers() -> None:
+def test_a_call_returns_its_result_or_raises_its_error_to_the_caller() -> None:
     engine = FakeEngine()
     worker = EngineWorker(engine, deliver=lambda reports: None)
     worker.start()
@@ -96,7 +96,7 @@ def test_a_call_runs_between_steps_and_its_error_is_its_callers() -> None:
 
 
 def connect(live: Live) -> socket.socket:
-    """A client whose receive buffer holds only a few kilobytes."""
+    """Opens a connection whose receive buffer has only a few kilobytes."""
     host, port = live.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.settimeout(20)
@@ -106,7 +106,7 @@ def connect(live: Live) -> socket.socket:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-half"])
-def test_a_connection_without_a_whole_header_is_closed(
+def test_a_connection_without_a_complete_header_is_closed(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.1)
@@ -116,7 +116,7 @@ def test_a_connection_without_a_whole_header_is_closed(
         assert client.recv(1) == b""
 
 
-def test_a_client_that_reads_nothing_is_disconnected(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_is_disconnected(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generations, "SEND_SECONDS", 0.2)
     engine = FakeEngine(lambda _: tokenizer.encode("x" * 500), tokens_per_step=20)
     with serve(engine, tokenizer) as live, connect(live) as client:
@@ -129,7 +129,7 @@ def test_a_client_that_reads_nothing_is_disconnected(tokenizer: Tokenizer, monke
         assert live.app.async_engine.num_open == 0
 
 
-def test_more_requests_than_could_ever_be_answered_are_turned_away_unread(live: Live) -> None:
+def test_requests_beyond_the_limit_of_open_requests_are_refused(live: Live) -> None:
     live.app.generations.num_active = 24  # twice the limit of running and waiting choices
 
     refused = live.complete()

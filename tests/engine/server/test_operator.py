@@ -60,7 +60,7 @@ def get(live: Live, path: str) -> httpx2.Response:
     return live.http.get(path, headers={"authorization": f"Bearer {OPERATOR}"})
 
 
-def test_a_drafter_is_swapped_in_and_its_acceptance_counted_from_then_on(live: Live, engine: FakeEngine) -> None:
+def test_a_new_drafter_is_installed_and_its_acceptance_is_counted_from_then_on(live: Live, engine: FakeEngine) -> None:
     live.complete("hello")
     before = get(live, "/v1/speculator").json()
 
@@ -82,7 +82,7 @@ def test_a_drafter_is_swapped_in_and_its_acceptance_counted_from_then_on(live: L
     }
 
 
-def test_a_speculator_is_loaded_from_below_the_root(live: Live, root: Path) -> None:
+def test_a_speculator_is_loaded_from_a_folder_below_the_root(live: Live, root: Path) -> None:
     swapped = post(live, "/v1/speculator", drafter="medusa", path="one").json()
 
     assert swapped["path"] == str(root / "one")
@@ -91,7 +91,9 @@ def test_a_speculator_is_loaded_from_below_the_root(live: Live, root: Path) -> N
 
 @pytest.mark.parametrize("path", ["..", "../outside", "/", "link", "missing", "", "a\0b", "x" * 5000, 5])
 @pytest.mark.parametrize("route", ["/v1/speculator", "/v1/load_lora_adapter"])
-def test_no_folder_outside_the_root_is_touched(live: Live, engine: FakeEngine, route: str, path: Any) -> None:
+def test_paths_that_are_no_folder_below_the_root_are_refused(
+    live: Live, engine: FakeEngine, route: str, path: Any
+) -> None:
     body = {"drafter": "medusa", "path": path} if "speculator" in route else {"lora_name": "a", "lora_path": path}
 
     refused = post(live, route, **body)
@@ -102,7 +104,7 @@ def test_no_folder_outside_the_root_is_touched(live: Live, engine: FakeEngine, r
 
 
 @pytest.mark.parametrize("body", [{"drafter": "unheard"}, {"drafter": "medusa", "path": "broken"}, {}])
-def test_a_speculator_that_cannot_be_loaded_leaves_the_present_one(
+def test_the_current_drafter_stays_if_a_speculator_cannot_be_loaded(
     live: Live, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     post(live, "/v1/speculator", drafter="ngram")
@@ -113,7 +115,7 @@ def test_a_speculator_that_cannot_be_loaded_leaves_the_present_one(
     assert engine.drafter.name == "ngram"
 
 
-def test_an_adapter_is_asked_for_by_its_name_until_it_is_unloaded(live: Live, engine: FakeEngine) -> None:
+def test_requests_can_name_an_adapter_until_it_is_unloaded(live: Live, engine: FakeEngine) -> None:
     loaded = post(live, "/v1/load_lora_adapter", lora_name="fr", lora_path="one")
     listed = live.http.get("/v1/models").json()["data"]
     answered = live.complete(model="fr").json()
@@ -121,7 +123,7 @@ def test_an_adapter_is_asked_for_by_its_name_until_it_is_unloaded(live: Live, en
 
     assert (loaded.status_code, unloaded.status_code) == (200, 200)
     assert [(model["id"], model["parent"]) for model in listed] == [(MODEL, None), ("fr", MODEL)]
-    assert (answered["model"], engine.adapters_asked_for) == ("fr", ["fr"])
+    assert (answered["model"], engine.requested_adapters) == ("fr", ["fr"])
     assert live.complete(model="fr").status_code == 404
 
 
@@ -143,25 +145,27 @@ def test_an_adapter_that_cannot_be_loaded_is_refused(live: Live, body: dict[str,
     assert (refused.status_code, error_of(refused)["code"]) == (status, code)
 
 
-def test_an_adapter_nobody_loaded_cannot_be_unloaded(live: Live) -> None:
+def test_unloading_an_unknown_adapter_gets_404(live: Live) -> None:
     refused = post(live, "/v1/unload_lora_adapter", lora_name="fr")
 
     assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
 
 
-def test_each_token_opens_its_own_routes_alone(live: Live) -> None:
+def test_each_token_is_valid_only_for_its_own_routes(live: Live) -> None:
     assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 401
     assert post(live, "/v1/load_lora_adapter", token="wrong", lora_name="a").status_code == 401
     assert get(live, "/v1/models").status_code == 401
 
 
-def test_without_an_operators_token_there_are_no_such_routes(tokenizer: Tokenizer) -> None:
+def test_without_an_operator_token_there_are_no_operator_routes(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 404
-        assert post(live, "/v1/speculator", drafter="none").status_code == 401  # as for other paths
+        assert (
+            post(live, "/v1/speculator", drafter="none").status_code == 401
+        )  # like other unknown paths for a wrong token
 
 
-def test_without_a_root_nothing_is_loaded_from_a_folder(tokenizer: Tokenizer) -> None:
+def test_without_a_root_no_speculator_folder_can_be_loaded(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer, load_drafter=load_drafter, operator_token=OPERATOR) as live:
         refused = post(live, "/v1/speculator", drafter="medusa", path="one")
         without = post(live, "/v1/speculator", drafter="ngram")
@@ -170,7 +174,7 @@ def test_without_a_root_nothing_is_loaded_from_a_folder(tokenizer: Tokenizer) ->
     assert without.status_code == 200
 
 
-def test_a_swap_while_a_stream_runs_leaves_its_tokens(engine: FakeEngine, live: Live) -> None:
+def test_swapping_the_drafter_during_a_stream_does_not_change_its_text(engine: FakeEngine, live: Live) -> None:
     with live.http.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True}) as response:
         lines = response.iter_lines()
         seen = [next(lines)]

@@ -1,4 +1,4 @@
-"""The server's process with a tiny model, used through the official `openai` package."""
+"""The server's process with a tiny model, called through the official `openai` package."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from tests.engine.openai.tool_model import make_tool_model, tool
 from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, side_by_side
 from tests.engine.server.live import wait_until
 
-ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
 
 
 def client_of(server: Child, api_key: str = TOKEN) -> openai.OpenAI:
@@ -57,16 +57,16 @@ def text_of(completion: Any) -> str:
     return str(completion.choices[0].message.content)
 
 
-def test_the_ready_line_says_where_it_listens(server: Child) -> None:
+def test_the_ready_line_names_the_model_and_the_address(server: Child) -> None:
     assert server.ready["event"] == "ready"
     assert (server.ready["model"], server.ready["host"], server.ready["drafter"]) == ("tiny", "127.0.0.1", "ngram")
     assert server.ready["pid"] == server.process.pid
     assert server.get("/health").status_code == 200
 
 
-def test_a_seed_makes_an_answer_come_again(client: openai.OpenAI) -> None:
+def test_the_same_seed_reproduces_an_answer(client: openai.OpenAI) -> None:
     first, again, other = (
-        client.chat.completions.create(**ASK, max_tokens=20, temperature=1.0, seed=seed) for seed in (5, 5, 6)
+        client.chat.completions.create(**CHAT, max_tokens=20, temperature=1.0, seed=seed) for seed in (5, 5, 6)
     )
 
     assert text_of(first) == text_of(again)
@@ -76,18 +76,18 @@ def test_a_seed_makes_an_answer_come_again(client: openai.OpenAI) -> None:
     assert first.usage.completion_tokens == 20
 
 
-def test_a_drawn_seed_is_returned_and_reproduces_the_answer(client: openai.OpenAI) -> None:
-    first = client.chat.completions.create(**ASK, max_tokens=20)
+def test_a_random_seed_is_returned_and_reproduces_the_answer(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(**CHAT, max_tokens=20)
     assert first.model_extra is not None
 
-    again = client.chat.completions.create(**ASK, max_tokens=20, seed=first.model_extra["seed"])
+    again = client.chat.completions.create(**CHAT, max_tokens=20, seed=first.model_extra["seed"])
 
     assert text_of(first) == text_of(again)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI, temperature: float) -> None:
-    options: dict[str, Any] = ASK | {"max_tokens": 40, "temperature": temperature, "seed": 3}
+def test_a_streamed_answer_equals_the_unstreamed_answer(client: openai.OpenAI, temperature: float) -> None:
+    options: dict[str, Any] = CHAT | {"max_tokens": 40, "temperature": temperature, "seed": 3}
     whole = client.chat.completions.create(**options)
 
     chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
@@ -99,14 +99,14 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI, temperatu
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].model_extra is not None
     assert whole.model_extra is not None
-    figures = chunks[-1].model_extra["metrics"]["speculative_decoding"]
-    assert figures["num_spec_steps"] == sum(figures["acceptance_histogram"])
-    accepted = sum(length * passes for length, passes in enumerate(figures["acceptance_histogram"]))
-    assert figures["num_accepted_draft_tokens"] == accepted
+    statistics = chunks[-1].model_extra["metrics"]["speculative_decoding"]
+    assert statistics["num_spec_steps"] == sum(statistics["acceptance_histogram"])
+    accepted = sum(length * passes for length, passes in enumerate(statistics["acceptance_histogram"]))
+    assert statistics["num_accepted_draft_tokens"] == accepted
 
 
 def test_an_answer_stops_before_a_stop_string(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = ASK | {"max_tokens": 40, "temperature": 0.8, "seed": 3}
+    options: dict[str, Any] = CHAT | {"max_tokens": 40, "temperature": 0.8, "seed": 3}
     whole = text_of(client.chat.completions.create(**options))
     stop = whole[6:8]
 
@@ -118,8 +118,8 @@ def test_an_answer_stops_before_a_stop_string(client: openai.OpenAI) -> None:
     assert stopped.usage.completion_tokens < 40
 
 
-def test_several_choices_differ_and_the_first_is_the_lone_one(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = ASK | {"max_tokens": 20, "seed": 3}
+def test_several_choices_differ_and_the_first_equals_a_single_choice(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = CHAT | {"max_tokens": 20, "seed": 3}
 
     several = client.chat.completions.create(**options, n=3)
 
@@ -128,8 +128,8 @@ def test_several_choices_differ_and_the_first_is_the_lone_one(client: openai.Ope
     assert texts[0] == text_of(client.chat.completions.create(**options))
 
 
-def test_log_probabilities_come_as_the_package_expects(client: openai.OpenAI) -> None:
-    greedy = client.chat.completions.create(**ASK, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3)
+def test_log_probabilities_are_parsed_by_the_openai_package(client: openai.OpenAI) -> None:
+    greedy = client.chat.completions.create(**CHAT, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3)
 
     assert greedy.choices[0].logprobs is not None
     entries = greedy.choices[0].logprobs.content
@@ -143,7 +143,7 @@ def test_log_probabilities_come_as_the_package_expects(client: openai.OpenAI) ->
         )
 
 
-def test_a_text_completion_takes_text_or_ids(client: openai.OpenAI) -> None:
+def test_the_prompt_of_a_text_completion_may_be_text_or_token_ids(client: openai.OpenAI) -> None:
     by_text = client.completions.create(model="tiny", prompt="hi", max_tokens=10, temperature=0, logprobs=2)
     by_ids = client.completions.create(model="tiny", prompt=[75, 76], max_tokens=10, temperature=0)
 
@@ -158,9 +158,9 @@ ONE_CITY |= {"additionalProperties": False}
 TOOLS: Any = [tool("get_weather", parameters=ONE_CITY), tool("get_time", parameters=ONE_CITY)]
 
 
-def test_a_required_call_is_made_by_its_schema(client: openai.OpenAI) -> None:
+def test_tool_choice_required_gives_a_call_that_matches_the_schema(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        **ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200
+        **CHAT, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200
     )
 
     (choice,) = answer.choices
@@ -171,9 +171,9 @@ def test_a_required_call_is_made_by_its_schema(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments)["city"] in ("Bern", "Rom")
 
 
-def test_a_named_function_is_called_and_streamed(client: openai.OpenAI) -> None:
+def test_a_named_tool_choice_gives_a_streamed_call_of_this_function(client: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "get_time"}}
-    with client.chat.completions.stream(**ASK, tools=TOOLS, tool_choice=named, max_tokens=200) as stream:
+    with client.chat.completions.stream(**CHAT, tools=TOOLS, tool_choice=named, max_tokens=200) as stream:
         stream.until_done()
 
     (choice,) = stream.get_final_completion().choices
@@ -182,15 +182,15 @@ def test_a_named_function_is_called_and_streamed(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments)["city"] in ("Bern", "Rom")
 
 
-def test_tools_may_be_left_uncalled_and_their_answers_sent_back(client: openai.OpenAI) -> None:
-    auto = client.chat.completions.create(**ASK, tools=TOOLS, max_tokens=5)
+def test_tools_are_optional_with_auto_and_tool_results_are_accepted(client: openai.OpenAI) -> None:
+    auto = client.chat.completions.create(**CHAT, tools=TOOLS, max_tokens=5)
     call: Any = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     later: Any = [
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "noon"},
     ]
     answered = client.chat.completions.create(
-        model="tiny", messages=[*ASK["messages"], *later], tools=TOOLS, max_tokens=5
+        model="tiny", messages=[*CHAT["messages"], *later], tools=TOOLS, max_tokens=5
     )
 
     assert (auto.choices[0].finish_reason, auto.choices[0].message.tool_calls) == ("length", None)
@@ -204,15 +204,15 @@ class Forecast(BaseModel):
     rain: bool
 
 
-def test_an_answer_is_parsed_into_the_model_it_was_asked_for(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(**ASK, response_format=Forecast, max_tokens=300, seed=4)
+def test_an_answer_with_a_response_format_is_parsed_into_the_pydantic_model(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(**CHAT, response_format=Forecast, max_tokens=300, seed=4)
 
     assert isinstance(answer.choices[0].message.parsed, Forecast)
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_vllms_structured_outputs_are_kept_to(client: openai.OpenAI) -> None:
-    choice = client.chat.completions.create(**ASK, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+def test_answers_match_vllms_structured_outputs(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**CHAT, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
     regex = client.completions.create(
         model="tiny", prompt="hi", max_tokens=20, extra_body={"structured_outputs": {"regex": "[a-c]{3}"}}
     )
@@ -222,14 +222,14 @@ def test_vllms_structured_outputs_are_kept_to(client: openai.OpenAI) -> None:
     assert len(regex.choices[0].text) == 3
 
 
-def test_a_grammar_that_cannot_be_kept_to_is_refused(client: openai.OpenAI) -> None:
+def test_an_invalid_grammar_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="tiny", prompt="hi", extra_body={"structured_outputs": {"regex": "(a"}})
 
     assert (refused.value.param, refused.value.code) == ("structured_outputs", "invalid_grammar")
 
 
-def test_a_bias_decides_and_a_least_length_holds(client: openai.OpenAI) -> None:
+def test_logit_bias_and_min_tokens_are_applied(client: openai.OpenAI) -> None:
     biased = client.completions.create(model="tiny", prompt="hi", max_tokens=4, logit_bias={"70": 100})
     ended: Any = {"logit_bias": {"2": 100}, "extra_body": {"min_tokens": 3}}
     least = client.completions.create(model="tiny", prompt="hi", max_tokens=9, **ended)
@@ -249,9 +249,9 @@ def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) ->
     assert usage.prompt_tokens // 2 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
 
 
-def test_every_chunk_has_the_usage_so_far_if_asked(client: openai.OpenAI) -> None:
+def test_continuous_usage_stats_adds_the_usage_so_far_to_every_chunk(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(client.chat.completions.create(**ASK, max_tokens=9, stream=True, stream_options=options))
+    chunks = list(client.chat.completions.create(**CHAT, max_tokens=9, stream=True, stream_options=options))
 
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert counts == sorted(counts)
@@ -263,13 +263,13 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_errors_are_the_packages_own(server: Child, client: openai.OpenAI) -> None:
+def test_errors_are_raised_as_the_openai_packages_exceptions(server: Child, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(**ASK | {"model": "other"})
+        client.chat.completions.create(**CHAT | {"model": "other"})
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(**ASK, temperature=5)
+        client.chat.completions.create(**CHAT, temperature=5)
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(**ASK, reasoning_effort="high")
+        client.chat.completions.create(**CHAT, reasoning_effort="high")
     with pytest.raises(openai.AuthenticationError) as foreign, client_of(server, api_key="wrong") as stranger:
         stranger.models.list()
 
@@ -279,8 +279,8 @@ def test_errors_are_the_packages_own(server: Child, client: openai.OpenAI) -> No
     assert foreign.value.code == "invalid_api_key"
 
 
-def test_a_client_that_leaves_stops_the_generation(server: Child, client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(**ASK, stream=True, n=2, extra_body={"ignore_eos": True})
+def test_closing_a_stream_stops_the_generation(server: Child, client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(**CHAT, stream=True, n=2, extra_body={"ignore_eos": True})
     next(stream)
     assert server.metric("vllm:num_requests_running") == 2
 
@@ -289,8 +289,8 @@ def test_a_client_that_leaves_stops_the_generation(server: Child, client: openai
     wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
 
 
-def test_drafting_does_not_change_the_answer(servers: Servers, client: openai.OpenAI) -> None:
-    options: dict[str, Any] = ASK | {"max_tokens": 60, "temperature": 0.8, "seed": 11, "n": 4}
+def test_drafting_does_not_change_answers(servers: Servers, client: openai.OpenAI) -> None:
+    options: dict[str, Any] = CHAT | {"max_tokens": 60, "temperature": 0.8, "seed": 11, "n": 4}
     drafted = client.chat.completions.create(**options)
 
     with client_of(servers("plain")) as plain_client:
@@ -301,8 +301,10 @@ def test_drafting_does_not_change_the_answer(servers: Servers, client: openai.Op
     ]
 
 
-def test_a_drafter_swapped_in_mid_answer_changes_no_token(servers: Servers, client: openai.OpenAI) -> None:
-    options: Any = ASK | {"max_tokens": 400, "temperature": 0.8, "seed": 12, "extra_body": {"ignore_eos": True}}
+def test_swapping_the_drafter_during_an_answer_does_not_change_its_tokens(
+    servers: Servers, client: openai.OpenAI
+) -> None:
+    options: Any = CHAT | {"max_tokens": 400, "temperature": 0.8, "seed": 12, "extra_body": {"ignore_eos": True}}
     plain = client.chat.completions.create(**options)
     server = servers("plain")
 
@@ -311,25 +313,25 @@ def test_a_drafter_swapped_in_mid_answer_changes_no_token(servers: Servers, clie
         chunks = [next(stream), next(stream)]
         present = operator.post("/speculator", body={"drafter": "ngram"}, cast_to=dict[str, Any])
         chunks += stream
-        figures = operator.get("/speculator", cast_to=dict[str, Any])["metrics"]["speculative_decoding"]
+        statistics = operator.get("/speculator", cast_to=dict[str, Any])["metrics"]["speculative_decoding"]
 
     assert present["drafter"] == "ngram"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(plain)
-    assert figures["num_spec_steps"] > 0  # of this answer, since the swap
+    assert statistics["num_spec_steps"] > 0  # steps of this answer after the swap
 
 
 def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers) -> None:
     server = servers("patient")
     with client_of(server) as client:
         stream = client.chat.completions.create(
-            **ASK, stream=True, max_tokens=800, seed=1, extra_body={"ignore_eos": True}
+            **CHAT, stream=True, max_tokens=800, seed=1, extra_body={"ignore_eos": True}
         )
         chunks = [next(stream)]
 
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/health").status_code == 503)
         with pytest.raises(openai.InternalServerError) as refused:
-            client.chat.completions.create(**ASK)
+            client.chat.completions.create(**CHAT)
         chunks += stream
 
     assert refused.value.code == "server_draining"
@@ -337,10 +339,10 @@ def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers
     assert server.process.wait(20) == 0
 
 
-def test_what_outlasts_the_drain_gets_an_error_event(servers: Servers) -> None:
+def test_a_stream_that_outlasts_the_drain_time_gets_an_error_event(servers: Servers) -> None:
     server = servers("impatient")
     with client_of(server) as client:
-        stream = client.chat.completions.create(**ASK, stream=True, extra_body={"ignore_eos": True})
+        stream = client.chat.completions.create(**CHAT, stream=True, extra_body={"ignore_eos": True})
         next(stream)
         server.process.send_signal(signal.SIGTERM)
 
@@ -351,7 +353,7 @@ def test_what_outlasts_the_drain_gets_an_error_event(servers: Servers) -> None:
     assert server.process.wait(20) == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(servers: Servers) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_in_one_json_line(servers: Servers) -> None:
     server = servers("without a model")
 
     rest, _ = server.process.communicate(timeout=120)

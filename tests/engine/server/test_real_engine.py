@@ -1,4 +1,4 @@
-"""The engine's thread with the real engine: recomputed answers are equal, and nothing leaks."""
+"""The engine's thread with the real engine: recomputed answers are equal, and no cache slot is lost."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -30,7 +30,7 @@ def make_requests() -> list[Request]:
     return [Request(f"r{i}", prompt, replace(common, seed=i)) for i, prompt in enumerate(prompts)]
 
 
-def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
+def make_request_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
     """Makes passes with this request raise, after `after` passes."""
     forward = engine.model.forward
     num_passes = 0
@@ -47,12 +47,12 @@ def break_request(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: s
 
 
 @pytest.mark.parametrize("after", [3, 10, 20, 30])
-def test_neighbours_of_an_unlucky_request_get_their_own_answers(
+def test_a_failing_request_does_not_change_the_answers_of_other_requests(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     requests = make_requests()
     expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
-    break_request(engine, monkeypatch, "bad", after=after)
+    make_request_fail(engine, monkeypatch, "bad", after=after)
     bad = replace(requests[0], request_id="bad")
 
     with closing(Reader(engine)) as reader:

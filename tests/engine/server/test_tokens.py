@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /version, with the bodies of vLLM."""
+"""The routes /tokenize, /detokenize and /version, which have the same bodies as in vLLM."""
 
 import tomllib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def post(live: Live, path: str, **body: Any) -> Any:
     return live.http.post(path, json=body).json()
 
 
-def test_a_text_becomes_tokens_and_the_tokens_the_text(live: Live, tokenizer: Tokenizer) -> None:
+def test_a_text_is_tokenized_and_its_tokens_are_detokenized(live: Live, tokenizer: Tokenizer) -> None:
     tokens = post(live, "/tokenize", prompt="Grüße <|end|>", return_token_strs=True)
 
     assert tokens["tokens"] == tokenizer.encode("Grüße <|end|>")
@@ -38,7 +38,7 @@ def test_a_text_becomes_tokens_and_the_tokens_the_text(live: Live, tokenizer: To
     assert post(live, "/detokenize", tokens=tokens["tokens"]) == {"prompt": "Grüße <|end|>"}
 
 
-def test_messages_are_tokenized_as_chat_renders_them(live: Live, tokenizer: Tokenizer) -> None:
+def test_messages_are_rendered_by_the_chat_template_and_tokenized(live: Live, tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
 
     whole = post(live, "/tokenize", messages=messages, tools=[tool("f")])
@@ -66,14 +66,16 @@ def test_messages_are_tokenized_as_chat_renders_them(live: Live, tokenizer: Toke
         ("/detokenize", {"tokens": [], "text": 1}, "text"),
     ],
 )
-def test_bad_bodies_are_named_by_their_place(live: Live, path: str, body: dict[str, Any], param: str) -> None:
+def test_the_error_for_an_invalid_body_names_its_parameter(
+    live: Live, path: str, body: dict[str, Any], param: str
+) -> None:
     response = live.http.post(path, json=body)
 
     assert response.status_code in (400, 404)
     assert error_of(response)["param"] == param
 
 
-def test_the_version_is_the_projects(live: Live) -> None:
+def test_the_version_equals_the_one_in_pyproject(live: Live) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert live.http.get("/version").json() == {"version": project["version"]}

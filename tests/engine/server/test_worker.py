@@ -1,4 +1,4 @@
-"""The engine's thread: when a step raises, one request fails and the others continue."""
+"""The engine's thread: when a step raises, only the request that caused it fails, and the others continue."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -49,8 +49,8 @@ class Reader:
         assert report.output is not None
         assert report.output.logprobs is not None or not report.output.token_ids
         self.tokens.setdefault(report.request_id, []).extend(report.output.token_ids)
-        named = [logprob.token_id for logprob in report.output.logprobs or ()]
-        self.logprob_tokens.setdefault(report.request_id, []).extend(named)
+        token_ids = [logprob.token_id for logprob in report.output.logprobs or ()]
+        self.logprob_tokens.setdefault(report.request_id, []).extend(token_ids)
         if report.output.finish_reason is not None:
             self.ends[report.request_id] = report.output.finish_reason
 
@@ -73,7 +73,7 @@ def start() -> Iterator[Callable[[FakeEngine], Reader]]:
 Start = Callable[[FakeEngine], Reader]
 
 
-def test_a_request_gets_its_tokens_and_its_end(start: Start) -> None:
+def test_a_request_gets_its_tokens_and_finish_reason(start: Start) -> None:
     reader = start(FakeEngine())
 
     reader.worker.submit(make_request("a", 10, 11, 12))
@@ -83,7 +83,7 @@ def test_a_request_gets_its_tokens_and_its_end(start: Start) -> None:
     assert reader.ends["a"] is FinishReason.STOP
 
 
-def test_a_request_the_engine_refuses_is_its_senders_fault(start: Start) -> None:
+def test_a_request_that_the_engine_refuses_gets_invalid_request(start: Start) -> None:
     reader = start(FakeEngine())
 
     reader.worker.submit(make_request("long", *range(10, 150)))
@@ -92,7 +92,7 @@ def test_a_request_the_engine_refuses_is_its_senders_fault(start: Start) -> None
     assert isinstance(reader.ends["long"], InvalidRequest)
 
 
-def test_a_cancelled_request_ends_and_frees_the_engine(start: Start) -> None:
+def test_a_cancelled_request_ends_and_leaves_the_engine_without_work(start: Start) -> None:
     engine = FakeEngine(lambda _: range(10, 400), tokens_per_step=1)
     reader = start(engine)
     engine.gate.clear()
@@ -121,7 +121,7 @@ def test_cancelling_a_finished_request_changes_nothing(start: Start) -> None:
 
 
 def start_with(start: Start, engine: FakeEngine, *requests: Request) -> Reader:
-    """All requests are in the engine before the second step begins."""
+    """Starts a reader with these requests, which are all in the engine before the second step begins."""
     reader = start(engine)
     engine.gate.clear()
     for request in requests:
@@ -131,7 +131,7 @@ def start_with(start: Start, engine: FakeEngine, *requests: Request) -> Reader:
 
 
 @pytest.mark.parametrize("poison_at", [0, 2, 4])
-def test_an_unlucky_request_fails_alone(start: Start, poison_at: int) -> None:
+def test_only_the_request_that_breaks_a_step_fails(start: Start, poison_at: int) -> None:
     engine = FakeEngine(poison=POISON, poison_at=poison_at)
 
     reader = start_with(
@@ -158,7 +158,7 @@ def test_tokens_delivered_before_a_failed_step_are_not_delivered_again(start: St
     assert reader.tokens["bad"] == [POISON, 30, 31]
 
 
-def test_two_unlucky_requests_fail_both_and_no_other(start: Start) -> None:
+def test_only_the_two_requests_that_break_steps_fail(start: Start) -> None:
     bad = [make_request(name, POISON, 11, 12, 13) for name in ("bad 1", "bad 2")]
     requests = bad[0], make_request("a"), bad[1], make_request("b", 20, 21)
 
@@ -170,7 +170,7 @@ def test_two_unlucky_requests_fail_both_and_no_other(start: Start) -> None:
     assert (reader.tokens["a"], reader.tokens["b"]) == ([10, 11, 12, 13, 14, 15, 2], [20, 21, 2])
 
 
-def test_a_request_that_fails_alone_is_blamed_at_once(start: Start) -> None:
+def test_a_single_request_that_breaks_a_step_fails_without_a_second_attempt(start: Start) -> None:
     engine = FakeEngine(poison=POISON)
     reader = start(engine)
 
@@ -181,7 +181,7 @@ def test_a_request_that_fails_alone_is_blamed_at_once(start: Start) -> None:
     assert engine.added == ["bad"]
 
 
-def test_after_a_broken_step_new_requests_are_answered(start: Start) -> None:
+def test_new_requests_are_answered_after_a_failed_step(start: Start) -> None:
     reader = start(FakeEngine(poison=POISON))
     reader.worker.submit(make_request("bad", POISON, 11, 12, 13))
     reader.wait_for("bad")
@@ -192,7 +192,7 @@ def test_after_a_broken_step_new_requests_are_answered(start: Start) -> None:
     assert reader.ends["a"] is FinishReason.STOP
 
 
-def test_an_engine_that_cannot_be_cleared_is_broken_and_says_so_to_all(start: Start) -> None:
+def test_if_requests_cannot_be_cancelled_all_later_requests_get_engine_broken(start: Start) -> None:
     engine = FakeEngine()
     engine.broken = True
     reader = start(engine)
@@ -207,7 +207,7 @@ def test_an_engine_that_cannot_be_cleared_is_broken_and_says_so_to_all(start: St
     assert reader.worker.broken == "RuntimeError: the device is lost"
 
 
-def test_the_error_a_reader_sees_does_not_repeat_the_engines_words(start: Start) -> None:
+def test_the_error_of_a_failed_request_does_not_contain_the_engines_message(start: Start) -> None:
     reader = start(FakeEngine(poison=POISON))
 
     reader.worker.submit(make_request("bad", POISON, 11, 12, 13))

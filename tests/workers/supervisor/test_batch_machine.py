@@ -45,8 +45,8 @@ from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, 
 
 NUM_ROWS = 7
 ENDINGS: dict[str, Callable[[], BaseException]] = {
-    "crash": lambda: ChildCrashed("worker_crashed", "It died.", got_going=True),
-    "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", got_going=False),
+    "crash": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=True),
+    "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=False),
     "bug": lambda: AttemptFailed(FailureClass.BUG, "bug", "A bug."),
     "out of memory": lambda: AttemptFailed(FailureClass.OUT_OF_MEMORY, "out_of_memory", "Too large."),
     "expired": lambda: AttemptFailed(FailureClass.EXPIRED, "expired", "Too late."),

@@ -35,7 +35,7 @@ TRANSPORT_OPTIONS: dict[str, Any] = {
     "interval_max": 0.2,
 }
 
-_quiet_until = 0.0
+_redis_retry_at = 0.0
 
 
 def wake_on_commit(job_id: str) -> None:
@@ -44,30 +44,30 @@ def wake_on_commit(job_id: str) -> None:
 
 def wake(job_id: str) -> None:
     """Does not raise if the broker is down, and takes about two seconds at most."""
-    global _quiet_until
+    global _redis_retry_at
     url = get_config().redis_url
-    if url is None or time.monotonic() < _quiet_until:
+    if url is None or time.monotonic() < _redis_retry_at:
         return
     try:
         _producer(url.get_secret_value()).send_task(
             TASK_NAME, args=[job_id], queue=QUEUE, retry=False, ignore_result=True
         )
     except (OperationalError, RedisError, OSError) as error:
-        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
         log.warning("wake-up not sent; the reconciler will send it", job_id=job_id, error=str(error))
 
 
 def is_backed_up() -> bool:
     """Returns whether so many messages are unread that repeating some is pointless. Like `wake`, it does not raise."""
-    global _quiet_until
+    global _redis_retry_at
     url = get_config().redis_url
-    if url is None or time.monotonic() < _quiet_until:
+    if url is None or time.monotonic() < _redis_retry_at:
         return True
     try:
         with _producer(url.get_secret_value()).connection_for_write() as connection:
             return bool(connection.default_channel.client.llen(QUEUE) >= MAX_BACKLOG)
     except (OperationalError, RedisError, OSError) as error:
-        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
         log.warning("queue not reachable", error=str(error))
         return True
 

@@ -24,7 +24,7 @@ class EndpointInput(RequestModel):
 
 
 class EndpointUpdateInput(RequestModel):
-    """Only the members that were sent count. The factories keep defaults out of the OpenAPI document."""
+    """Only members that were sent are changed. Default factories, unlike defaults, stay out of the OpenAPI document."""
 
     url: _Url = Field(default_factory=str)
     events: _Events = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Requests and responses of spend caps, and amounts of dollars in requests."""
+"""Requests and responses of spend caps, and the type of dollar amounts in requests."""
 
 from decimal import Decimal
 from typing import Annotated, Literal, Self
@@ -12,7 +12,7 @@ from control.core.api.schemas import RequestModel, ResponseModel, Text, Unix
 
 MAX_USD = 1_000_000_000
 
-# A number of US dollars, as precise as prices are. The database stores its `nanousd`.
+# A number of US dollars with up to nine decimals. The database stores billionths of a dollar (`nanousd`).
 Dollars = Annotated[
     Decimal,
     Field(ge=0, le=MAX_USD, max_digits=19, decimal_places=9),

@@ -1,4 +1,4 @@
-"""/v1/spend_caps: what may be spent in a month."""
+"""/v1/spend_caps: limits on the amount spent in a month."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response

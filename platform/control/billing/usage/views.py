@@ -1,4 +1,4 @@
-"""/v1/organization/usage/completions and /v1/organization/costs, as OpenAI's; /v1/usage is ours."""
+"""OpenAI's routes /v1/organization/usage/completions and /v1/organization/costs, and /v1/usage."""
 
 from rest_framework.request import Request
 

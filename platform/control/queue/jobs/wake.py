@@ -1,7 +1,7 @@
 """Sends wake-ups to workers. A wake-up is a hint: it may be lost, duplicated or late, since the reconciler repeats it.
 
-Without Redis no wake-ups are sent, and workers poll. If Redis is dead or hangs, the caller's request must still be
-answered: every socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
+Without Redis no wake-ups are sent, and workers poll. If Redis is down or hangs, the API must still respond: every
+socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
 """
 
 import time
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 TASK_NAME = "workers.look_at"
 QUEUE = "slipstream.jobs"
-MAX_BACKLOG = 100  # messages; while workers are busy for an hour, repeated wake-ups must not pile up
+MAX_BACKLOG = 100  # unread messages; without a limit, repeated wake-ups would pile up while all workers are busy
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
 # With the defaults, publishing to a Redis that hangs never returns.
 TRANSPORT_OPTIONS: dict[str, Any] = {
@@ -58,7 +58,7 @@ def wake(job_id: str) -> None:
 
 
 def is_backed_up() -> bool:
-    """Returns whether so many messages are unread that repeating some is pointless. Like `wake`, it does not raise."""
+    """Returns whether more wake-ups are useless, as many are unread or Redis cannot be reached. It does not raise."""
     global _redis_retry_at
     url = get_config().redis_url
     if url is None or time.monotonic() < _redis_retry_at:

@@ -1,4 +1,4 @@
-"""Carries out requests for API keys."""
+"""Executes validated requests for API keys."""
 
 import datetime as dt
 

@@ -73,7 +73,7 @@ class GuardedBackend(httpcore2.NetworkBackend):
 
 
 class _DeadlineStream(httpcore2.NetworkStream):
-    """Applies the deadline to all reads and writes together: a receiver could send a byte before each read times out."""
+    """Applies one deadline to all reads and writes: with a byte per second, no single read would time out."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
         self._stream = stream

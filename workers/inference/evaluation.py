@@ -105,21 +105,28 @@ def _measure_all(
     environment = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
     measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, environment)
     per_concurrency = 2 * len(rows) * spec.repeats
-    live = Live(emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements))
+    reporter = ProgressReporter(
+        emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements)
+    )
     for concurrency in spec.concurrencies[len(measurements) :]:
-        live.begin()
+        reporter.start_concurrency()
         found = measure(
-            arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=live.answer
+            arms,
+            rows,
+            tokenizer=tokenizer,
+            concurrency=concurrency,
+            repeats=spec.repeats,
+            on_answer=reporter.count_answer,
         )
         measurements.append(found)
-        live.measured(concurrency, _figures(found))
+        reporter.report_figures(concurrency, _figures(found))
         folder = Path(spec.checkpoint_dir) / str(len(measurements))
         write_measurements(folder, measurements, environment)
         emit(Checkpoint(path=str(folder), step=len(measurements)))
     return measurements
 
 
-class Live:
+class ProgressReporter:
     """Emits progress: completed answers, the latest figures, and the estimated time left.
 
     The estimate uses the speed at the current concurrency; it is too long, because higher concurrencies are faster.
@@ -131,20 +138,20 @@ class Live:
         self._clock = clock
         self._done = done
         self._figures: dict[str, float] = {}
-        self.begin()
+        self.start_concurrency()
 
-    def begin(self) -> None:
+    def start_concurrency(self) -> None:
         """Starts the clock for the next concurrency."""
         self._began_at, self._before = self._clock(), self._done
         self._estimated_at = self._began_at
 
-    def answer(self) -> None:
+    def count_answer(self) -> None:
         self._done += 1
         self._emit(Progress(done=self._done, total=self._total, unit="answers"))
         if self._clock() - self._estimated_at >= _ETA_SECONDS:
             self._emit_metrics()
 
-    def measured(self, concurrency: int, figures: dict[str, float]) -> None:
+    def report_figures(self, concurrency: int, figures: dict[str, float]) -> None:
         self._figures = {"concurrency": float(concurrency), **figures}
         self._emit_metrics()
 

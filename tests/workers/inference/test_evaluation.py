@@ -300,6 +300,6 @@ def test_each_concurrency_has_costs_and_a_break_even_point(factory: Factory) -> 
     assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)  # saves 0.05 s a token
 
 
-def test_rates_count_passes_that_reached_a_position(factory: Factory) -> None:
+def test_acceptance_rates_are_shares_of_passes_that_reached_a_position(factory: Factory) -> None:
     totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
     assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

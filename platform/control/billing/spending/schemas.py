@@ -37,7 +37,7 @@ class SpendCapObject(ResponseModel):
     id: str
     object: Literal["spend_cap"] = "spend_cap"
     project_id: str | None = Field(description="Null: the cap of the whole organization.")
-    amount: Amount = Field(description="What may be spent in a calendar month (UTC).")
+    amount: Amount = Field(description="The limit for a calendar month (UTC).")
     spent: Amount = Field(description="Spent so far this month.")
     is_reached: bool
     month_start: Unix

@@ -104,13 +104,13 @@ class BucketPage(ResponseModel):
 
 
 class UsagePage(BucketPage):
-    """`page=<next_page>` asks for the next one."""
+    """Request the next page with `page=<next_page>`."""
 
     data: list[UsageBucket]
 
 
 class CostPage(BucketPage):
-    """`page=<next_page>` asks for the next one."""
+    """Request the next page with `page=<next_page>`."""
 
     data: list[CostBucket]
 

@@ -39,7 +39,7 @@ class CompletionsUsageView(OrganizationView):
 
 
 class CostsView(OrganizationView):
-    """Costs by day. Usage is priced when it is counted: a later price changes no cost of the past."""
+    """Costs by day. Usage is priced when it is recorded; a later price does not change past costs."""
 
     scope = "usage"
 

@@ -21,7 +21,7 @@ EVENTS = "text/event-stream"
 PNG, SVG = "image/png", "image/svg+xml"
 
 PAGING = {
-    "after": "The last id of the page before.",
+    "after": "The `last_id` of the previous page.",
     "limit": "1 to 100.",
     "order": "`desc`, the newest first, or `asc`.",
 }

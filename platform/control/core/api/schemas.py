@@ -119,7 +119,7 @@ class ResponseModel(BaseModel):
 
 
 class Page(ResponseModel, Generic[_Item]):
-    """`after=<last_id>` asks for the next one."""
+    """Request the next page with `after=<last_id>`."""
 
     object: Literal["list"]
     data: list[_Item]
@@ -148,10 +148,10 @@ class Failure(ResponseModel):
 
 
 class ErrorDetail(ResponseModel):
-    message: str = Field(description="For people; it may change.")
+    message: str = Field(description="Meant for people; it may change.")
     type: str
-    param: str | None = Field(description="The field at fault.")
-    code: str | None = Field(description="Permanent, for programs.")
+    param: str | None = Field(description="The invalid field.")
+    code: str | None = Field(description="Meant for programs; it never changes.")
 
 
 class Error(ResponseModel):

@@ -54,7 +54,7 @@ class WebhookEndpointObject(ResponseModel):
 
 
 class WebhookEndpointWithSecret(WebhookEndpointObject):
-    secret: str | None = Field(description="Shown only once. Null if an Idempotency-Key repeats the answer.")
+    secret: str | None = Field(description="Shown only once. Null if the response is repeated for an Idempotency-Key.")
 
 
 class DeliveryAttempt(ResponseModel):

@@ -4,9 +4,9 @@
     2 format them as messages     5 upload it                    8 save the answers
     3 make batch rows             6 choose how to train          9 train on the answers, prove the gain, deploy
 
-Then it asks the live endpoint a question that was not in the training data, through the `openai` package, and stops
-everything. The last line of output is JSON; the exit code is 0 only if every held-out answer is the same with and
-without the speculator, and the endpoint went live.
+Then the demo sends the live endpoint a question that was not in the training data, through the `openai` package, and
+stops everything. The last line of output is JSON. The exit code is 0 only if every held-out answer is the same with and
+without the speculator and the endpoint is live.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from slipstream import Client, Pipeline, PipelineFailed, SlipstreamError
 
 ENDPOINT = "word-problems"
 
-# Lower than what the model reaches, so that the gate also passes on a busy machine.
+# Lower than the measured results, so that the gate also passes on a busy machine.
 GATE = {"outputs_equal": True, "min_speedup": 1.1, "min_acceptance_length": 1.5}
 
 
@@ -51,8 +51,6 @@ class Options:
 
 
 class Demo:
-    """The steps in order."""
-
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
         self._console = console
@@ -69,7 +67,7 @@ class Demo:
         return pipeline
 
     def _write_and_upload(self, client: Client, prompts: PromptSets) -> dict[str, str]:
-        """Returns: file id of each set."""
+        """Returns the file id of each prompt set, by the set's name."""
         self._step("1-3", f"{len(prompts.distill)} word problems as batch rows, {len(prompts.held_out)} more held out")
         uploaded = {}
         self._options.results.mkdir(parents=True, exist_ok=True)
@@ -113,7 +111,7 @@ class Demo:
         self._say(f"Answers: {_shown(answers)}   Report: {_shown(report)}   Plot: {_shown(plot)}")
 
     def _ask(self, address: Address, question: str) -> None:
-        """Streams an answer of the live endpoint with OpenAI's client."""
+        """Sends the question to the live endpoint with OpenAI's client and prints the streamed answer."""
         self._console.print()
         self._say(f"Asking the live endpoint {ENDPOINT!r} through the openai package:")
         self._say(f"  {question}")

@@ -20,13 +20,13 @@ class ModelNotFoundError(Exception):
 
 
 def model_folder() -> Path:
-    """A folder in `$XDG_CACHE_HOME/slipstream`, by default below ~/.cache; it need not exist."""
+    """Returns a folder in `$XDG_CACHE_HOME/slipstream`; XDG_CACHE_HOME defaults to ~/.cache. It need not exist."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "slipstream" / MODEL_NAME
 
 
 def gguf_path() -> Path:
-    """The weights in the package, which is not imported, because that would require another inference stack.
+    """Returns the weights file in the package. The package is not imported: its import needs another inference engine.
 
     Raises: ModelNotFoundError
     """
@@ -53,7 +53,7 @@ def prepare(folder: Path | None = None) -> Path:
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         _convert(gguf_path(), part)
-        part.chmod(0o755)  # mkdtemp's is 0700
+        part.chmod(0o755)  # mkdtemp creates it with 0700
         part.rename(folder)
     except OSError:
         if not folder.exists():  # it exists if another process was faster
@@ -64,7 +64,7 @@ def prepare(folder: Path | None = None) -> Path:
 
 
 def _convert(gguf: Path, to: Path) -> None:
-    """Dequantise Q4_1 to float32, then round once to bf16.
+    """Dequantises Q4_1 weights to float32, then rounds once to bf16.
 
     Without `dequantize=True` the model stays quantised: it decodes at 1.5 tokens per second and cannot be saved.
     """

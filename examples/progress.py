@@ -9,18 +9,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from slipstream import Pipeline, Stage
 
-_WHAT = {
+_STAGE_NOTES = {
     "distil": "the model answers the prompts",
     "train": "the speculator learns from the answers",
     "evaluate": "held-out prompts with and without the speculator",
     "gate": "the report is checked against the gate",
     "deploy": "an endpoint starts",
 }
-_ENDS = ("succeeded", "failed", "skipped", "cancelled")
+_FINAL_STATUSES = ("succeeded", "failed", "skipped", "cancelled")
 
 
 def figures(stage: Stage) -> str:
-    """The stage's latest metrics in a few words."""
+    """Returns the stage's latest metrics as a short text."""
     metrics = stage.metrics
     parts = []
     for key, text in (
@@ -44,7 +44,7 @@ class View(Protocol):
 
 
 class Bars:
-    """One bar per stage, for a terminal."""
+    """Shows one bar per stage on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -74,21 +74,21 @@ class Bars:
             done, total = (stage.progress.done, stage.progress.total) if stage.progress else (0, None)
             if stage.status == "succeeded":
                 done = total = total or 1
-            note = figures(stage) or _WHAT.get(stage.name, "")
+            note = figures(stage) or _STAGE_NOTES.get(stage.name, "")
             mark = {"succeeded": "[green]✓[/]", "failed": "[red]✗[/]", "running": "[cyan]▸[/]"}.get(stage.status, " ")
             self._progress.update(task, completed=done, total=total, note=note, mark=mark)
-            if stage.status in _ENDS:
+            if stage.status in _FINAL_STATUSES:
                 self._progress.stop_task(task)
 
     def _task(self, name: str) -> TaskID:
         if name not in self._tasks:
-            note = _WHAT.get(name, "")
+            note = _STAGE_NOTES.get(name, "")
             self._tasks[name] = self._progress.add_task(name, start=False, total=None, note=note, mark=" ")
         return self._tasks[name]
 
 
 class Lines:
-    """A line when a stage starts or ends, and every 15 seconds in between."""
+    """Prints a line when a stage starts or ends, and every 15 seconds in between."""
 
     def __init__(self, console: Console, *, every_seconds: float = 15.0) -> None:
         self._console = console

@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.table import Table
 
-_LEAST_RATE = 0.1  # deeper positions with lower rates are hidden, because copies of past text may be long
+_MIN_RATE = 0.1  # lower acceptance rates are hidden: suffix decoding can draft many positions, and few are accepted
 
 
 def report_table(report: Mapping[str, Any]) -> Table:
-    """The table: the main figures, then a row for each measured concurrency."""
+    """Returns a table with the main figures and a row for each measured concurrency."""
     table = Table(
         title=f"{report.get('drafter')} on {report.get('model')}, {report.get('device')}", title_justify="left"
     )
@@ -18,7 +18,7 @@ def report_table(report: Mapping[str, Any]) -> Table:
     total = report["prompts_held_out"]
     table.add_row("equal answers, token for token", f"{total}", f"{report['outputs_equal']}", "")
     table.add_row("acceptance length (tokens a pass)", "1.00", f"{report['acceptance_length']:.2f}", "")
-    rates = " ".join(f"{rate:.2f}" for rate in report["acceptance_rate_per_position"] if rate >= _LEAST_RATE)
+    rates = " ".join(f"{rate:.2f}" for rate in report["acceptance_rate_per_position"] if rate >= _MIN_RATE)
     table.add_row("accepted at draft position 1, 2, ...", "", rates, "")
     table.add_section()
     for row in _concurrencies(report):

@@ -13,7 +13,7 @@ from typing import Self
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0
-STOP_SECONDS = 90.0  # its processes are stopped one after the other
+STOP_SECONDS = 90.0  # the stack stops its processes one after the other
 
 
 class StackError(Exception):
@@ -27,9 +27,9 @@ class Address:
 
 
 class Stack:
-    """The stack runs within the `with` block; after the block none of its processes is left.
+    """Runs the stack within a `with` block; after the block, all of its processes have ended.
 
-    It runs in a separate session, so that Ctrl-C only reaches the caller, which then stops the stack in order.
+    The stack is in a separate session: Ctrl-C only reaches the caller, which then stops the stack in order.
     """
 
     def __init__(self, data_dir: Path, *, models: dict[str, Path]) -> None:
@@ -87,7 +87,10 @@ class Stack:
             self._process.wait()
 
     def log_tail(self, *processes: str, num_lines: int = 30) -> str:
-        """The ends of the logs of these processes, of the latest job and endpoint, or of `up` if none is named."""
+        """Returns the last lines of the logs of these processes and of the latest job and endpoint.
+
+        If no process is named, it returns the last lines of the log of `up`.
+        """
         logs = self.data_dir / "logs"
         paths = [logs / f"{name}.log" for name in processes] or [self.log_path]
         if processes:

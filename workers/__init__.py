@@ -1,1 +1,1 @@
-"""GPU work and its supervision."""
+"""The jobs that run models (batches, trainings, evaluations), and the supervisor that runs them in child processes."""

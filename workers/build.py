@@ -14,7 +14,7 @@ _GIT_SECONDS = 10
 
 
 def build_identity() -> dict[str, Any]:
-    """Returns JSON. `commit` is None without a repository; `code_sha256` covers the sources as they are."""
+    """Returns JSON. `commit` is None without a repository; `code_sha256` covers uncommitted changes too."""
     return {
         "commit": _commit(),
         "code_sha256": _code_sha256(),
@@ -28,7 +28,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _commit() -> str | None:
-    if not (_ROOT / ".git").exists():  # git would search the parent folders
+    if not (_ROOT / ".git").exists():  # git would use the repository of a parent folder
         return None
     try:
         found = subprocess.run(

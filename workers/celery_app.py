@@ -1,12 +1,12 @@
 """The worker over Redis: `celery -A workers.celery_app worker`.
 
-A message names a job, but it only means that some job is due: the table decides which job is next
-(`control.queue.jobs.fair`). Messages are therefore acknowledged early and may be lost. With late acknowledgement this
-transport lost a message for good when a worker died between two of its commands, ran a long task five times, and
-restarted a crashing task 173 times in 25 s.
+A message contains a job id, but it only means that some job is due: the database decides which job is next
+(`control.queue.jobs.fair`). Messages may therefore be lost, and are acknowledged before the task runs. Measured with
+late acknowledgement: Celery's Redis transport lost a message for good when a worker died between two Redis commands,
+ran one long task five times, and restarted a crashing task 173 times in 25 s.
 
 The pool is `solo`: the task runs in the process that receives Celery's signals. If that process is killed, the child
-process of the job dies with it. One worker process per GPU.
+process of the job dies with it. Run one worker process per GPU.
 """
 
 import os

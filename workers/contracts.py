@@ -1,8 +1,8 @@
 """The messages between the supervisor and the child process. Standard library only.
 
 The supervisor writes a spec as JSON, starts `python -m workers.run SPEC.json`, and reads one JSON event per
-line of the child's standard output (standard error is a log). The child sees only local paths: the supervisor copies
-inputs there and uploads the files that events name. The child therefore needs no database password and no S3 key.
+line of the child's standard output (standard error is a log). The child uses only local files: the supervisor downloads
+the inputs and uploads the files that events name. The child therefore needs no database password and no S3 key.
 
     {"event": "progress", "done": 12, "total": 160, "unit": "rows"}
     {"event": "metrics", "step": 40, "data": {"loss": 1.9, "acceptance_length": 1.7}}
@@ -24,7 +24,7 @@ MAX_SHARD_ROWS = 256
 
 
 class FailureClass(StrEnum):
-    """Tells whether another attempt can help. Only `INFRA` is retried without limit, while the job makes progress."""
+    """Says whether another attempt can help. Only `INFRA` is retried without limit, as long as the job progresses."""
 
     INVALID_INPUT = "invalid_input"
     USER_CONFIG = "user_config"
@@ -54,12 +54,13 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Answers rows of `input_path` and writes one file per shard into `output_dir`.
+    """A job that answers rows of `input_path` and writes one file per shard into `output_dir`.
 
-    `input_path` holds normalised rows, one JSON object a line: {"custom_id", "url", "body"}.
-    Each shard file is written under a temporary name, synced and renamed before its event is printed. Its lines:
+    `input_path` holds normalised rows, one JSON object per line: {"custom_id", "url", "body"}.
+    Each shard file is written under a temporary name, synced and renamed before its event is printed. Each line is
     {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
-    "finish_reason"}; the last three only where `ok`. The id of an output row is `batch_req_<job id tail>_<row>`.
+    "finish_reason"}; the last three fields exist only if `ok` is true. The id of an output row is
+    `batch_req_<the job id after its last underscore>_<row>`.
     """
 
     kind: str = "batch"
@@ -79,10 +80,10 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """Trains a speculator on answers, and resumes from `checkpoint_dir` if it holds a checkpoint.
+    """A job that trains a speculator on answers. It resumes from `checkpoint_dir` if this folder has a checkpoint.
 
     `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
-    `hyperparameters` are those of `method` (see workers/hyperparameters); unknown keys are an error.
+    `hyperparameters` are defined by the method (see workers/hyperparameters); unknown keys are an error.
     `initial_speculator_dir` holds a speculator of the same method, from which training continues.
     """
 
@@ -102,11 +103,10 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """Answers held-out prompts with and without the speculator, and compares tokens and time. It resumes from
-    `checkpoint_dir`.
+    """A job that answers held-out prompts with and without the speculator, and compares tokens and time.
 
-    `prompts_path` holds normalised rows as in `BatchSpec`. Writes `report.json`, `report.png`, `report.svg` and
-    `evidence.json`, the contents of a certificate, into `output_dir`.
+    It resumes from `checkpoint_dir`. `prompts_path` holds normalised rows as in `BatchSpec`. The job writes
+    `report.json`, `report.png`, `report.svg`, and the contents of a certificate, `evidence.json`, into `output_dir`.
     """
 
     kind: str = "evaluation"
@@ -119,10 +119,10 @@ class EvaluationSpec:
     drafter: str
     speculator_dir: str | None
     concurrencies: tuple[int, ...] = (1,)
-    max_tokens: int | None = None  # caps every row's own max_tokens
+    max_tokens: int | None = None  # an upper limit for the `max_tokens` of every row
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
-    training_seconds: float | None = None  # of worker time, for the break-even point
+    training_seconds: float | None = None  # worker time that the training took, for the break-even point
     dtype: str = "auto"
     weights: str = "auto"  # or int8
     device: str = "auto"
@@ -205,9 +205,9 @@ def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
 
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> str:
-    """Returns the SHA-256 over names, relative to `folder`, and contents, so that a renamed file changes it.
+    """Returns a SHA-256 over the contents of the files and their names relative to `folder`.
 
-    The revision of a model is the fingerprint of its `config.json`, followed by its `*.safetensors` by name.
+    The revision of a model is the fingerprint of its `config.json`, followed by its `*.safetensors` sorted by name.
     """
     whole = hashlib.sha256()
     for path in files:
@@ -218,7 +218,7 @@ def fingerprint(folder: Path, files: Iterable[Path]) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Returns files sorted by name, so that a folder has one fingerprint."""
+    """Returns all files in the folder and its subfolders, sorted: `fingerprint` depends on their order."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Writes events of the child process: one line per event, progress at most twice a second. Standard library only."""
+"""Writes the child process's events, one per line; progress at most twice a second. Standard library only."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Emit = Callable[[Event], None]
 
 
 class EventWriter:
-    """Writes events to `stream`; progress that comes too soon is dropped unless it completes its total."""
+    """Writes events to `stream`. A progress event too soon after the previous one is dropped, unless it is the last."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

@@ -1,8 +1,8 @@
 """The errors of a child process, and how they become events. Standard library only.
 
 JobError
-├── UserConfigError    the model or the settings of the customer cannot work; never retried
-├── InvalidInputError  the customer's rows cannot work; never retried
+├── UserConfigError    the customer's model or settings are unusable; never retried
+├── InvalidInputError  the customer's rows are unusable; never retried
 └── InfraError         this machine failed; another attempt may succeed
 """
 
@@ -14,7 +14,7 @@ _MAX_MESSAGE = 2000
 
 
 class JobError(Exception):
-    """`code` is permanent and for programs, the message is for people."""
+    """`code` never changes and is meant for programs; the message is meant for people."""
 
     failure_class = FailureClass.BUG
 
@@ -57,8 +57,8 @@ def _classify(error: BaseException) -> tuple[FailureClass, str]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # torch.OutOfMemoryError is told by its name, and the CPU allocator's plain RuntimeError by its text, so that
-    # this module needs no torch.
+    # torch.OutOfMemoryError is recognised by its name, and the CPU allocator's RuntimeError by its text, because this
+    # module must not import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

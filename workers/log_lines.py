@@ -1,4 +1,4 @@
-"""The log of a child process: one line per event on standard error, in the supervisor's form, with the ids of its job.
+"""Logging of a child process: one line per log event on standard error, in the supervisor's format, with the job's ids.
 
 SLIPSTREAM_CHILD_LOG={"json": true, "ids": {"organization_id": …, "job_id": …, "fence": …, "request_id": …}}
 """

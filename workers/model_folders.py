@@ -1,7 +1,7 @@
 """The rules for folders that come from outside, whether they hold a model or a speculator. Standard library only.
 
-A folder that is let in can hold no code: its files are JSON, text and safetensors, and no configuration may lead a
-loader to Python files.
+An accepted folder contains no code: its files are JSON, text and safetensors, and no configuration may make a loader
+import Python files.
 """
 
 from typing import Any
@@ -24,13 +24,13 @@ MODEL_NAMES = (
 )
 SPECULATOR_NAMES = (*MODEL_NAMES, "adapter_config.json", "draft_vocab.json", "provenance.json", "report.json")
 CONFIG_NAMES = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
-# These keys lead a loader to Python files, or ask it to trust them.
+# These keys make a loader import Python files, or allow it to.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
 MAX_JSON_BYTES = 64 << 20
 
 
 def code_key(values: Any) -> str | None:
-    """Returns the first key that names code, at any depth: a configuration may hold those of its parts."""
+    """Returns a key in `CODE_KEYS`, at any depth, because a configuration may contain those of its submodels."""
     left = [values]
     while left:
         value = left.pop()

@@ -1,20 +1,20 @@
 """Starts commands that must not outlive the process that started them, even if that process is killed with SIGKILL.
 
-There are two ways. Both run this file as a script, which is why it imports the standard library only.
+There are two modes. Both run this file as a script, which is why it imports the standard library only.
 
-`dying_with_parent`: the script asks the kernel for SIGKILL at its parent's death and then becomes the command. The
-setting survives exec. It belongs to the thread that started the script, so that thread must live as long as the
-command. It exists on Linux only; elsewhere the command just runs.
+`dying_with_parent`: the script asks the kernel to send it SIGKILL when its parent dies (PR_SET_PDEATHSIG, a setting
+that survives exec), and then becomes the command by exec. The kernel's "parent" is the thread that started the script,
+so that thread must live as long as the command. Only Linux has this setting; elsewhere the command just runs.
 
 `kept_command`: a keeper process watches a pipe (the lifeline), whose write end the owner keeps open and never uses.
-When the owner ends, the read end reports end of file, and the keeper kills the command and all of its descendants.
+When the owner process ends, the read end reports end of file, and the keeper kills the command and its descendants.
 
     owner ── lifeline ──> keeper ──> command ──> its children
                             └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so none can escape
 
-The keeper exits with the exit code of the command, once everything that the command left behind is gone. `adopt=False`
-is for a command whose children are to outlive it, each under a keeper of its own on the same lifeline. The keeper
-passes SIGTERM and SIGINT on to the command only, which stops its children in its own order.
+The keeper exits with the exit code of the command, after killing what the command left running. `adopt=False` is for a
+command whose children should outlive it, each under its own keeper on the same lifeline. The keeper forwards SIGTERM
+and SIGINT to the command only, which then stops its children in its own order.
 """
 
 import ctypes
@@ -31,22 +31,25 @@ _DYING, _KEPT = "dying-with-parent", "kept"
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """Returns `command` behind this script. Start it from a thread that outlives it."""
+    """Returns a command line that runs `command` through this script. Start it from a thread that outlives it."""
     return [*_script(_DYING), str(os.getpid()), *command]
 
 
 def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True) -> list[str]:
-    """Returns `command` under a keeper. The caller starts it in a new session and passes the descriptor on."""
+    """Returns a command line that runs `command` under a keeper.
+
+    The caller starts it in a new session, with the file descriptor `lifeline` in `pass_fds`.
+    """
     return [*_script(_KEPT), str(lifeline), "adopt" if adopt else "leave", *command]
 
 
-def _script(way: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).resolve()), way]
+def _script(mode: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).resolve()), mode]
 
 
 def main(arguments: Sequence[str]) -> int:
-    way, *rest = arguments
-    if way == _DYING:
+    mode, *rest = arguments
+    if mode == _DYING:
         return _become(int(rest[0]), rest[1:])
     return _keep(int(rest[0]), rest[2:], adopt=rest[1] == "adopt")
 
@@ -67,12 +70,12 @@ def _keep(lifeline: int, command: list[str], *, adopt: bool) -> int:
     pending: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: pending.append(received))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, SIGCHLD would not wake the select
     try:
         child = subprocess.Popen(
             command,
             pass_fds=(lifeline,),  # the command may start keepers on the same lifeline
-            preexec_fn=_die_with_parent,  # it must not outlive a killed keeper; with one thread no lock is held
+            preexec_fn=_die_with_parent,  # for a killed keeper; safe, since this process has only one thread
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} could not be started: {error}\n")
@@ -100,13 +103,13 @@ def _die_with_parent() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Raises: OSError. It does nothing outside Linux."""
+    """Does nothing outside Linux. Raises: OSError."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def _kill_descendants() -> None:
-    """Kills children until there are none. Orphans of a killed child become children of this process."""
+    """Kills children until there are none: the orphans of a killed child become children of this process."""
     while children := _children():
         for pid in children:
             try:
@@ -120,7 +123,10 @@ def _kill_descendants() -> None:
 
 
 def _children() -> list[int]:
-    """Returns direct children, zombies included. Without /proc it sends SIGTERM to the whole process group instead."""
+    """Returns the pids of direct children, including zombies.
+
+    Effects: without /proc, the children are unknown; the whole process group gets SIGTERM, and the list is empty.
+    """
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     if path.exists():
         return [int(pid) for pid in path.read_text().split()]

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m workers.run SPEC.json", file=sys.stderr)
         return 2
-    # Before torch is imported: on a shared machine spinning OpenMP threads made a 35 ms pass take 900 ms.
+    # Set before torch is imported: on a shared machine, spinning OpenMP threads made a 35 ms forward pass take 900 ms.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(sys.stderr)
     with _events_only_stdout() as stream:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _events_only_stdout() -> TextIO:
-    """Effects: file descriptor 1 becomes a copy of standard error; the returned stream is the old standard output."""
+    """Returns a stream to standard output. Effects: all other writes to file descriptor 1 go to standard error."""
     sys.stdout.flush()
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -51,7 +51,7 @@ def _run(spec_path: Path, emit: Emit) -> int:
 
 
 def _dispatch(spec: Spec, emit: Emit) -> Finished:
-    # Imported late: torch must see the environment set above, and a bad spec should not cost its import.
+    # Imported late: torch must see the environment set above, and a bad spec should fail before the slow import.
     match spec:
         case BatchSpec():
             from workers.inference.batch import run_batch

@@ -18,7 +18,7 @@ class ApiKeys(Resource[D]):
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
-        """Create a key. Only this response contains `key`; it is None in the repetition of a lost response.
+        """Create a key. Only this response contains `key`; if the request is retried after a lost response, it is None.
 
         In that case, revoke the key and create another one.
         """

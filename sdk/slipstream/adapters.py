@@ -14,7 +14,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     id: str
-    name: str  # requests use it with `model` set to `deployment:name`
+    name: str  # a request selects the adapter by setting `model` to `deployment:name`
     model: str
     rank: int
     target_modules: Sequence[str]
@@ -31,7 +31,7 @@ class Adapters(Resource[D]):
 
     @procedure
     def upload(self, folder: Path | str, *, name: str, model: str) -> Steps[Adapter]:
-        """Upload a folder written by peft, and create an adapter from it."""
+        """Upload a folder written by peft, create an adapter from it, and delete the uploaded files."""
         ids = []
         for filename in (CONFIG, WEIGHTS):
             with (Path(folder) / filename).open("rb") as source:

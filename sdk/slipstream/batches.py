@@ -25,7 +25,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """Args: model: for rows that do not name one. quote_id: the quote whose cap pauses the batch."""
+        """Args: model: the model for rows that name none. quote_id: the quote whose spending cap pauses the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 
@@ -43,7 +43,7 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Yield output rows in input order: the finished ones, or with `follow` all rows until the batch has ended.
+        """Yield output rows in input order: the finished rows, or, with `follow`, every row until the batch has ended.
 
         After a broken connection the stream continues after the last row, so that each row is yielded once.
         """
@@ -53,10 +53,10 @@ class Batches(Resource[D]):
             exchange = Exchange(
                 method="GET", path=path_of("batches", batch_id, "results"), options={"params": params}, stream=True
             )
-            answer = yield from self.http.send(exchange)
-            read = Lines(answer)
+            result = yield from self.http.send(exchange)
+            lines = Lines(result)
             try:
-                while (line := (yield from read.read())) is not None:
+                while (line := (yield from lines.read())) is not None:
                     yield Item(json.loads(line))
                     num_rows, failures = num_rows + 1, 0
                 return
@@ -78,8 +78,8 @@ class Batches(Resource[D]):
         """Return the batch when it is completed.
 
         Raises:
-            BatchFailed: the batch failed, expired or was cancelled, or none of its rows was answered.
-            WaitTimeout: the time is over; the batch continues.
+            BatchFailed: the batch failed, expired or was cancelled, or all of its rows failed.
+            WaitTimeout: `timeout_seconds` have passed; the batch continues.
         """
         batch = yield from wait_for(
             lambda: self.http.get(Batch, path_of("batches", batch_id)),

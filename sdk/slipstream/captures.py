@@ -8,7 +8,7 @@ from slipstream.types import Capture, File
 class Captures(Resource[D]):
     @procedure
     def set(self, deployment_id: str, *, hours: int) -> Steps[Capture]:
-        """Keep each answered request, without its answer, for this many hours from now on."""
+        """From now on, keep each answered request, without its answer, for this many hours."""
         return self.http.post(Capture, path_of("deployments", deployment_id, "capture"), {"hours": hours})
 
     @procedure

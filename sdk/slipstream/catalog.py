@@ -15,7 +15,7 @@ from slipstream.waiting import wait_for
 class Models(Resource[D]):
     @iteration
     def list(self) -> Items[Model]:
-        """Yield base models, for batches and pipelines, and deployments, for chat."""
+        """Yield base models, which batches and pipelines use, and deployments, which chat requests use."""
         return self.http.pages(Model, "models")
 
     @procedure
@@ -39,7 +39,7 @@ class BaseModel:
 class BaseModels(Resource[D]):
     @procedure
     def create(self, *, name: str, source: str) -> Steps[BaseModel]:
-        """Args: source: a folder or `s3://bucket/prefix` that the service's operators allow; it is checked first."""
+        """Register a model, which is then checked. Args: source: an allowed folder or `s3://bucket/prefix`."""
         return self.http.post(BaseModel, "base_models", {"name": name, "source": source})
 
     @procedure
@@ -89,7 +89,10 @@ class Speculators(Resource[D]):
 
     @procedure
     def import_(self, *, file_id: str, format: str, model: str, name: str) -> Steps[Speculator]:  # noqa: A002
-        """Create a speculator from an uploaded zip archive with another engine's folder, trained for this model."""
+        """Create a speculator from an uploaded zip archive of a folder in another engine's format.
+
+        Args: model: the model that the speculator was trained for.
+        """
         body = {"file_id": file_id, "format": format, "model": model, "name": name}
         return self.http.post(Speculator, "speculators", body)
 

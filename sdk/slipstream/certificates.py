@@ -1,9 +1,10 @@
-"""Verification of certificates of equality: their signature and their content. It needs no network.
+"""Offline verification of certificates, which state whether answers with and without a speculator are equal.
 
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
 
-Get the public key once, from a source that you trust: a certificate that contained its own key would prove nothing.
+Get the public key once, from a source that you trust. The certificate does not contain the key: a forger would replace
+both.
 """
 
 import base64
@@ -23,12 +24,12 @@ EQUAL = "equal"
 
 
 def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str, Any]:
-    """Return the signed statement. It may say that answers differ: check its `result`.
+    """Return the signed statement. Check its `result`: a valid certificate may say that answers differ.
 
     Args:
         public_key: PEM.
 
-    Raises: CertificateError: it is not signed with this key, was modified, or is not a certificate of this format.
+    Raises: CertificateError: the certificate is not signed with this key, was modified, or has another format.
     """
     key = _key(public_key)
     try:
@@ -64,7 +65,7 @@ def _key_id(key: Ed25519PublicKey) -> str:
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
-    """Serialize according to RFC 8785. Raises: ValueError: it contains a fraction, which no certificate does."""
+    """Serialize according to RFC 8785. Raises: ValueError: the value contains a float, which no certificate does."""
     if any(isinstance(leaf, float) for leaf in _leaves(value)):
         raise ValueError("a fraction")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -25,7 +25,7 @@ class Chat(Resource[D]):
 
         Raises:
             APIStreamError: the service aborted the answer.
-            APIConnectionError: the connection broke; the request is not retried, and pieces yielded so far are valid.
+            APIConnectionError: the connection broke. The request is not retried; the pieces yielded so far are valid.
         """
         return _streamed(self.http, "chat/completions", {"model": model, "messages": list(messages), **options})
 
@@ -45,8 +45,8 @@ class Completions(Resource[D]):
 
 
 def _streamed(http: Http, path: str, body: Mapping[str, Any]) -> Items[Completion]:
-    asked = {"stream_options": {"include_usage": True}, **body, "stream": True}
-    exchange = Exchange(method="POST", path=path, options={"json": asked}, stream=True)
+    json_body = {"stream_options": {"include_usage": True}, **body, "stream": True}
+    exchange = Exchange(method="POST", path=path, options={"json": json_body}, stream=True)
     source = Lines((yield from http.send(exchange)))
     try:
         while (data := (yield from next_data(source))) is not None and data != "[DONE]":

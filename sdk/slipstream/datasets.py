@@ -1,4 +1,4 @@
-"""Datasets validate a file before anything is spent; quotes estimate the cost of a batch of its rows."""
+"""Datasets are validated files of prompts; quotes estimate the cost of a batch of a dataset's rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Rows = list[dict[str, Any]]
 class Datasets(Resource[D]):
     @procedure
     def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
-        """Validate every line and report `status` and `errors`. With a model, tokens are counted."""
+        """Validate every line; report `status` and `errors`. If a model is given, its tokenizer counts the tokens."""
         return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model})
 
     @procedure
@@ -64,14 +64,19 @@ class Quote:
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None
-    spent: Mapping[str, Any] | None = None  # by the work that named this quote
+    spent: Mapping[str, Any] | None = None  # by the batches, distillations and pipelines created with this quote
     created_at: int
 
 
 class Quotes(Resource[D]):
     @procedure
     def create(self, *, dataset_id: str, basis: str = "pilot", cap: float | None = None) -> Steps[Quote]:
-        """Args: basis: pilot or history. cap: US dollars; work that names the quote is paused there."""
+        """Estimate the cost of a batch.
+
+        Args:
+            basis: `pilot` answers some of the rows first, `history` uses earlier batches.
+            cap: US dollars; work that is created with the quote is paused when it has cost this much.
+        """
         return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis, "cap": cap})
 
     @procedure

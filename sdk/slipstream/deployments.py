@@ -11,7 +11,7 @@ from slipstream.waiting import wait_for
 
 
 class Unchanged:
-    """The default of arguments that are not given, as None is a valid value."""
+    """The type of the default for omitted arguments, because None is a valid value."""
 
 
 UNCHANGED = Unchanged()
@@ -38,7 +38,7 @@ class Deployments(Resource[D]):
     def create(
         self, *, name: str, model: str, speculator_id: str | None = None, adapters: Sequence[str] | None = None
     ) -> Steps[Deployment]:
-        """Args: adapters: ids; requests use one with `model` set to `name:adapter`."""
+        """Args: adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`."""
         body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
         return self.http.post(Deployment, "deployments", body)
 
@@ -72,7 +72,7 @@ class Deployments(Resource[D]):
         end_time: int | None = None,
         bucket_width: str = "1m",
     ) -> Items[DeploymentMetrics]:
-        """Yield metrics, oldest first; the default is the last hour. Args: bucket_width: 1m, 1h or 1d."""
+        """Yield metrics, oldest first; the default period is the last hour. Args: bucket_width: 1m, 1h or 1d."""
         path = path_of("deployments", deployment_id, "metrics")
         params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
         while True:

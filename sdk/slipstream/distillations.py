@@ -17,7 +17,7 @@ class Distillation:
     prompts_file: str
     batch_id: str
     request_counts: Mapping[str, int]
-    is_trainable: bool  # it has answers, so pipelines may name it
+    is_trainable: bool  # whether it has answers, so that pipelines can use it
     output_file_id: str | None = None
     error_file_id: str | None = None
     paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
@@ -57,7 +57,7 @@ class Distillations(Resource[D]):
 
     @procedure
     def cancel(self, distillation_id: str) -> Steps[Distillation]:
-        """Cancel it; the answers so far are kept."""
+        """Cancel a distillation; the answers so far are kept."""
         return self.http.post(Distillation, path_of("distillations", distillation_id, "cancel"))
 
     @procedure

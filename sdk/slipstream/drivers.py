@@ -18,7 +18,7 @@ import httpx2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request. Its outcome is an `Answer`, or an `httpx2.TransportError` if no response arrived."""
+    """A request. The outcome is an `ExchangeResult`, or an `httpx2.TransportError` if no response arrived."""
 
     method: str
     path: str
@@ -27,16 +27,16 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExchangeResult:
     response: httpx2.Response
     pieces: Any  # iterator over the body, (a)synchronous like the driver; None if `stream` was not requested
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Reads the next piece of a body. Its outcome is bytes, or None at the end."""
+    """Reads the next piece of a response's body. The outcome is bytes, or None at the end."""
 
-    answer: Answer
+    result: ExchangeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Calls the caller's `on_progress`, which may be a coroutine function in an `AsyncClient`."""
+    """Calls the `on_progress` function of the client's user, which may be a coroutine function in an `AsyncClient`."""
 
     callback: Callable[[Any], Any]
     value: object
@@ -86,7 +86,7 @@ class Driver:
                     effect = _resume(steps, None)
                     continue
                 try:
-                    outcome = self._carry_out(effect, opened)
+                    outcome = self._execute(effect, opened)
                 except httpx2.TransportError as error:
                     effect = _resume(steps, error)
                 else:
@@ -96,7 +96,7 @@ class Driver:
             for response in opened:
                 response.close()
 
-    def _carry_out(self, effect: Effect, opened: list[httpx2.Response]) -> object:
+    def _execute(self, effect: Effect, opened: list[httpx2.Response]) -> object:
         match effect:
             case Exchange():
                 request = self._client.build_request(effect.method, effect.path, **effect.options)
@@ -105,9 +105,9 @@ class Driver:
                     opened.append(response)
                 if response.status_code >= 400:
                     response.read()
-                return Answer(response, response.iter_bytes() if effect.stream else None)
+                return ExchangeResult(response, response.iter_bytes() if effect.stream else None)
             case Read():
-                return next(effect.answer.pieces, None)
+                return next(effect.result.pieces, None)
             case Pause():
                 self._sleep(effect.seconds)
                 return None
@@ -134,7 +134,7 @@ class AsyncDriver:
                     effect = _resume(steps, None)
                     continue
                 try:
-                    outcome = await self._carry_out(effect, opened)
+                    outcome = await self._execute(effect, opened)
                 except httpx2.TransportError as error:
                     effect = _resume(steps, error)
                 else:
@@ -144,7 +144,7 @@ class AsyncDriver:
             for response in opened:
                 await response.aclose()
 
-    async def _carry_out(self, effect: Effect, opened: list[httpx2.Response]) -> object:
+    async def _execute(self, effect: Effect, opened: list[httpx2.Response]) -> object:
         match effect:
             case Exchange():
                 request = self._client.build_request(effect.method, effect.path, **effect.options)
@@ -153,19 +153,19 @@ class AsyncDriver:
                     opened.append(response)
                 if response.status_code >= 400:
                     await response.aread()
-                return Answer(response, response.aiter_bytes() if effect.stream else None)
+                return ExchangeResult(response, response.aiter_bytes() if effect.stream else None)
             case Read():
-                return await anext(effect.answer.pieces, None)
+                return await anext(effect.result.pieces, None)
             case Pause():
                 await self._sleep(effect.seconds)
                 return None
             case Notice():
-                told = effect.callback(effect.value)
-                return await told if isinstance(told, Awaitable) else told
+                outcome = effect.callback(effect.value)
+                return await outcome if isinstance(outcome, Awaitable) else outcome
 
 
 def collected(items: Items[_T]) -> Steps[list[_T]]:
-    """Collects the items of an iteration within a procedure."""
+    """Returns the items of an iteration as a list, for use within a procedure."""
     values: list[_T] = []
     effect = _resume(items, None)
     while effect is not None:

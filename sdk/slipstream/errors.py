@@ -9,12 +9,12 @@ SlipstreamError
 │   └── APIStatusError           an error response: message, type, param, code, request_id
 │       ├── BadRequestError 400 · AuthenticationError 401 · PermissionDeniedError 403 · NotFoundError 404
 │       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
-├── BatchFailed                  `wait` ended without a usable answer
+├── BatchFailed                  `wait` ended, and no row has an answer
 ├── PipelineFailed               `wait` ended without a live endpoint
 ├── EvaluationFailed             `wait` ended without a report
 ├── CertificateError             the certificate is forged, was modified, or has the wrong form
 ├── UploadError                  the file is not the one for which the upload was created
-├── WebhookError                 the service did not sign the delivery, or not recently
+├── WebhookError                 the delivery's signature is wrong or too old
 └── WaitTimeout                  `wait` gave up; the work continues
 """
 
@@ -138,7 +138,7 @@ def stream_error(error: Mapping[str, Any]) -> APIStreamError:
 
 
 class BatchFailed(SlipstreamError):
-    """`batch` has the details: its `errors` by line, or its `error_file_id`."""
+    """The attribute `batch` has the details: `errors` by line, or `error_file_id`."""
 
     def __init__(self, batch: "Batch") -> None:
         if batch.status == "completed":
@@ -161,7 +161,7 @@ class PipelineFailed(SlipstreamError):
 
 
 class EvaluationFailed(SlipstreamError):
-    """`evaluation` has the details."""
+    """The attribute `evaluation` has the details."""
 
     def __init__(self, evaluation: "Evaluation") -> None:
         reason = f": {evaluation.error_message} [{evaluation.error_code}]" if evaluation.error_message else ""

@@ -86,11 +86,11 @@ class Evaluations(Resource[D]):
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
     ) -> Steps[Evaluation]:
-        """Return the evaluation when it has its report.
+        """Return the evaluation when its report is ready.
 
         Raises:
             EvaluationFailed: the evaluation failed or was cancelled.
-            WaitTimeout: the time is over; the evaluation continues.
+            WaitTimeout: `timeout_seconds` have passed; the evaluation continues.
         """
         evaluation = yield from wait_for(
             lambda: self.http.get(Evaluation, path_of("evaluations", evaluation_id)),

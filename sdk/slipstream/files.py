@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import httpx2
 
-from slipstream.drivers import Answer, Exchange, Items, Read, Steps, iteration, procedure
+from slipstream.drivers import Exchange, ExchangeResult, Items, Read, Steps, iteration, procedure
 from slipstream.errors import APIResponseError, APIStatusError
 from slipstream.http import D, Http, Resource, connection_error, path_of, pause
 from slipstream.types import File
@@ -87,7 +87,7 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
         with part.open("r+b") as written:
             if identity is None:
                 written.truncate()
-            written.seek(max(0, part.stat().st_size - 1))  # repeats the last byte, because an empty range is an error
+            written.seek(max(0, part.stat().st_size - 1))  # requests the last byte again: an empty range is an error
             expected = yield from fetch(http, path, written)
             written.flush()
             written.seek(0)
@@ -104,12 +104,12 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
 
 
 def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
-    """Write the body of a GET to `to`, from its position on, and continue there after a broken connection.
+    """Write the body of a GET to `to`, starting at the stream's position; a broken connection is resumed.
 
     If the service does not support ranges, or has fewer bytes than `to`, the whole body replaces what is in `to`.
 
     Returns: the SHA-256 of the whole body, if the service sends it.
-    Raises: APIConnectionError: the connection broke more than `max_retries` times without a byte in between.
+    Raises: APIConnectionError: the connection broke more than `max_retries` times in a row without a new byte.
     """
     failures, furthest, version = 0, 0, ""
     while True:
@@ -120,18 +120,18 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
         options = {"headers": headers} if begin else {}
         exchange = Exchange(method="GET", path=path, options=options, stream=True)
         try:
-            answer: Answer = yield from http.send(exchange)
+            result: ExchangeResult = yield from http.send(exchange)
         except APIStatusError as error:
             if error.status != httpx2.codes.RANGE_NOT_SATISFIABLE or not begin:
                 raise
             to.seek(0)
             continue
-        version = answer.response.headers.get("etag", "")
-        if not begin or not answer.response.headers.get("content-range", "").startswith(f"bytes {begin}-"):
+        version = result.response.headers.get("etag", "")
+        if not begin or not result.response.headers.get("content-range", "").startswith(f"bytes {begin}-"):
             to.seek(0)
             to.truncate()
         try:
-            while (piece := (yield Read(answer))) is not None:
+            while (piece := (yield Read(result))) is not None:
                 to.write(piece)
             found = _SHA256.fullmatch(version)
             return found[1] if found else None

@@ -78,7 +78,7 @@ class FineTuningJobs(Resource[D]):
 
     @procedure
     def pause(self, job_id: str) -> Steps[FineTuningJob]:
-        """Stop the job within seconds, keeping finished work, until `resume` is called."""
+        """Stop the job within seconds, until `resume` is called; finished work is kept."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
 
     @procedure

@@ -1,8 +1,9 @@
 """Requests with retries, as generators of effects. This module knows HTTP and JSON, but not the API's objects.
 
-Connection errors, 408, 409, 429 and 5xx are retried, twice by default, after the time that the server asks for, else
-after 0.5 s doubling to 8 s with jitter. `x-should-retry` overrides these rules. Every POST carries an
-`Idempotency-Key`, the same at every attempt, so that the service executes it once.
+Connection errors and the statuses 408, 409, 429 and 5xx are retried, twice by default. The pause is the one in the
+`retry-after` header; without this header it starts at 0.5 s and doubles up to 8 s, with jitter. The response header
+`x-should-retry` overrides which statuses are retried. Every POST carries an `Idempotency-Key`, the same at every
+attempt, so that the service executes it once.
 """
 
 import logging
@@ -18,7 +19,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from slipstream.drivers import Answer, AsyncDriver, Driver, Exchange, Item, Items, Pause, Read, Steps
+from slipstream.drivers import AsyncDriver, Driver, Exchange, ExchangeResult, Item, Items, Pause, Read, Steps
 from slipstream.errors import APIConnectionError, APIResponseError, APITimeoutError, status_error
 from slipstream.types import parsed
 
@@ -57,14 +58,14 @@ class Http:
         fields: Mapping[str, str],
         upload: Mapping[str, tuple[str, BinaryIO | bytes]],
     ) -> Steps[_Object]:
-        """Files must be seekable, because each attempt sends them from the start."""
+        """Args: upload: files by field name. They must be seekable, because each attempt sends them from the start."""
         return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
     def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
         """Yields every object of a list, page after page."""
-        asked: dict[str, Any] = {"limit": 100, **given(params or {})}
+        query: dict[str, Any] = {"limit": 100, **given(params or {})}
         while True:
-            page = yield from self.request("GET", path, params=asked)
+            page = yield from self.request("GET", path, params=query)
             data = page.get("data")
             if not isinstance(data, list):
                 raise APIResponseError(f"GET {path}: a list must have `data`, got {sorted(page)}")
@@ -72,16 +73,16 @@ class Http:
                 yield Item(parsed(kind, values))
             if not data or not page.get("has_more"):
                 return
-            asked["after"] = page.get("last_id") or data[-1]["id"]
+            query["after"] = page.get("last_id") or data[-1]["id"]
 
     def request(self, method: str, path: str, **options: Any) -> Steps[dict[str, Any]]:
-        answer = yield from self.send(Exchange(method=method, path=path, options=options))
-        body = _body(answer.response)
+        result = yield from self.send(Exchange(method=method, path=path, options=options))
+        body = _body(result.response)
         if not isinstance(body, dict):
-            raise APIResponseError(f"{method} {path}: expected a JSON object, got {answer.response.text[:80]!r}")
+            raise APIResponseError(f"{method} {path}: expected a JSON object, got {result.response.text[:80]!r}")
         return body
 
-    def send(self, exchange: Exchange) -> Steps[Answer]:
+    def send(self, exchange: Exchange) -> Steps[ExchangeResult]:
         """Raises: APIConnectionError, APIStatusError: the last attempt failed."""
         if exchange.method == "POST":
             headers = {"Idempotency-Key": str(uuid.uuid4()), **exchange.options.get("headers", {})}
@@ -90,15 +91,15 @@ class Http:
         for attempt in range(self.max_retries + 1):
             is_last = attempt == self.max_retries
             try:
-                answer: Answer = yield exchange
+                result: ExchangeResult = yield exchange
             except httpx2.TransportError as error:
                 if is_last:
                     raise connection_error(exchange, error) from error
                 yield pause(attempt, {}, f"{exchange.method} {exchange.path}: {error!r}")
                 continue
-            response = answer.response
+            response = result.response
             if response.status_code < 400:
-                return answer
+                return result
             if is_last or not _should_retry(response):
                 raise status_error(response.status_code, _body(response), response.headers.get("x-request-id"))
             yield pause(attempt, response.headers, f"{exchange.method} {exchange.path}: {response.status_code}")
@@ -114,15 +115,15 @@ class Resource(Generic[D]):
 class Lines:
     """Reads a body line by line, without line ends; an incomplete last line is dropped."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, result: ExchangeResult) -> None:
+        self._result = result
         self._whole: deque[bytes] = deque()
         self._rest = b""
 
     def read(self) -> Steps[str | None]:
         """Returns: None at the end. Raises: httpx2.TransportError."""
         while not self._whole:
-            piece: bytes | None = yield Read(self._answer)
+            piece: bytes | None = yield Read(self._result)
             if piece is None:
                 return None
             *whole, self._rest = (self._rest + piece).split(b"\n")
@@ -146,9 +147,9 @@ def path_of(kind: str, identity: str, *rest: str) -> str:
 
 def pause(attempt: int, headers: Mapping[str, str], reason: str) -> Pause:
     """Returns the pause after the failed attempt number `attempt`, counted from 0."""
-    asked = _retry_after_seconds(headers)
+    retry_after = _retry_after_seconds(headers)
     longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
-    seconds = longest * random.uniform(0.75, 1.0) if asked is None else asked
+    seconds = longest * random.uniform(0.75, 1.0) if retry_after is None else retry_after
     log.info("retrying in %.1f s: %s", seconds, reason)
     return Pause(seconds)
 
@@ -160,14 +161,14 @@ def connection_error(exchange: Exchange, error: httpx2.TransportError) -> APICon
 
 
 def _should_retry(response: httpx2.Response) -> bool:
-    told = response.headers.get("x-should-retry")
-    if told in ("true", "false"):
-        return told == "true"
+    override = response.headers.get("x-should-retry")
+    if override in ("true", "false"):
+        return override == "true"
     return response.status_code in _RETRIED_STATUSES or response.status_code >= 500
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Returns the pause that the server asks for; None if it asks for none or for an unreasonable one."""
+    """Returns the pause in the `retry-after` headers; None without such a header or if the value is unreasonable."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) / unit

@@ -76,7 +76,7 @@ class Projects(Resource[D]):
 
     @procedure
     def archive(self, project_id: str) -> Steps[Project]:
-        """Archive a project; its keys are refused from now on."""
+        """Archive a project; its API keys are refused from now on."""
         return self.http.post(Project, path_of("projects", project_id, "archive"))
 
 

@@ -50,7 +50,7 @@ class Pipelines(Resource[D]):
         """Start a pipeline; `create(...).wait()` waits until it has ended.
 
         Args:
-            name: also the name of the speculator and of the deployment, which requests put into `model`.
+            name: name of the pipeline, its speculator and its deployment; requests send it as `model`.
             distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
             training: {"kind": "medusa", ...hyperparameters}.
@@ -87,7 +87,7 @@ class Pipelines(Resource[D]):
 
     @procedure
     def resume(self, pipeline_id: str) -> Steps[PipelineRun[D]]:
-        """Continue from the failed or cancelled stage; the results of earlier stages are kept."""
+        """Continue from the stage that failed or was cancelled; the results of earlier stages are kept."""
         return self._started(path_of("pipelines", pipeline_id, "resume"), {})
 
     @procedure
@@ -103,7 +103,7 @@ class Pipelines(Resource[D]):
 
         Raises:
             PipelineFailed: a stage failed, the gate rejected the speculator, or the pipeline was cancelled.
-            WaitTimeout: the time is over; the pipeline continues.
+            WaitTimeout: `timeout_seconds` have passed; the pipeline continues.
         """
         return _wait(self.http, pipeline_id, on_progress, poll_seconds, timeout_seconds)
 

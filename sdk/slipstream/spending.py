@@ -11,7 +11,7 @@ from slipstream.http import D, Resource, path_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendCap:
     id: str
-    project_id: str | None = None  # None: the cap is for the whole organization
+    project_id: str | None = None  # None: the cap applies to the whole organization
     amount: Mapping[str, Any]  # value, currency
     spent: Mapping[str, Any]  # so far this month
     is_reached: bool

@@ -29,7 +29,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchError:
-    """A line of the input file that cannot be answered; `line` counts from 1."""
+    """The error of a line of the input file that no model can answer; `line` counts from 1."""
 
     code: str
     message: str
@@ -119,7 +119,7 @@ class Pipeline:
     deployment_id: str | None = None
     quote_id: str | None = None
     cost: Mapping[str, Any] | None = None  # so far
-    report: Mapping[str, Any] | None = None  # the evaluation's; its `definitions` explain every figure
+    report: Mapping[str, Any] | None = None  # of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -154,7 +154,7 @@ class Speculator:
     kind: str
     model: str
     status: str  # training, ready, failed
-    target_revision: str  # hash of the only model that it works with, the one it was trained for
+    target_revision: str  # hash of the weights it was trained for; it works with no other weights
     training: Mapping[str, Any]
     report: Mapping[str, Any] | None = None
     created_at: int
@@ -188,7 +188,7 @@ class Evaluation:
     progress: Progress | None = None
     metrics: Mapping[str, Any]  # eta_seconds, and the figures of the last concurrency measured
     result: str | None = None  # equal, different
-    report: Mapping[str, Any] | None = None  # its `definitions` explain every figure
+    report: Mapping[str, Any] | None = None  # the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -215,12 +215,12 @@ class Evaluation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     id: str
-    name: str  # requests put it into `model`
+    name: str  # requests send it as `model`
     model: str
     desired_state: str  # running, stopped
     state: str  # provisioning, ready, degraded, stopping, stopped, failed
     speculator_id: str | None = None
-    adapters: Sequence[Mapping[str, str]] = ()  # id, name, and the value of `model` in requests
+    adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -234,7 +234,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A file that is uploaded in parts; `file` is set when it is completed."""
+    """A file that is uploaded in parts; `file` is set when the upload is completed."""
 
     id: str
     filename: str
@@ -298,7 +298,7 @@ class ApiKey:
     scopes: Sequence[str]
     project_id: str | None = None
     deployment_ids: Sequence[str] | None = None
-    key: str | None = None  # only in the response that creates it
+    key: str | None = None  # only in the response to the request that creates or rotates the key
     created_at: int
     expires_at: int | None = None
     revoked_at: int | None = None
@@ -312,7 +312,7 @@ class WebhookEndpoint:
     description: str
     events: Sequence[str]
     enabled: bool
-    secret: str | None = None  # only in the response that creates it
+    secret: str | None = None  # only in the response to the request that creates or rotates the secret
     disabled_reason: str | None = None  # by_customer, gone, failing
     failing_since: int | None = None
     created_at: int
@@ -361,7 +361,7 @@ class Completion:
     model: str
     choices: Sequence[Mapping[str, Any]]
     usage: Mapping[str, Any] | None = None
-    metrics: Mapping[str, Any] | None = None  # speculative_decoding: how much was drafted and accepted
+    metrics: Mapping[str, Any] | None = None  # speculative_decoding: numbers of drafted and accepted tokens
 
     @property
     def text(self) -> str:

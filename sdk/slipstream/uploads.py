@@ -44,7 +44,7 @@ class Uploads(Resource[D]):
 
     @procedure
     def complete(self, upload_id: str, *, part_ids: list[str], md5: str | None = None) -> Steps[Upload]:
-        """Make the file from the parts, in the order given."""
+        """Make the file from the parts, in the order of `part_ids`."""
         body = {"part_ids": part_ids, "md5": md5}
         return self.http.post(Upload, path_of("uploads", upload_id, "complete"), body)
 
@@ -68,7 +68,7 @@ class Uploads(Resource[D]):
                 raise UploadError(f"{source} has {num_bytes} bytes, upload {upload_id} is for {upload.bytes}")
             opened.seek(0)
             digest = hashlib.md5(usedforsecurity=False)
-            part_ids = yield from self._known(upload_id, opened, digest)
+            part_ids = yield from self._sent_part_ids(upload_id, opened, digest)
             while data := opened.read(part_bytes):
                 digest.update(data)
                 part_ids.append((yield from self._add_part(upload_id, data)).id)
@@ -78,8 +78,11 @@ class Uploads(Resource[D]):
             raise APIResponseError(f"upload {upload_id} is {done.status} and has no file")
         return done.file
 
-    def _known(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
-        """Skips the parts already sent and returns their ids. The final digest checks their content."""
+    def _sent_part_ids(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
+        """Returns the ids of the parts already sent, and reads their bytes from the file into the digest.
+
+        The service compares the final digest with its own, so a part with other content is noticed.
+        """
         parts = yield from collected(self._parts(upload_id))
         for part in parts:
             data = opened.read(part.bytes)

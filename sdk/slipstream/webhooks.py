@@ -28,9 +28,9 @@ def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
 class WebhookEndpoints(Resource[D]):
     @procedure
     def create(self, *, url: str, events: Sequence[str] = ("*",), description: str = "") -> Steps[WebhookEndpoint]:
-        """Create an endpoint. Only this response contains `secret`; it is None in the repetition of a lost response.
+        """Create an endpoint. Only this response contains `secret`.
 
-        In that case, rotate the secret to get a new one.
+        If the request is retried after a lost response, `secret` is None: rotate the secret to get a new one.
         """
         body = {"url": url, "events": list(events), "description": description}
         return self.http.post(WebhookEndpoint, "webhook_endpoints", body)

@@ -33,7 +33,7 @@ REPORT = {
 }
 
 
-def test_held_out_questions_are_new_and_stay_the_same() -> None:
+def test_held_out_questions_are_reproducible_and_not_in_the_training_set() -> None:
     few, many = prompt_sets(10, 8), prompt_sets(40, 8)
 
     assert few.held_out == many.held_out
@@ -105,7 +105,7 @@ def test_the_report_is_shown_and_summarized() -> None:
     assert "concurrencies" not in summary(REPORT)
 
 
-def test_a_stack_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
+def test_the_error_of_a_stack_that_does_not_start_has_the_reason(tmp_path: Path) -> None:
     """A real `manage.py up` with a model that does not exist."""
     stack = Stack(tmp_path / "data", models={"tiny": tmp_path / "nowhere"})
 

@@ -8,29 +8,29 @@ import httpx2
 
 from slipstream import Client
 
-Answer = httpx2.Response | Exception | Callable[[httpx2.Request], httpx2.Response]
+ScriptedResponse = httpx2.Response | Exception | Callable[[httpx2.Request], httpx2.Response]
 
 
 class ScriptedApi:
     """Gives its responses in order, one for each request; further requests fail the test."""
 
-    def __init__(self, *answers: Answer) -> None:
-        self._answers = list(answers)
+    def __init__(self, *responses: ScriptedResponse) -> None:
+        self._responses = list(responses)
         self.requests: list[httpx2.Request] = []
         self.slept: list[float] = []
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         request.read()
         self.requests.append(request)
-        assert self._answers, f"unexpected request {request.method} {request.url}"
-        answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer if isinstance(answer, httpx2.Response) else answer(request)
+        assert self._responses, f"unexpected request {request.method} {request.url}"
+        response = self._responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return response if isinstance(response, httpx2.Response) else response(request)
 
     @property
     def is_exhausted(self) -> bool:
-        return not self._answers
+        return not self._responses
 
     def client(self, **options: Any) -> Client:
         return Client(

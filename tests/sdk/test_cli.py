@@ -73,7 +73,7 @@ def test_without_a_login_the_command_explains_how_to_log_in(run: Run) -> None:
     assert "slipstream login" in result.stderr
 
 
-def test_a_login_is_readable_only_by_its_owner(run: Run, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_login_file(run: Run, tmp_path: Path) -> None:
     api = ScriptedApi(page(), page(file_json()))
 
     with served(api) as url:
@@ -153,7 +153,7 @@ def test_a_rejected_pipeline_fails_the_command(run: Run) -> None:
     assert "speedup 1.1 is below 1.25 [gate_rejected]" in result.stderr
 
 
-def test_an_answer_is_streamed_and_not_interpreted_as_markup(run: Run) -> None:
+def test_a_streamed_answer_is_not_interpreted_as_markup(run: Run) -> None:
     body = chunk("[red]vi") + chunk("er[/]") + b"data: [DONE]\n\n"
     api = ScriptedApi(httpx2.Response(200, content=body))
 

@@ -165,7 +165,7 @@ def test_captured_requests_become_a_file(client: Client, base_model: BaseModel) 
         client.captures.retrieve(deployment.id)
 
 
-def test_a_wrong_key_is_refused() -> None:
+def test_a_wrong_key_raises_an_authentication_error() -> None:
     with Client(URL, "sk_live_wrong", transport=TRANSPORT) as client, pytest.raises(AuthenticationError) as caught:
         list(client.files.list())
 
@@ -189,7 +189,7 @@ def test_an_upload_in_parts_is_continued(client: Client, tmp_path: Path) -> None
     assert client.uploads.send(upload.id, path) == file
 
 
-def test_another_file_does_not_complete_an_upload(client: Client, tmp_path: Path) -> None:
+def test_an_upload_cannot_be_completed_with_another_file(client: Client, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_bytes(rows(1))
     upload = client.uploads.create(filename="a", num_bytes=7, purpose="batch", mime_type="application/jsonl")
@@ -199,7 +199,7 @@ def test_another_file_does_not_complete_an_upload(client: Client, tmp_path: Path
     assert client.uploads.cancel(upload.id).status == "cancelled"
 
 
-def test_a_dataset_names_its_bad_lines(client: Client) -> None:
+def test_a_dataset_lists_its_bad_lines(client: Client) -> None:
     file = client.files.upload(rows(2) + b"nonsense\n")
 
     dataset = client.datasets.create(file_id=file.id)
@@ -228,7 +228,7 @@ def test_keys_are_created_rotated_and_revoked(client: Client) -> None:
     assert client.api_keys.retrieve(successor.id).revoked_at is not None
 
 
-def test_usage_and_costs_come_in_buckets(client: Client) -> None:
+def test_usage_and_costs_are_returned_in_buckets(client: Client) -> None:
     assert client.usage.total().num_model_requests == 0
     assert len(list(client.usage.completions(start_time=0, end_time=40 * 86400, group_by=["model"]))) == 40
     assert all(bucket.results == [] for bucket in client.usage.costs(start_time=0, end_time=86400))
@@ -257,7 +257,7 @@ class InThisThread(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status_code, headers=response.headers, content=response.read())
 
 
-def test_the_asynchronous_client_has_the_same_protocol(base_model: BaseModel) -> None:
+def test_the_asynchronous_client_works_with_the_real_api(base_model: BaseModel) -> None:
     _, token = make_key()
 
     async def talk() -> None:

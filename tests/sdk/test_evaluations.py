@@ -70,7 +70,7 @@ def test_a_certificate_is_downloaded_and_verified_offline(run: Run, tmp_path: Pa
     assert json.loads(result.stdout) == make_evidence()
 
 
-def test_a_forged_certificate_has_exit_code_1_and_one_with_different_answers_4(run: Run, tmp_path: Path) -> None:
+def test_verify_exits_with_1_for_a_forged_certificate_and_4_for_different_answers(run: Run, tmp_path: Path) -> None:
     path, key = tmp_path / "certificate.json", tmp_path / "key.pem"
     key.write_text(public_key_body()["public_key"])
     different = certificate_of(make_evidence(equal=19, different=1))

@@ -20,7 +20,7 @@ SPECULATOR = {
 __all__ = ["run"]
 
 
-def test_an_export_is_a_file(tmp_path: Path) -> None:
+def test_an_export_returns_a_file(tmp_path: Path) -> None:
     api = ScriptedApi(ok(file_json(id="file-9")))
 
     file = api.client().speculators.export("spec_1", format="lorax")
@@ -29,7 +29,7 @@ def test_an_export_is_a_file(tmp_path: Path) -> None:
     assert (api.requests[0].url.path, api.body()) == ("/v1/speculators/spec_1/export", {"format": "lorax"})
 
 
-def test_an_import_names_file_format_model_and_name() -> None:
+def test_an_import_sends_file_format_model_and_name() -> None:
     api = ScriptedApi(ok(SPECULATOR))
 
     made = api.client().speculators.import_(file_id="file-1", format="specforge", model="m", name="heads")
@@ -76,7 +76,7 @@ def test_the_command_sends_a_folder_as_an_archive(run: Run, tmp_path: Path) -> N
     assert api.body()["file_id"] == "file-9"
 
 
-def test_the_command_deletes(run: Run) -> None:
+def test_the_command_deletes_a_speculator(run: Run) -> None:
     deleted = ok({"id": "spec_1", "object": "speculator", "deleted": True})
 
     assert run("speculators", "delete", "spec_1", api=ScriptedApi(deleted)).exit_code == 0

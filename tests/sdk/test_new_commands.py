@@ -31,7 +31,7 @@ ADAPTER = {
 }  # fmt: skip
 
 
-def asked(api: ScriptedApi, index: int = -1) -> tuple[str, str]:
+def request_line(api: ScriptedApi, index: int = -1) -> tuple[str, str]:
     request = api.requests[index]
     return request.method, request.url.path
 
@@ -45,10 +45,10 @@ def test_a_cap_is_created_and_raised(run: Run) -> None:  # the fixture
     api = ScriptedApi(ok(CAP))
 
     assert printed(run("--json", "caps", "create", "5", api=api))["id"] == "cap_1"
-    assert (asked(api), api.body()) == (("POST", "/v1/spend_caps"), {"amount": 5.0})
+    assert (request_line(api), api.body()) == (("POST", "/v1/spend_caps"), {"amount": 5.0})
     api = ScriptedApi(ok(CAP))
     printed(run("--json", "caps", "change", "cap_1", "7.5", api=api))
-    assert (asked(api), api.body()) == (("PATCH", "/v1/spend_caps/cap_1"), {"amount": 7.5})
+    assert (request_line(api), api.body()) == (("PATCH", "/v1/spend_caps/cap_1"), {"amount": 7.5})
 
 
 def test_a_distillation_is_waited_for_and_named_in_a_pipeline(run: Run, tmp_path: Path) -> None:
@@ -82,7 +82,10 @@ def test_an_adapter_is_uploaded_from_its_folder(run: Run, tmp_path: Path) -> Non
     printed(run("--json", "adapters", "upload", str(tmp_path), "tone", "tiny", api=api))
 
     assert json.loads(api.requests[2].content)["weights_file"] == "file-2"
-    assert [asked(api, index) for index in (-2, -1)] == [("DELETE", "/v1/files/file-1"), ("DELETE", "/v1/files/file-2")]
+    assert [request_line(api, index) for index in (-2, -1)] == [
+        ("DELETE", "/v1/files/file-1"),
+        ("DELETE", "/v1/files/file-2"),
+    ]
 
 
 def test_a_rollout_is_started_and_listed(run: Run) -> None:
@@ -92,7 +95,7 @@ def test_a_rollout_is_started_and_listed(run: Run) -> None:
     assert api.body() == {"speculator_id": "spec_1", "share_percent": 5}
     api = ScriptedApi(page(ROLLOUT))
     assert printed(run("--json", "rollouts", "list", "dep_1", api=api))["id"] == "rollout_1"
-    assert asked(api) == ("GET", "/v1/deployments/dep_1/rollouts")
+    assert request_line(api) == ("GET", "/v1/deployments/dep_1/rollouts")
 
 
 def test_a_missing_local_file_is_a_usage_error_without_a_request(run: Run) -> None:
@@ -127,11 +130,11 @@ def test_requests_are_captured_and_turned_into_a_file(run: Run) -> None:
     api = ScriptedApi(ok(kept))
 
     assert printed(run("--json", "captures", "set", "dep_1", "--hours", "48", api=api))["hours"] == 48
-    assert (asked(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), {"hours": 48})
+    assert (request_line(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), {"hours": 48})
     assert printed(run("--json", "captures", "file", "dep_1", api=ScriptedApi(ok(file_json()))))["id"] == "file-1"
 
 
-def test_a_key_expires_after_its_days(run: Run) -> None:
+def test_the_lifetime_of_a_key_is_given_in_days(run: Run) -> None:
     key = {"id": "key_1", "name": "ci", "hint": "…", "scopes": ["files:read"], "key": "sk_live_new", "created_at": 1}
     api = ScriptedApi(ok(key))
 

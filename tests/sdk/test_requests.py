@@ -76,7 +76,7 @@ def test_the_third_failure_is_raised() -> None:
         api.client().files.retrieve("file-1")
 
 
-def test_the_servers_pause_is_respected() -> None:
+def test_the_pause_in_retry_after_is_used() -> None:
     api = ScriptedApi(failure(429, retry_after="7"), failure(429, retry_after_ms="1500"), ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -107,7 +107,7 @@ def test_a_get_is_repeated_after_a_broken_connection() -> None:
     assert api.client().files.retrieve("file-1").id == "file-1"
 
 
-def test_a_post_is_repeated_under_the_same_key() -> None:
+def test_a_repeated_post_has_the_same_idempotency_key() -> None:
     api = ScriptedApi(httpx2.ReadError("reset"), failure(503), ok(deployment_json()), ok(deployment_json()))
     client = api.client()
 
@@ -148,7 +148,7 @@ def test_a_timeout_has_its_own_error() -> None:
         (599, InternalServerError),
     ],
 )
-def test_each_status_has_its_error(status: int, kind: type[APIStatusError]) -> None:
+def test_each_status_raises_its_exception(status: int, kind: type[APIStatusError]) -> None:
     api = ScriptedApi(failure(status, "because", code="the_code", x_request_id="req_7"))
 
     with pytest.raises(APIStatusError) as caught:
@@ -181,7 +181,7 @@ def test_a_list_fetches_pages_until_there_are_no_more() -> None:
     assert api.requests[1].url.params["after"] == "file-2"
 
 
-def test_an_upload_is_sent_whole_at_every_attempt(tmp_path: Path) -> None:
+def test_every_attempt_sends_the_whole_upload(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"custom_id": "1"}\n')
     api = ScriptedApi(failure(503), ok(file_json()))
@@ -222,7 +222,7 @@ def test_a_download_with_wrong_content_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_download_without_data_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         ScriptedApi(failure(404)).client().files.download("file-1", tmp_path / "out.jsonl")
 
@@ -244,7 +244,7 @@ def test_a_broken_download_continues_where_it_stopped() -> None:
     assert api.requests[1].headers["range"] == "bytes=4-"
 
 
-def test_a_service_without_ranges_sends_it_again() -> None:
+def test_a_service_without_ranges_sends_the_whole_file_again() -> None:
     api = ScriptedApi(broken, httpx2.Response(200, content=b"half and half"))
 
     assert api.client().files.content("file-1") == b"half and half"
@@ -269,7 +269,7 @@ def test_exported_names_are_sorted() -> None:
 
 
 @pytest.mark.parametrize("call", [lambda c: c.files.delete("file-1"), lambda c: c.deployments.delete("dep_1")])
-def test_deleting_asks_to_delete(call: Callable[[Client], None]) -> None:
+def test_delete_sends_a_delete_request(call: Callable[[Client], None]) -> None:
     api = ScriptedApi(ok({"deleted": True}))
 
     call(api.client())

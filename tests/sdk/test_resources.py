@@ -25,7 +25,7 @@ def test_a_batch_is_waited_for_with_its_progress() -> None:
     assert api.slept == [1.0, 1.0]
 
 
-def test_a_batch_with_bad_lines_names_them() -> None:
+def test_the_error_of_a_failed_batch_lists_its_bad_lines() -> None:
     data = [{"code": "invalid_json_line", "line": 3, "message": "This line is not JSON.", "param": None}]
     api = ScriptedApi(ok(batch_json(status="failed", errors={"object": "list", "data": data})))
 
@@ -35,7 +35,7 @@ def test_a_batch_with_bad_lines_names_them() -> None:
     assert caught.value.batch.errors[0].line == 3
 
 
-def test_a_completed_batch_without_one_answer_is_a_failure() -> None:
+def test_waiting_for_a_batch_without_any_answer_raises_an_error() -> None:
     """OpenAI's API reports such a batch as completed without an output file, so callers fail far from the cause."""
     counts = {"total": 2, "completed": 0, "failed": 2}
     api = ScriptedApi(ok(batch_json(status="completed", error_file_id="file-e", request_counts=counts)))
@@ -165,7 +165,7 @@ def test_a_missing_field_is_named() -> None:
         (Pipeline, pipeline_json(status="rejected"), True),
     ],
 )
-def test_final_states_are_known(kind: type[Batch | Pipeline], values: dict[str, Any], final: bool) -> None:
+def test_is_final_is_true_for_final_states(kind: type[Batch | Pipeline], values: dict[str, Any], final: bool) -> None:
     assert kind.from_json(values).is_final is final
 
 

@@ -15,14 +15,14 @@ RETRIED = {408, 409, 429}
 
 @given(
     statuses=st.lists(st.integers(400, 599), min_size=1, max_size=8),
-    told=st.sampled_from([None, "true", "false"]),
+    should_retry=st.sampled_from([None, "true", "false"]),
     max_retries=st.integers(0, 5),
 )
 @settings(max_examples=150, deadline=None)
 def test_a_request_is_retried_until_the_limit_or_a_permanent_error(
-    statuses: list[int], told: str | None, max_retries: int
+    statuses: list[int], should_retry: str | None, max_retries: int
 ) -> None:
-    headers = {} if told is None else {"x_should_retry": told}
+    headers = {} if should_retry is None else {"x_should_retry": should_retry}
     api = ScriptedApi(*(failure(status, **headers) for status in statuses), ok(file_json()))
 
     try:
@@ -31,10 +31,10 @@ def test_a_request_is_retried_until_the_limit_or_a_permanent_error(
     except APIStatusError as error:
         last = error.status
 
-    def is_hopeful(status: int) -> bool:
-        return told == "true" or (told is None and (status in RETRIED or status >= 500))
+    def is_retried(status: int) -> bool:
+        return should_retry == "true" or (should_retry is None and (status in RETRIED or status >= 500))
 
-    stops = next((index for index, status in enumerate(statuses) if not is_hopeful(status)), len(statuses))
+    stops = next((index for index, status in enumerate(statuses) if not is_retried(status)), len(statuses))
     assert len(api.requests) == min(stops, max_retries) + 1
     assert last == [*statuses, None][len(api.requests) - 1]
     assert len(api.slept) == len(api.requests) - 1
@@ -61,7 +61,7 @@ def test_the_requested_pause_is_used(seconds: int) -> None:
     assert pause(0, {"retry-after-ms": str(seconds * 1000), "retry-after": "1"}, "").seconds == seconds
 
 
-def test_a_date_is_as_good_as_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_000_000.0)
 
     assert pause(0, {"retry-after": formatdate(1_000_030, usegmt=True)}, "").seconds == 30

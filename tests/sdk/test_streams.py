@@ -44,7 +44,7 @@ def event(number: int) -> bytes:
     return f"id: evt_{number}\nevent: batch.completed\ndata: {json.dumps(values)}\n\n".encode()
 
 
-def test_an_answer_is_streamed_independent_of_network_chunks() -> None:
+def test_a_streamed_answer_does_not_depend_on_network_chunks() -> None:
     whole = chunk("vi") + b": keep-alive\n\n" + chunk("er ü") + b"data: [DONE]\n\n"
     api = ScriptedApi(streamed(*(whole[index : index + 1] for index in range(len(whole)))))
 
@@ -71,7 +71,7 @@ def test_an_aborted_answer_is_an_error() -> None:
     assert caught.value.code == "upstream_terminated"
 
 
-def test_an_answer_without_its_end_is_an_error() -> None:
+def test_a_stream_that_ends_without_done_raises_an_error() -> None:
     with pytest.raises(APIStreamError, match="without"):
         list(ScriptedApi(streamed(chunk("4"))).client().chat.stream(model="math", messages=MESSAGES))
 

@@ -38,6 +38,6 @@ def test_a_verified_delivery_yields_its_event() -> None:
     ],
     ids=["changed", "signed by another", "old", "malformed", "unsigned", "no JSON"],
 )
-def test_anything_else_is_refused(body: str, headers: dict[str, str]) -> None:
+def test_a_delivery_with_a_wrong_signature_or_body_is_refused(body: str, headers: dict[str, str]) -> None:
     with pytest.raises(WebhookError):
         verify(body, headers, SECRET)

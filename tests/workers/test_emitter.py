@@ -36,7 +36,7 @@ def test_the_last_progress_is_never_dropped() -> None:
     assert done_values(stream) == [98, 100]
 
 
-def test_other_events_are_written_at_once() -> None:
+def test_other_events_are_never_dropped() -> None:
     stream = io.StringIO()
     emit = EventWriter(stream, clock=Clock())
     for step in range(3):

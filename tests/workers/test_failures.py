@@ -1,4 +1,4 @@
-"""The failure classes, which decide about another attempt."""
+"""The failure classes, which decide whether a job is tried again."""
 
 import errno
 
@@ -32,6 +32,6 @@ def test_a_bug_names_its_exception() -> None:
     assert failed_event(ZeroDivisionError("division by zero")).message == "ZeroDivisionError: division by zero"
 
 
-def test_a_message_is_never_empty_nor_endless() -> None:
+def test_a_message_is_not_empty_and_has_at_most_2000_characters() -> None:
     assert failed_event(MemoryError()).message == "MemoryError"
     assert len(failed_event(UserConfigError("x", "y" * 10_000)).message) == 2000

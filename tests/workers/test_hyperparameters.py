@@ -9,7 +9,7 @@ from workers.kinds import TRAINED_KINDS
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_what_is_not_given_takes_its_default_and_values_come_back_as_they_were(kind: str) -> None:
+def test_omitted_values_have_defaults_and_written_values_can_be_read_back(kind: str) -> None:
     found = read_hyperparameters(kind, {"max_steps": 7, "learning_rate": 1})
     assert (found.loop.max_steps, found.loop.learning_rate, found.loop.max_seconds) == (7, 1, None)
     assert read_hyperparameters(kind, as_values(found)) == found
@@ -46,12 +46,14 @@ def test_what_is_not_given_takes_its_default_and_values_come_back_as_they_were(k
         ("psychic", {}, "kind must be one of medusa, .*, got 'psychic'"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(kind: str, values: dict[str, object], message: str) -> None:
+def test_the_error_for_a_wrong_value_lists_the_allowed_values(
+    kind: str, values: dict[str, object], message: str
+) -> None:
     with pytest.raises(HyperparameterError, match=message):
         read_hyperparameters(kind, values)
 
 
-def test_every_kind_can_be_trained_so_that_it_leaves_in_each_of_its_formats() -> None:
+def test_every_kind_can_be_trained_for_export_in_each_of_its_formats() -> None:
     heads = {"token_input": False}
     for kind in TRAINED_KINDS:
         for form in formats_of(kind):

@@ -1,4 +1,4 @@
-"""The parts of every kind of speculator exist, wherever they are."""
+"""Every kind of speculator has all its parts: trainer, hyperparameters, exports and documentation."""
 
 import re
 
@@ -26,7 +26,7 @@ def test_every_kind_has_its_parts(kind: str) -> None:
     assert formats_of(kind)
 
 
-def test_every_format_holds_known_kinds() -> None:
+def test_the_kinds_of_all_formats_are_the_trained_kinds() -> None:
     assert {kind for form in FORMATS.values() for kind in form.kinds} == set(TRAINED_KINDS)
 
 

@@ -1,4 +1,4 @@
-"""No configuration may lead a loader to code, whether it belongs to a model or to a speculator."""
+"""No configuration of a model or a speculator may make a loader import code."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from workers.model_folders import CODE_KEYS, code_key
 
 @pytest.mark.parametrize("key", sorted(CODE_KEYS))
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_a_key_that_names_code_is_found_at_any_depth(key: str, depth: int) -> None:
+def test_a_code_key_is_found_at_any_depth(key: str, depth: int) -> None:
     values: Any = {"hidden_size": 8, key: {}}
     for _ in range(depth):
         values = {"parts": [{"harmless": 1}, values]}
@@ -17,7 +17,7 @@ def test_a_key_that_names_code_is_found_at_any_depth(key: str, depth: int) -> No
     assert code_key(values) == key
 
 
-def test_a_plain_configuration_names_no_code() -> None:
+def test_a_configuration_without_code_keys_is_accepted() -> None:
     assert code_key({"model_type": "llama", "rope": {"factor": 2.0}, "names": ["auto_map"]}) is None
 
 

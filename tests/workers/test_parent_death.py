@@ -1,4 +1,4 @@
-"""Commands end when their owner ends, however it ends."""
+"""Commands end when their owner process ends, even if it is killed."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_a_command_keeps_its_exit_code_and_arguments() -> None:
     assert subprocess.run(dying_with_parent([sys.executable, "-c", program, "a", "b"]), check=False).returncode == 3
 
 
-def test_what_a_kept_command_started_dies_when_the_lifeline_is_cut() -> None:
+def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline() -> None:
     program = f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); import time; time.sleep(60)"
     lifeline, owned_end = os.pipe()
     keeper = subprocess.Popen(

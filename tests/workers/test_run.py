@@ -1,4 +1,4 @@
-"""The child process as the supervisor sees it: its events, its exit status, its standard output."""
+"""The interface of the child process: its events, its exit status and its standard output."""
 
 import json
 import subprocess
@@ -61,7 +61,7 @@ def test_a_spec_of_an_unknown_kind_fails_with_an_event(tmp_path: Path) -> None:
     assert json.loads(child.stdout)["code"] == "invalid_spec"
 
 
-def test_what_others_print_goes_to_standard_error() -> None:
+def test_other_output_than_events_goes_to_standard_error() -> None:
     script = (
         "import os, workers.run as run\n"
         "with run._events_only_stdout() as stream:\n"

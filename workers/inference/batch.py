@@ -1,8 +1,8 @@
 """Batch inference: one engine answers the rows of all given shards, and each complete shard is written to a file.
 
-    input rows ─ prepare ─ engine, kept full ─ lines by shard ─ write, sync, rename ─ event
+    input rows ─ parse and tokenize ─ engine ─ output lines by shard ─ write, sync, rename ─ event
 
-Shards are answered concurrently: the slow last answers of one shard run together with the first of the next.
+Shards overlap: the last, long answers of one shard are decoded together with the first answers of the next.
 """
 
 import json
@@ -59,25 +59,25 @@ def answer_shards(
     max_seq_len: int,
     clock: Callable[[], float] = time.time,
 ) -> Finished:
-    """`clock` returns Unix seconds for the field `created`."""
+    """Args: clock: returns Unix seconds for the field `created` of the answers."""
     shards = [_Shard(shard) for shard in sorted(spec.shards, key=lambda s: s.row_from)]
     lines = _Lines(spec, clock)
     total = sum(shard.num_rows for shard in shards)
     done, tokens = 0, 0
     started = time.monotonic()
     rows = _prepared(spec, shards, tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_token_ids), max_seq_len)
-    emit(
-        Progress(done=done, total=total, unit="rows")
-    )  # the model is loaded: a crash from here on may be caused by a row
-    for ended in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
-        if ended is None:
+    # The first event says that the model is loaded: from here on, a row may be the cause of a crash.
+    emit(Progress(done=done, total=total, unit="rows"))
+    for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
+        if outcome is None:
             emit(Progress(done=done, total=total, unit="rows"))
             continue
-        row = ended.row if isinstance(ended, RowError) else ended.request.row
+        row = outcome.row if isinstance(outcome, RowError) else outcome.request.row
         shard = next(s for s in shards if s.range.row_from <= row.number < s.range.row_to)
-        shard.take(row.number, lines.refused(ended) if isinstance(ended, RowError) else lines.answered(ended))
+        line = lines.for_error(outcome) if isinstance(outcome, RowError) else lines.for_answer(outcome)
+        shard.add_line(row.number, line)
         done += 1
-        if shard.is_whole:
+        if shard.is_complete:
             emit(shard.write(Path(spec.output_dir)))
             tokens += shard.usage["completion_tokens"]
     emit(Progress(done=done, total=total, unit="rows"))
@@ -88,10 +88,10 @@ def answer_shards(
 def _prepared(
     spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, grammars: GrammarCompiler, max_seq_len: int
 ) -> Iterator[RowRequest | RowError]:
-    wanted = [shard.range for shard in shards]
-    last = max((r.row_to for r in wanted), default=0)
+    ranges = [shard.range for shard in shards]
+    last = max((r.row_to for r in ranges), default=0)
     for row in read_rows(Path(spec.input_path), row_to=last):
-        if any(r.row_from <= row.number < r.row_to for r in wanted):
+        if any(r.row_from <= row.number < r.row_to for r in ranges):
             yield prepare_row(
                 row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
             )
@@ -107,17 +107,17 @@ def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str
 
 
 class _Lines:
-    """Makes the lines of a shard file."""
+    """Builds the lines of shard files."""
 
     def __init__(self, spec: BatchSpec, clock: Callable[[], float]) -> None:
-        self._tail = spec.job_id.rsplit("_", 1)[-1]
+        self._id_suffix = spec.job_id.rsplit("_", 1)[-1]
         self._model_name = spec.model_name
         self._clock = clock
 
-    def answered(self, answer: RowAnswer) -> dict[str, Any]:
+    def for_answer(self, answer: RowAnswer) -> dict[str, Any]:
         row = answer.request.row
         body = answer.body(
-            response_id=f"{row.response_prefix}{self._tail}_{row.number}",
+            response_id=f"{row.response_prefix}{self._id_suffix}_{row.number}",
             created=int(self._clock()),
             model=self._model_name,
         )
@@ -127,15 +127,15 @@ class _Lines:
             "finish_reason": answer.finish_reason,
         }
 
-    def refused(self, refused: RowError) -> dict[str, Any]:
+    def for_error(self, refused: RowError) -> dict[str, Any]:
         return self._line(refused.row, ok=False, status=refused.error.status, body=error_response(refused.error))
 
     def _line(self, row: InputRow, *, ok: bool, status: int, body: dict[str, Any]) -> dict[str, Any]:
         output = output_row(
-            row_id=f"batch_req_{self._tail}_{row.number}",
+            row_id=f"batch_req_{self._id_suffix}_{row.number}",
             row=row,
             status=status,
-            request_id=f"req_{self._tail}_{row.number}",
+            request_id=f"req_{self._id_suffix}_{row.number}",
             body=body,
         )
         return {"row": row.number, "custom_id": row.custom_id, "ok": ok, "output": output}
@@ -143,7 +143,7 @@ class _Lines:
 
 @dataclass(slots=True)
 class _Shard:
-    """An incomplete shard and its lines so far, in any order."""
+    """A shard with the output lines it has so far; rows end in any order."""
 
     range: ShardRange
     lines: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -158,10 +158,10 @@ class _Shard:
         return self.range.row_to - self.range.row_from
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.completed + self.failed == self.num_rows
 
-    def take(self, number: int, line: dict[str, Any]) -> None:
+    def add_line(self, number: int, line: dict[str, Any]) -> None:
         assert number not in self.lines
         self.lines[number] = line
         if not line["ok"]:

@@ -1,4 +1,4 @@
-"""Measures the same prompts on two engines, plain and speculative, in turns: their answers and their times.
+"""Answers the same prompts with two engines, the plain and the speculative arm, and measures the time of both.
 
 Prompts are answered in chunks. Both arms answer each chunk, and their order alternates from one chunk to the next
 (A B, B A, A B, ...), so that a change of the machine's speed affects both.
@@ -18,7 +18,7 @@ from workers.inference.rows import RowAnswer, RowRequest
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 _MIN_CHUNK = 8  # rows
-_CHUNKS_OF_CONCURRENCY = 4  # a chunk holds this many times the concurrency, so that its tail matters little
+_CHUNK_PER_CONCURRENCY = 4  # rows of a chunk / concurrency; in longer chunks, the partly filled end matters less
 _WARMUP_TOKENS = 8
 
 
@@ -33,7 +33,7 @@ class Arms:
 
 @dataclass(slots=True)
 class ArmTotals:
-    """One arm at one concurrency."""
+    """The results of one arm at one concurrency."""
 
     num_tokens: list[int] = field(default_factory=list)  # by repeat
     seconds: list[float] = field(default_factory=list)  # by repeat
@@ -42,7 +42,7 @@ class ArmTotals:
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over repeats."""
+        """The median over repeats."""
         return median(n / s for n, s in zip(self.num_tokens, self.seconds, strict=True))
 
     @property
@@ -63,12 +63,12 @@ class Measurement:
 
 def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> None:
     """Runs first passes, which allocate memory and load pages, so that their time is not measured."""
-    few = [
+    short_rows = [
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
     ]
     for engine in (arms.plain, arms.speculative):
-        for _ in answer_rows(engine, few, tokenizer=tokenizer, concurrency=len(few)):
+        for _ in answer_rows(engine, short_rows, tokenizer=tokenizer, concurrency=len(short_rows)):
             pass
 
 
@@ -85,16 +85,16 @@ def measure(
     totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
-        arms.speculative.drafter.forget_past()  # it would copy from earlier answers to the same prompts
+        arms.speculative.drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
         for total in totals.values():
             total.num_tokens.append(0)
             total.seconds.append(0.0)
         for name, chunk in _turns(rows, concurrency, first=repeat):
             started = clock()
-            for ended in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
-                if isinstance(ended, RowAnswer):
-                    totals[name].answers.append(ended)
-                    totals[name].num_tokens[-1] += ended.num_tokens
+            for outcome in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
+                if isinstance(outcome, RowAnswer):
+                    totals[name].answers.append(outcome)
+                    totals[name].num_tokens[-1] += outcome.num_tokens
                     on_answer()
             totals[name].seconds[-1] += clock() - started
     for name, total in totals.items():
@@ -105,7 +105,7 @@ def measure(
 
 
 def _turns(rows: Sequence[RowRequest], concurrency: int, *, first: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
-    size = max(_MIN_CHUNK, _CHUNKS_OF_CONCURRENCY * concurrency)
+    size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
         order = (PLAIN, SPECULATIVE) if (number + first) % 2 == 0 else (SPECULATIVE, PLAIN)
         for name in order:

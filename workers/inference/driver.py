@@ -1,4 +1,4 @@
-"""Keeps an engine busy: a new row enters as soon as one ends, so the batch does not drain in between."""
+"""Keeps an engine's batch full: as soon as the answer to one row is complete, the next row is added."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -23,9 +23,9 @@ class RowEngine(Protocol):
 def answer_rows(
     engine: RowEngine, rows: Iterable[RowRequest | RowError], *, tokenizer: Tokenizer, concurrency: int
 ) -> Iterator[RowAnswer | RowError | None]:
-    """Yields ended rows in any order, and None after every step, so that the caller can count tokens or time.
+    """Yields completed answers and refused rows in any order, and None after every step for the caller's progress.
 
-    `rows` is read lazily: at most `concurrency` rows are open.
+    `rows` is read lazily: at most `concurrency` rows are in the engine.
     """
     source = iter(rows)
     answers: dict[str, RowAnswer] = {}
@@ -40,14 +40,14 @@ def answer_rows(
                 yield refused
         for output in engine.step():
             if output.request_id in cancelled:
-                cancelled.remove(output.request_id)  # the step after a cancellation reports its end
+                cancelled.remove(output.request_id)  # the step after a cancellation reports the request once more
                 continue
             answer = answers[output.request_id]
             answer.push(output)
             if answer.finish_reason is None:
                 continue
             del answers[output.request_id]
-            if output.finish_reason is None:  # a stop string ended it, which the engine does not see
+            if output.finish_reason is None:  # a stop string ended the answer; the engine knows no stop strings
                 engine.cancel(output.request_id)
                 cancelled.add(output.request_id)
             yield answer

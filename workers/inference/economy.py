@@ -1,10 +1,11 @@
-"""The cost of answers on a device of a given price, and the number of answers after which training has paid off.
+"""The cost of tokens on a device of a given price, and the number of tokens after which training has paid off.
 
     cost of a token   = price of a second / tokens per second
-    break-even        = N such that   training_seconds + N / speculative   =   N / plain      (tokens per second)
+    break-even        = N tokens such that   training_seconds + N / speculative   =   N / plain
 
-Training has the price of serving, so the break-even point does not depend on the price. The device is assumed to be
-always busy at the measured concurrency; on a device that idles, training pays off later.
+`plain` and `speculative` are the speeds in tokens per second. Training and serving use the same device, so the
+break-even point does not depend on its price. The device is assumed to be always busy at the measured concurrency; on
+a device that idles, training pays off later.
 """
 
 import math
@@ -16,7 +17,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Economics:
-    """Either may be unknown."""
+    """The inputs of the calculation; None means unknown."""
 
     price_per_gpu_hour: float | None = None  # USD
     training_seconds: float | None = None  # worker time until the speculator was ready
@@ -28,7 +29,7 @@ class Economics:
         return round(self.training_seconds / SECONDS_PER_HOUR * self.price_per_gpu_hour, 6)
 
     def figures(self, *, plain: float, speculative: float, tokens_per_answer: float) -> dict[str, Any]:
-        """`plain` and `speculative` in tokens per second, above 0."""
+        """Args: plain, speculative: tokens per second, above 0."""
         tokens = None
         if self.training_seconds is not None:
             tokens = break_even_tokens(self.training_seconds, plain, speculative)
@@ -45,13 +46,16 @@ class Economics:
 
 
 def cost_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:
-    """In the currency of the price."""
+    """Returns the cost in the currency of `price_per_hour`."""
     return price_per_hour / SECONDS_PER_HOUR / tokens_per_second * 1e6
 
 
 def break_even_tokens(training_seconds: float, plain: float, speculative: float) -> float | None:
-    """Returns answer tokens. None: the break-even point is never reached, since no time is saved."""
+    """Returns a number of answer tokens, or None if the speculator saves no time.
+
+    Args: plain, speculative: tokens per second.
+    """
     if speculative <= plain:
         return None
-    saved = 1 / plain - 1 / speculative  # of a token; 0 where the two are too close for a float
+    saved = 1 / plain - 1 / speculative  # seconds per token; rounds to 0 if the speeds are almost equal
     return training_seconds / saved if saved > 0 else None

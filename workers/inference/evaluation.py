@@ -1,7 +1,7 @@
 """Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
 
-The baseline is the same engine with the same weights and concurrency but no drafter, which is its fastest plain
-decoding. Every run is compared with the first plain run: any token that differs counts.
+The baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
+decoding that it offers. Every run is compared token by token with the first plain run.
 """
 
 import json
@@ -29,7 +29,7 @@ from workers.inference.plot import plot_report
 from workers.inference.report import evaluation_report
 from workers.inference.rows import RowError, RowRequest, prepare_row, read_rows
 
-_ETA_SECONDS = 2.0  # between two estimates
+_ETA_SECONDS = 2.0  # between two estimates of the time left
 
 
 def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
@@ -65,7 +65,7 @@ def _check(spec: EvaluationSpec) -> None:
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:
-    """Loads both arms with one copy of the weights. If the speculator has an adapter, both answer with it."""
+    """Loads both engines with one copy of the weights. If the speculator has a LoRA adapter, both engines apply it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
     config = EngineConfig(
@@ -102,27 +102,34 @@ def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> t
 def _measure_all(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer, emit: Emit
 ) -> list[Measurement]:
-    made_by = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
-    measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, made_by)
+    environment = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
+    measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, environment)
     per_concurrency = 2 * len(rows) * spec.repeats
-    live = Live(emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements))
+    reporter = ProgressReporter(
+        emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements)
+    )
     for concurrency in spec.concurrencies[len(measurements) :]:
-        live.begin()
+        reporter.start_concurrency()
         found = measure(
-            arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=spec.repeats, on_answer=live.answer
+            arms,
+            rows,
+            tokenizer=tokenizer,
+            concurrency=concurrency,
+            repeats=spec.repeats,
+            on_answer=reporter.count_answer,
         )
         measurements.append(found)
-        live.measured(concurrency, _figures(found))
+        reporter.report_figures(concurrency, _figures(found))
         folder = Path(spec.checkpoint_dir) / str(len(measurements))
-        write_measurements(folder, measurements, made_by)
+        write_measurements(folder, measurements, environment)
         emit(Checkpoint(path=str(folder), step=len(measurements)))
     return measurements
 
 
-class Live:
+class ProgressReporter:
     """Emits progress: completed answers, the latest figures, and the estimated time left.
 
-    The estimate uses the pace at the current concurrency; higher ones, which follow, are faster.
+    The estimate uses the speed at the current concurrency; it is too long, because higher concurrencies are faster.
     """
 
     def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,26 +138,26 @@ class Live:
         self._clock = clock
         self._done = done
         self._figures: dict[str, float] = {}
-        self.begin()
+        self.start_concurrency()
 
-    def begin(self) -> None:
-        """Begins the next concurrency."""
+    def start_concurrency(self) -> None:
+        """Starts the clock for the next concurrency."""
         self._began_at, self._before = self._clock(), self._done
-        self._told_at = self._began_at
+        self._estimated_at = self._began_at
 
-    def answer(self) -> None:
+    def count_answer(self) -> None:
         self._done += 1
         self._emit(Progress(done=self._done, total=self._total, unit="answers"))
-        if self._clock() - self._told_at >= _ETA_SECONDS:
-            self._tell()
+        if self._clock() - self._estimated_at >= _ETA_SECONDS:
+            self._emit_metrics()
 
-    def measured(self, concurrency: int, figures: dict[str, float]) -> None:
+    def report_figures(self, concurrency: int, figures: dict[str, float]) -> None:
         self._figures = {"concurrency": float(concurrency), **figures}
-        self._tell()
+        self._emit_metrics()
 
-    def _tell(self) -> None:
-        self._told_at = self._clock()
-        pace = (self._told_at - self._began_at) / max(1, self._done - self._before)
+    def _emit_metrics(self) -> None:
+        self._estimated_at = self._clock()
+        pace = (self._estimated_at - self._began_at) / max(1, self._done - self._before)
         data = {**self._figures, "eta_seconds": pace * (self._total - self._done)}
         self._emit(Metrics(step=self._done, data=data))
 

@@ -1,6 +1,7 @@
-"""The part of a certificate of equality that describes the run. The signer adds the owner of the speculator.
+"""Evidence: the part of a certificate that describes the run and whether the answers of both arms were equal.
 
-It holds only strings, integers and null, which have one spelling in JSON, because signed bytes must be reproducible.
+The signer adds the owner of the speculator. Evidence holds only strings, integers and null: unlike floats, these have
+one spelling in JSON, and the signed bytes must be reproducible.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ EQUAL, DIFFERENT = "equal", "different"
 def evidence(
     spec: EvaluationSpec, rows: Sequence[RowRequest], measurements: Sequence[Measurement], report: dict[str, Any]
 ) -> dict[str, Any]:
-    """`report` must be the report of these measurements."""
+    """Args: report: the report of these measurements."""
     lowest = min(measurements, key=lambda m: m.concurrency)
     speculator = None if spec.speculator_dir is None else Path(spec.speculator_dir)
     held_out, equal = report["prompts_held_out"], report["outputs_equal"]
@@ -59,7 +60,7 @@ def evidence(
 
 
 def answers_sha256(arm: ArmTotals) -> str:
-    """Hashes one line of custom_id and token ids for the first answer to each prompt, in the order of the prompts."""
+    """Returns a SHA-256 over the first answer to each prompt, in prompt order: a line of custom_id and token ids."""
     ids = {answer.request.row.number: answer.request.row.custom_id for answer in arm.answers}
     digest = hashlib.sha256()
     for number, tokens in sorted(tokens_by_row(arm.answers).items()):

@@ -1,4 +1,4 @@
-"""Turns errors of loading a model into errors of the customer, which are never retried."""
+"""Turns errors in loading a model into user errors, which are never retried."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,6 @@
 """Stores the measurements of an evaluation as JSON in a folder, so that an interrupted evaluation can resume.
 
-Measurements are valid only for the build and the device that made them, so that a report never mixes two machines.
+Measurements are valid only for the build and the device that made them: a report must not mix two machines.
 """
 
 import json
@@ -20,25 +20,25 @@ _FILE = "measurements.json"
 logger = logging.getLogger(__name__)
 
 
-def write_measurements(folder: Path, measurements: Sequence[Measurement], made_by: Mapping[str, Any]) -> None:
-    """made_by: JSON. Effects: makes the folder."""
+def write_measurements(folder: Path, measurements: Sequence[Measurement], environment: Mapping[str, Any]) -> None:
+    """Args: environment: the build and the device, as JSON. Effects: creates the folder."""
     folder.mkdir(parents=True)
-    kept = [
+    stored = [
         {"concurrency": m.concurrency, "plain": _as_values(m.plain), "speculative": _as_values(m.speculative)}
         for m in measurements
     ]
-    (folder / _FILE).write_text(json.dumps({"made_by": dict(made_by), "measurements": kept}))
+    (folder / _FILE).write_text(json.dumps({"made_by": dict(environment), "measurements": stored}))
 
 
 def read_measurements(
-    folder: Path, rows: Sequence[RowRequest], tokenizer: Tokenizer, made_by: Mapping[str, Any]
+    folder: Path, rows: Sequence[RowRequest], tokenizer: Tokenizer, environment: Mapping[str, Any]
 ) -> list[Measurement]:
     """Returns the stored measurements, or none if another build or device made them."""
     if not (folder / _FILE).exists():
         return []
-    kept = json.loads((folder / _FILE).read_text())
-    if kept["made_by"] != made_by:
-        logger.warning("all is measured anew: what is there was made by %s, this is %s", kept["made_by"], made_by)
+    stored = json.loads((folder / _FILE).read_text())
+    if stored["made_by"] != environment:
+        logger.warning("stored measurements are ignored: they come from %s, this is %s", stored["made_by"], environment)
         return []
     by_number = {row.row.number: row for row in rows}
 
@@ -46,7 +46,7 @@ def read_measurements(
         answers = [_answer(by_number[answer["row"]], tokenizer, answer) for answer in values["answers"]]
         return ArmTotals(**{**values, "answers": answers})
 
-    return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in kept["measurements"]]
+    return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in stored["measurements"]]
 
 
 def _as_values(arm: ArmTotals) -> dict[str, Any]:

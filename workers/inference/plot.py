@@ -11,7 +11,7 @@ _PLAIN, _SPECULATIVE = "#9aa0a6", "#1a73e8"
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
-    """Writes PNG or SVG, as the suffix of the path says. It uses no global state of matplotlib and needs no display."""
+    """Writes PNG or SVG, depending on the suffix. It uses no global state of matplotlib and needs no display."""
     figure = Figure(figsize=(11.0, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(

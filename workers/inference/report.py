@@ -13,18 +13,18 @@ from workers.inference.rows import RowAnswer
 MAX_DIVERGENCES = 100
 
 DEFINITIONS = {
-    "outputs_equal": "Prompts whose every run, plain or speculative, at any concurrency, gave the same token ids.",
-    "first_divergences": "Of the other prompts: place of the first token that differs, from 0 at the answer's start.",
-    "acceptance_length": "Tokens per verify pass, the target's own included: 1 + accepted draft tokens / passes.",
-    "acceptance_rate_per_position": "Share of verify passes that accepted at least that many draft tokens.",
-    "tokens_per_second_plain": "Answer tokens over wall-clock seconds, prompts included, with no drafter.",
-    "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency, in turns.",
+    "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
+    "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
+    "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
+    "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
+    "tokens_per_second_plain": "Answer tokens / wall-clock seconds, including the prefill, with no drafter.",
+    "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency; alternating runs.",
     "speedup": "tokens_per_second_speculative / tokens_per_second_plain, at the lowest concurrency measured.",
     "num_tokens": "Tokens of all plain answers of one run.",
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
     "acceptance_rate_per_position_without_loops": "acceptance_rate_per_position over the same answers.",
-    "training_seconds": "Time of workers that answering the prompts and training took; null if not known.",
+    "training_seconds": "Worker time for answering the training prompts and for training; null if not known.",
     "cost_per_million_tokens_plain": "price_per_gpu_hour / 3600 / tokens_per_second_plain x 1,000,000, in USD.",
     "cost_per_million_tokens_speculative": "The same with tokens_per_second_speculative.",
     "break_even_tokens": "Answer tokens after which the time saved is training_seconds; null if never or not known.",
@@ -45,7 +45,7 @@ def evaluation_report(
     rows_refused: int,
     economics: Economics,
 ) -> dict[str, Any]:
-    """`measurements` must not be empty, and each must hold the same prompts."""
+    """Args: measurements: at least one; all of the same prompts."""
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
     divergences = _first_divergences(measurements, reference)
@@ -82,7 +82,7 @@ def evaluation_report(
 
 
 def acceptance_rates(stats: SpeculationStats) -> list[float]:
-    """Returns [i]: the share of passes that accepted i + 1 draft tokens or more."""
+    """Returns a list whose item i is the share of verify passes that accepted i + 1 or more draft tokens."""
     passes = max(1, stats.num_spec_steps)
     histogram = stats.acceptance_histogram
     return [round(sum(histogram[i + 1 :]) / passes, 4) for i in range(len(histogram) - 1)]
@@ -115,7 +115,7 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
 def _first_divergences(
     measurements: Sequence[Measurement], reference: dict[int, tuple[int, ...]]
 ) -> list[dict[str, Any]]:
-    found: dict[int, tuple[str, int]] = {}  # row -> custom_id, earliest place
+    found: dict[int, tuple[str, int]] = {}  # row number -> custom_id, earliest position
     for measurement in measurements:
         for answer in (*measurement.plain.answers, *measurement.speculative.answers):
             row = answer.request.row

@@ -1,6 +1,6 @@
 """Turns a normalised input row into an engine request, and an answer into an output row.
 
-A row that the engine cannot answer becomes a `RowError`, which the customer must correct. The job does not fail.
+A row that the engine cannot answer becomes a `RowError`, and the job continues; the customer has to correct the row.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _COMPLETION_URL = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    number: int  # in the whole input file, from 0
+    number: int  # line number in the whole input file, from 0
     custom_id: str
     url: str
     body: Mapping[str, Any]
@@ -85,8 +85,8 @@ def prepare_row(
 
     Args:
         grammars: the compiler of the engine that will answer.
-        seed_key: names the job; a body without `seed` draws from this and the row's number, so that a second attempt
-            gives the same answer.
+        seed_key: the job id. The seed of a body without `seed` is derived from it and the row's number, so that a
+            second attempt gives the same answer.
         max_tokens: an upper limit for the row's own max_tokens.
     """
     parse = {_CHAT_URL: parse_chat, _COMPLETION_URL: parse_completion}.get(row.url)
@@ -114,11 +114,12 @@ def prepare_row(
 
 
 def _row_seed(key: str, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{key}/{number}".encode()).digest()[:8]) >> 1  # 63 bits: JSON readers' limit
+    digest = hashlib.sha256(f"{key}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1  # 63 bits: many JSON readers parse integers into a signed int64
 
 
 class RowAnswer:
-    """Collects the steps of one row until the model, a limit or a stop string ends it."""
+    """Collects the engine's outputs for one row, until the model, a limit or a stop string ends the answer."""
 
     def __init__(self, request: RowRequest, tokenizer: Tokenizer) -> None:
         self.request = request
@@ -148,7 +149,7 @@ class RowAnswer:
             self.speculation = output.speculation
 
     def body(self, *, response_id: str, created: int, model: str) -> dict[str, Any]:
-        """Returns OpenAI's completion object."""
+        """Returns the answer as OpenAI's completion object."""
         respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
         return respond(
             Head(response_id=response_id, created=created, model=model, seed=self.request.request.sampling.seed),

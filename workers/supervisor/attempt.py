@@ -1,11 +1,11 @@
 """One attempt at a job: run its handler under a lease, and record how the attempt ended.
 
-claim ── Lease ── handler.run ──> job_succeed
+claim ── Lease ── handler.run ──> job_succeed. If it raises:
                       │ Cancelled ──> handler.end, job_end_cancelled
                       │ Draining ──> job_release
-                      │ Paused ──> nothing: the handler has paused the job
+                      │ Paused ──> nothing, because the handler has paused the job
                       │ AttemptFailed ──> job_fail (after handler.end, if the failure is final)
-                      └ LeaseLost ──> nothing: another worker has the job
+                      └ LeaseLost ──> nothing, because another worker may have claimed the job
 """
 
 import errno
@@ -57,22 +57,22 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a handler needs to work on a job."""
+    """The parameters of a handler."""
 
     claim: Claim
     job: Job
     lease: Lease
-    folder: Path  # empty; removed afterwards
-    log_path: Path  # of the child process
+    folder: Path  # scratch space; empty at first, removed after the attempt
+    log_path: Path  # log file of the child process
     stop: threading.Event  # set when this worker has to stop
 
 
 class Handler(Protocol):
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
-        """Does the work that is left and returns the result of the job. Raises: Interruption, LeaseLost."""
+        """Does the remaining work and returns the result of the job. Raises: Interruption, LeaseLost."""
 
     def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
-        """Keeps partial results when a job ends without success. It may be interrupted and repeated."""
+        """Stores partial results of a job that ends without success. A call may be interrupted and repeated."""
 
 
 def run_attempt(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
@@ -99,22 +99,22 @@ def _run_attempt(claim: Claim, stop: threading.Event, handlers: Mapping[str, Han
 
 @contextmanager
 def _observed(claim: Claim, job: Job) -> Iterator[None]:
-    """Logs, counts and traces the body as an attempt at this job, under the request that created the job."""
-    came_from = origin_of(claim.job_id)
+    """Logs, counts and traces the `with` body as an attempt. Its trace continues that of the API request."""
+    origin = origin_of(claim.job_id)
     ids = {"organization_id": claim.organization_id, "job_id": claim.job_id, "fence": claim.fence}
-    request = {REQUEST_ID: came_from[REQUEST_ID]} if REQUEST_ID in came_from else {}
-    about: tracing.Attributes = {
+    request = {REQUEST_ID: origin[REQUEST_ID]} if REQUEST_ID in origin else {}
+    attributes: tracing.Attributes = {
         tracing.ORGANIZATION: claim.organization_id,
         tracing.JOB: claim.job_id,
         tracing.JOB_KIND: job.kind,
         tracing.FENCE: claim.fence,
     }
-    parent = came_from.get(TRACEPARENT, "")
+    parent = origin.get(TRACEPARENT, "")
     metrics.job_claims.labels(job.kind).inc()
     began = time.monotonic()
     with (
         structlog.contextvars.bound_contextvars(**ids, **request),
-        tracing.span(f"attempt {job.kind}", about, kind=SpanKind.CONSUMER, traceparent=parent),
+        tracing.span(f"attempt {job.kind}", attributes, kind=SpanKind.CONSUMER, traceparent=parent),
     ):
         yield
     metrics.job_attempt_seconds.labels(job.kind).observe(time.monotonic() - began)
@@ -145,7 +145,7 @@ def _work(attempt: Attempt, handler: Handler) -> None:
     except AttemptFailed as error:
         _fail(attempt, handler, error.failure)
     except Exception as error:  # the boundary of an attempt: every error must be recorded in the job
-        log.exception("attempt broke")
+        log.exception("unexpected error in attempt")
         _fail(attempt, handler, _classify(error))
 
 
@@ -169,7 +169,7 @@ def _classify(error: Exception) -> Failure:
         return Failure(failure_class=FailureClass.INFRA, code="disk_full", message="The worker's disk is full.")
     if isinstance(error, StorageError | BotoCoreError | ClientError):
         return Failure(failure_class=FailureClass.INFRA, code="storage_error", message="Storage could not be used.")
-    if isinstance(error, Error):  # not DatabaseError, which leaves out errors of the connection
+    if isinstance(error, Error):  # DatabaseError is narrower: it does not include InterfaceError
         return Failure(failure_class=FailureClass.INFRA, code="database_error", message="The database failed.")
     if isinstance(error, OSError):
         return Failure(failure_class=FailureClass.INFRA, code="io_error", message="The worker's machine failed.")

@@ -69,15 +69,17 @@ class BatchHandler:
                     seconds_left=_seconds_left(batch),
                 )
             except ChildCrashed as crash:
-                if crash.got_going:
+                if crash.sent_event:
                     _blame(attempt, batch, rows_path, spec)
                 raise
             _check_progress(attempt, shards)
 
 
 def _refuse_ended(batch: Batch) -> None:
-    """Raises Interruption if the batch has ended, which may happen before its job ends: an earlier attempt died
-    between the two steps, or the customer cancelled it."""
+    """Raises Interruption if the batch has already ended.
+
+    A batch can end before its job: an earlier attempt died between the two updates, or the customer cancelled it.
+    """
     match batch.status:
         case Batch.Status.CANCELLING | Batch.Status.CANCELLED:
             raise Cancelled
@@ -88,7 +90,7 @@ def _refuse_ended(batch: Batch) -> None:
 
 
 def _refuse_overdue(batch: Batch) -> None:
-    """Raises AttemptFailed if the batch expired while it waited; the finished rows are then assembled."""
+    """Raises AttemptFailed if the batch expired in the queue. `end` then assembles the finished rows."""
     seconds = _seconds_left(batch)
     if seconds is not None and seconds <= 0 and shards_open(batch.job_id).exists():
         raise _expired()
@@ -110,9 +112,10 @@ def _pause_at_cap(attempt: Attempt, batch: Batch) -> None:
 
 
 def next_shards(open_shards: Sequence[JobShard]) -> list[JobShard]:
-    """Returns the shards for the next child process: the shard with the most crashes alone, or all shards without.
+    """Returns the shards for the next child process.
 
-    Shards that crashed a child come first, so that the search for one crashing row ends before another begins.
+    A shard that is suspected of crashing the child runs alone; otherwise all open shards run together. Of several
+    suspects, the one with the most crashes is first, so that the search for one crashing row ends before the next.
     """
     suspects = [shard for shard in open_shards if shard.alone]
     if suspects:
@@ -121,7 +124,7 @@ def next_shards(open_shards: Sequence[JobShard]) -> list[JobShard]:
 
 
 def commit_shard_file(attempt: Attempt, batch: Batch, event: ShardDone | Checkpoint) -> None:
-    """Uploads the file before the row names it, so that no row points at a missing object."""
+    """Uploads the shard's file, then commits the shard, so that no database row names a missing object."""
     assert isinstance(event, ShardDone), "batch inference makes no checkpoints"
     shard = JobShard.objects.filter(job_id=attempt.job.pk, shard_no=event.shard_no).first()
     if shard is None:
@@ -162,7 +165,7 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
 
 
 def _seconds_left(batch: Batch) -> float | None:
-    """Uses the clock of the database, because the clock of this machine may be wrong."""
+    """Returns the seconds until the batch expires, by the database's clock: this machine's clock may be wrong."""
     if batch.expires_at is None:
         return None
     now = Batch.objects.annotate(now=Now()).values_list("now", flat=True).get(pk=batch.pk)
@@ -176,20 +179,23 @@ def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
 
 
 def _blame(attempt: Attempt, batch: Batch, rows_path: Path, spec: BatchSpec) -> None:
-    # The child takes rows in order and holds at most `max_batch_size` of them, so the crashing row is in one of the
-    # first `max_batch_size` open shards.
-    handed = [shard.shard_no for shard in spec.shards]
-    still_open = shards_open(attempt.job.pk).filter(shard_no__in=handed).values_list("shard_no", flat=True)
-    convicted = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[: spec.max_batch_size]))
-    if convicted is not None:
+    # The child takes rows in order and processes at most `max_batch_size` at once, so the crashing row is in one of
+    # the first `max_batch_size` open shards.
+    shard_nos = [shard.shard_no for shard in spec.shards]
+    still_open = shards_open(attempt.job.pk).filter(shard_no__in=shard_nos).values_list("shard_no", flat=True)
+    crashing_shard = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[: spec.max_batch_size]))
+    if crashing_shard is not None:
         path = attempt.folder / "crashed_row.jsonl"
-        path.write_text(json.dumps(crashed_row(attempt.job.pk, rows_path, convicted.row_from)) + "\n")
-        event = ShardDone(shard_no=convicted.shard_no, path=str(path), completed=0, failed=1, usage={})
+        path.write_text(json.dumps(crashed_row(attempt.job.pk, rows_path, crashing_shard.row_from)) + "\n")
+        event = ShardDone(shard_no=crashing_shard.shard_no, path=str(path), completed=0, failed=1, usage={})
         commit_shard_file(attempt, batch, event)
 
 
 def crashed_row(job_id: str, rows_path: Path, number: int) -> dict[str, Any]:
-    """Returns the output line of a row that has no answer because it crashes every child process."""
+    """Returns the output line of a row that has no answer because it crashes every child process.
+
+    Args: number: the row's line number, from 0.
+    """
     with rows_path.open("rb") as rows:
         row = next(json.loads(line) for i, line in enumerate(rows) if i == number)
     message = "The worker process crashed twice while it answered this request alone."

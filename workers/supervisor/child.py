@@ -1,4 +1,4 @@
-"""A child process: it is started from a spec, its events are read line by line, and its process group is killed."""
+"""Starts a child process from a spec, reads its events line by line, and stops it with its whole process group."""
 
 import os
 import queue
@@ -23,10 +23,10 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class ChildProcess:
-    """Start and stop it from one thread that outlives it: see `workers.parent_death.dying_with_parent`."""
+    """Create it in a thread that outlives the child process: see `workers.parent_death.dying_with_parent`."""
 
     def __init__(self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any]) -> None:
-        """`log_ids` are part of every line of its log."""
+        """Args: log_ids: are added to every line of the child's log."""
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,23 +38,23 @@ class ChildProcess:
             stderr=subprocess.PIPE,
             env={**_environment(), **child_log_environment(log_ids)},
             cwd=folder,
-            start_new_session=True,  # its own group: killed with all that it started
+            start_new_session=True,  # a process group of its own, so that the child's own processes are killed too
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._threads = (
             threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._keep_log, args=(self._process.stderr, log_path), daemon=True),
+            threading.Thread(target=self._copy_log, args=(self._process.stderr, log_path), daemon=True),
         )
         for thread in self._threads:
             thread.start()
 
     def next_event(self, timeout_seconds: float) -> Event | None:
-        """Returns: None: the child closed its output. Raises: queue.Empty: no event came in time."""
+        """Returns None if the child closed its output. Raises: queue.Empty: no event came in time."""
         return self._events.get(timeout=timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> int:
-        """Returns the exit status, negative for a signal. A child that does not exit in time is killed."""
+        """Returns the exit status, or minus the signal's number. A child that does not exit in time is killed."""
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -62,7 +62,7 @@ class ChildProcess:
         return self._process.wait()
 
     def stop(self, grace_seconds: float) -> None:
-        """Ends the whole process group, with SIGTERM first if `grace_seconds` > 0. A second call has no effect."""
+        """Kills the process group. If `grace_seconds` > 0, it sends SIGTERM first. A second call has no effect."""
         if self._process.poll() is None and grace_seconds > 0:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):  # killed below
@@ -87,7 +87,7 @@ class ChildProcess:
                     )
         self._events.put(None)
 
-    def _keep_log(self, stream: IO[bytes], log_path: Path) -> None:
+    def _copy_log(self, stream: IO[bytes], log_path: Path) -> None:
         written = 0
         with stream, log_path.open("ab") as log:
             while chunk := os.read(stream.fileno(), 65536):
@@ -102,7 +102,7 @@ def _command() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    kept = child_environment()
+    environment = child_environment()
     root = str(Path(workers.__path__[0]).resolve().parent)
-    kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
-    return kept
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    return environment

@@ -1,5 +1,7 @@
-"""Evaluation of a speculator: it resumes after the last measured concurrency. The report becomes the result of the job,
-and its evidence is signed."""
+"""Evaluation of a speculator, which resumes after the last measured concurrency.
+
+The report becomes the result of the job, and the evidence (see `workers.inference.evidence`) is signed.
+"""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
 from workers.supervisor.training import artifact_path, commit_checkpoint, stage_checkpoint
 
-_DRAWINGS = {"plot": "report.png", "drawing": "report.svg"}
+_PLOTS = {"plot": "report.png", "drawing": "report.svg"}
 
 
 class EvaluationHandler:
@@ -35,14 +37,14 @@ class EvaluationHandler:
             message = "The model's files are not those that the speculator was trained for."
             raise AttemptFailed(FailureClass.USER_CONFIG, "model_changed", message)
         prefix = artifact_prefix(attempt.claim, "evaluation")
-        for name, file in _DRAWINGS.items():
+        for name, file in _PLOTS.items():
             get_storage().put_file(f"{prefix}/{file}", artifact_path(finished, name))
         attempt.lease.check()
         evaluation_finish(evaluation=evaluation, report=report, evidence=evidence, plots_prefix=prefix)
         return report
 
     def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
-        """Keeps nothing of an incomplete evaluation."""
+        """Does nothing: an incomplete evaluation has no results."""
 
 
 def _read(finished: Finished, name: str) -> dict[str, Any]:

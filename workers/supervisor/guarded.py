@@ -1,4 +1,4 @@
-"""Keeps a loop alive: an error in one step is logged, and the loop goes on."""
+"""Runs a step of an endless loop; an error in the step is logged and does not end the loop."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def run_guarded(step: Callable[[], object], message: str) -> bool:
     """
     try:
         return bool(step())
-    except Error as error:  # the database may be away for a while: no traceback every second
+    except Error as error:  # the database may be unavailable for a while; a traceback every second would fill the log
         log.warning(message, error=str(error))
     except Exception:
         log.exception(message)

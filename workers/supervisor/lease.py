@@ -1,4 +1,4 @@
-"""Renews a claim from a thread while its job is worked on, and tells when the work must end."""
+"""Renews the claim of a running job from a thread, and signals when the job must stop."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ class Lease:
         self._thread.join()
 
     def check(self) -> None:
-        """Call before a step that cannot carry the fence. Raises: LeaseLost."""
+        """Call it before a write that does not itself compare the claim's fence. Raises: LeaseLost."""
         if self.lost.is_set():
             raise LeaseLost(f"job {self.claim.job_id} is no longer held with fence {self.claim.fence}")
         job_renew(claim=self.claim)
@@ -54,7 +54,7 @@ class Lease:
                             self.cancel_requested.set()
                     renewed_at = time.monotonic()
                 except LeaseLost:
-                    # The last write of a finished attempt gives up the lease; that is no loss.
+                    # If the attempt has just ended, its last write released the lease.
                     if not self._closed.is_set():
                         self.lost.set()
                     return

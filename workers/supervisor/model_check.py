@@ -1,4 +1,4 @@
-"""Checks a model that a customer registers. It needs no child process: nothing is executed, and torch is not needed."""
+"""Checks a model that a customer registers, without a child process, because neither the model nor torch is loaded."""
 
 from collections.abc import Mapping
 from typing import Any

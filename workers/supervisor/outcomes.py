@@ -2,9 +2,9 @@
 
 Interruption
 ├── Cancelled       the customer cancelled the job
-├── Draining        this worker stops; another worker continues
+├── Draining        this worker stops; another worker continues the job
 ├── Paused          a spend cap is reached; the job continues when the cap allows it
-└── AttemptFailed   an error; `control.queue.jobs.failures` decides about another attempt
+└── AttemptFailed   an error; `control.queue.jobs.failures` decides whether there is another attempt
     └── ChildCrashed   the child died without a `failed` event, or sent no event for too long
 """
 
@@ -35,8 +35,8 @@ class AttemptFailed(Interruption):
 
 
 class ChildCrashed(AttemptFailed):
-    """`got_going`: the child had printed an event, so one of its rows may be the cause; else it failed at its start."""
+    """`sent_event`: whether the child printed an event before it crashed. If so, one of its rows may be the cause."""
 
-    def __init__(self, code: str, message: str, *, got_going: bool) -> None:
+    def __init__(self, code: str, message: str, *, sent_event: bool) -> None:
         super().__init__(FailureClass.INFRA, code, message)
-        self.got_going = got_going
+        self.sent_event = sent_event

@@ -1,4 +1,4 @@
-"""Runs a child process to its end, and ends it early if the job is cancelled, paused, expired, stalled or lost."""
+"""Runs a child process to its end; stops it if the job is cancelled, paused, expired or stalled, or loses its lease."""
 
 import queue
 import signal
@@ -16,7 +16,7 @@ from workers.supervisor.child import ChildProcess
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
 
 TICK_SECONDS = 0.2
-PROGRESS_SECONDS = 1.0  # between two writes of progress
+PROGRESS_SECONDS = 1.0  # between two writes of progress to the database
 CANCEL_GRACE_SECONDS = 2.0
 EXIT_GRACE_SECONDS = 30.0  # between the last event and the exit
 
@@ -30,15 +30,15 @@ def run_child(
     rows_total: int | None = None,
     seconds_left: float | None = None,
 ) -> Finished:
-    """Returns the child's last event.
+    """Returns the child's event `finished`.
 
     Args:
         on_result: commits a shard or a checkpoint.
-        rows_done_before: added to the progress of the child, which knows only the rows that it was given.
+        rows_done_before: is added to the progress of the child, which only counts the rows of its spec.
         rows_total: replaces the child's total.
-        seconds_left: until the job expires; None: it never does.
+        seconds_left: seconds until the job expires; None: it never expires.
 
-    Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed; after the child has ended.
+    Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed: all after the child has ended.
     """
     ids = structlog.contextvars.get_contextvars()
     child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids)
@@ -68,7 +68,7 @@ class _Watch:
         self._rows_total = rows_total
         self._last_event_at = time.monotonic()
         self._expires_at = None if seconds_left is None else self._last_event_at + seconds_left
-        self._got_going = False
+        self._sent_event = False
         self._drain_until: float | None = None
         self._progress: Progress | None = None
         self._metrics: Mapping[str, float] | None = None
@@ -87,7 +87,7 @@ class _Watch:
             if event is None:
                 raise self._crash()
             self._last_event_at = time.monotonic()
-            self._got_going = True
+            self._sent_event = True
             finished = self._on_event(event)
             if finished is not None:
                 self._write_progress(at_once=True)
@@ -101,7 +101,7 @@ class _Watch:
             case Failed():
                 raise AttemptFailed(_failure_class(event), event.code, event.message)
             case ShardDone() | Checkpoint():
-                self._write_progress(at_once=True)  # a checkpoint's event repeats the metrics of its step
+                self._write_progress(at_once=True)  # the checkpoint's job event includes the metrics written last
                 self._on_result(event)
                 if self._attempt.stop.is_set():
                     raise Draining
@@ -127,14 +127,14 @@ class _Watch:
         silent_seconds = now - self._last_event_at
         if silent_seconds > get_job_config().stall_seconds:
             message = f"the worker process said nothing for {silent_seconds:.0f} s"
-            raise ChildCrashed("no_progress", message, got_going=self._got_going)
+            raise ChildCrashed("no_progress", message, sent_event=self._sent_event)
 
     def _crash(self) -> AttemptFailed:
         status = self._child.wait(EXIT_GRACE_SECONDS)
         if self._attempt.lease.lost.is_set():
             raise LeaseLost("the lease ran out while the child worked")
         how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
-        return ChildCrashed("worker_crashed", f"the worker process ended with {how}", got_going=self._got_going)
+        return ChildCrashed("worker_crashed", f"the worker process ended with {how}", sent_event=self._sent_event)
 
     def _write_progress(self, *, at_once: bool = False) -> None:
         now = time.monotonic()

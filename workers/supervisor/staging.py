@@ -12,20 +12,20 @@ from workers.supervisor.outcomes import AttemptFailed
 
 
 def stage_file(key: str, path: Path) -> Path:
-    """Raises: AttemptFailed: the object does not exist any more; another attempt would not find it either."""
+    """Raises: AttemptFailed: the object was deleted, so another attempt would fail too."""
     try:
         get_storage().get_file(key, path)
     except ObjectMissing as error:
-        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+        raise _input_failure("input_missing", "An input of this job is no longer in storage.") from error
     return path
 
 
 def stage_folder(prefix: str, path: Path) -> Path:
-    """Raises: AttemptFailed: the folder does not exist any more; another attempt would not find it either."""
+    """Raises: AttemptFailed: the folder was deleted, so another attempt would fail too."""
     try:
         get_storage().get_folder(prefix, path)
     except ObjectMissing as error:
-        raise _gone("input_missing", "An input of this job is no longer in storage.") from error
+        raise _input_failure("input_missing", "An input of this job is no longer in storage.") from error
     return path
 
 
@@ -35,7 +35,7 @@ def model_dir(base_model: BaseModel) -> str:
         return str(model_folder(base_model))
     except UnusableModel as error:
         message = f"The files of model {base_model.name!r} are not there: {error.message}"
-        raise _gone("model_missing", message) from error
+        raise _input_failure("model_missing", message) from error
 
 
 def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:
@@ -54,5 +54,5 @@ def artifact_prefix(claim: Claim, name: str) -> str:
     return f"jobs/{claim.job_id}/{name}.{claim.fence}"
 
 
-def _gone(code: str, message: str) -> AttemptFailed:
+def _input_failure(code: str, message: str) -> AttemptFailed:
     return AttemptFailed(FailureClass.USER_CONFIG, code, message)

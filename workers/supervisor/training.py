@@ -1,4 +1,4 @@
-"""Training of a speculator: it resumes from the last committed checkpoint and stores the artifact."""
+"""Training of a speculator, which resumes from the last committed checkpoint; the trained speculator is stored."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ class TrainingHandler:
 
 
 def artifact_path(finished: Finished, name: str) -> Path:
-    """Raises: AttemptFailed: the child did not write an artifact that its kind of job requires."""
+    """Returns where the child wrote an artifact. Raises: AttemptFailed: it wrote no artifact with this name."""
     path = finished.artifacts.get(name)
     if path is None or not Path(path).exists():
         raise AttemptFailed(FailureClass.BUG, "artifact_missing", f"the child made no {name!r}")
@@ -82,7 +82,7 @@ def _initial(attempt: Attempt) -> Speculator | None:
 
 
 def stage_checkpoint(attempt: Attempt) -> Path:
-    """Returns a folder with the last committed checkpoint, which is empty if there is none."""
+    """Returns a folder with the last committed checkpoint; without a checkpoint, the folder is empty."""
     folder = attempt.folder / "checkpoint"
     folder.mkdir()
     if attempt.job.checkpoint_key:
@@ -91,7 +91,7 @@ def stage_checkpoint(attempt: Attempt) -> Path:
 
 
 def commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
-    assert isinstance(event, Checkpoint), "batches alone make shards"
+    assert isinstance(event, Checkpoint), "only batches make shards"
     prefix = checkpoint_prefix(attempt.claim, event.step)
     get_storage().put_folder(prefix, Path(event.path))
     job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)

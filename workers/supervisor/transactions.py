@@ -1,7 +1,8 @@
-"""Limits how long a worker that stopped in the middle of a transaction keeps its locks after its lease expired.
+"""Limits how long a worker that hangs in the middle of a transaction can keep its database locks.
 
-Its connection stays open, and PostgreSQL keeps the locks of an open transaction. Only workers have this limit: their
-transactions wait for nothing but the database, while a transaction of a request may store a large upload.
+The worker's connection stays open, and PostgreSQL keeps the locks of an open transaction, although the worker's lease
+has expired. Only workers have this limit: their transactions wait for nothing but the database, while a transaction of
+an API request may store a large upload.
 """
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -9,7 +10,7 @@ from django.db.backends.signals import connection_created
 
 from control.core.settings.config import get_config
 
-LEASES = 2  # far longer than any transaction; others wait for one lease in any case
+NUM_LEASES = 2  # the limit in lease periods: far longer than a transaction; other workers wait one period anyway
 
 
 def transactions_limit() -> None:
@@ -19,6 +20,6 @@ def transactions_limit() -> None:
 
 def _limit(connection: BaseDatabaseWrapper, **_: object) -> None:
     if connection.vendor == "postgresql":
-        milliseconds = round(1000 * LEASES * get_config().lease_seconds)
+        milliseconds = round(1000 * NUM_LEASES * get_config().lease_seconds)
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [str(milliseconds)])

@@ -1,4 +1,4 @@
-"""A thread of every worker that sends webhooks. Workers share the outbox, and each delivery is claimed."""
+"""The thread of a worker that sends webhooks. All workers share the outbox; a worker claims each delivery it sends."""
 
 import threading
 from collections import Counter
@@ -14,13 +14,13 @@ from workers.supervisor.guarded import run_guarded
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
-BREATH_SECONDS = 0.05  # between two rounds while many deliveries are due
+MIN_ROUND_SECONDS = 0.05  # between two queries for due deliveries, even if many are due
 MAX_IN_FLIGHT = 8
 MAX_PER_ENDPOINT = 2  # a slow endpoint must not delay the deliveries of others
 
 
 class WebhookSender(threading.Thread):
-    """Ends after the deliveries in flight once `stop` is set."""
+    """Once `stop` is set, the thread ends after the deliveries in flight."""
 
     def __init__(self, stop: threading.Event, sender: Sender | None = None) -> None:
         super().__init__(name="webhook sender", daemon=True)
@@ -30,22 +30,22 @@ class WebhookSender(threading.Thread):
 
     def run(self) -> None:
         with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="webhook sender") as pool:
-            while not self._halt.wait(BREATH_SECONDS):
+            while not self._halt.wait(MIN_ROUND_SECONDS):
                 close_old_connections()
                 with across_tenants(Across.HOUSEKEEPING):
-                    run_guarded(lambda: self._round(pool), "webhooks not looked for")
+                    run_guarded(lambda: self._round(pool), "due webhooks not read")
                 self._wait()
         connection.close()
 
     def _wait(self) -> None:
-        """Waits until a delivery ends, since the next event of its object may follow, or for the poll interval."""
+        """Waits for the poll interval, or until a delivery ends: the object's next event can then be sent."""
         if self._in_flight:
             wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
         else:
             self._halt.wait(POLL_SECONDS)
 
     def _round(self, pool: ThreadPoolExecutor) -> None:
-        self._in_flight = {key: flight for key, flight in self._in_flight.items() if not flight[1].done()}
+        self._in_flight = {key: entry for key, entry in self._in_flight.items() if not entry[1].done()}
         busy = Counter(endpoint_id for endpoint_id, _ in self._in_flight.values())
         for delivery_id, endpoint_id in due(self._sender.clock()).values_list("pk", "endpoint_id")[: 8 * MAX_IN_FLIGHT]:
             if len(self._in_flight) >= MAX_IN_FLIGHT:

@@ -1,4 +1,4 @@
-"""A worker process: its threads, its housekeeping, and how it finds jobs by polling.
+"""A worker process: its threads, its housekeeping, and its loop that polls for jobs.
 
 main thread     runs one job at a time; the child process dies with this thread
 housekeeper     writes heartbeats, repeats wake-ups, advances pipelines, ends cancelled jobs without a worker
@@ -57,7 +57,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 class JobWorker:
-    """One per process. Setting `stop` ends it: the running attempt drains, and no job is claimed any more."""
+    """Create one per process. After `stop` is set, the running attempt drains and no further job is claimed."""
 
     def __init__(self) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -76,15 +76,15 @@ class JobWorker:
         self.stop.set()
         self._housekeeper.join(timeout=10)
         self._webhook_sender.join(timeout=20)  # each delivery in flight has a deadline of its own
-        run_guarded(lambda: worker_leave(worker=self.name), "worker not signed off")
+        run_guarded(lambda: worker_leave(worker=self.name), "worker not removed from the registry")
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
-        """Tells whether the housekeeper still completes its steps, with or without the database."""
+        """Whether the housekeeper still completes its steps; a step that fails, as without the database, counts."""
         return time.monotonic() - self._last_step_at < MAX_STEP_SECONDS
 
     def claim_next(self) -> bool:
-        """Claims the next due job and works on it. Returns: False: no job is due."""
+        """Claims the next due job and works on it. Returns False if no job is due."""
         if self.stop.is_set():
             return False  # the reconciler of another worker repeats the wake-up
         claim = job_claim_next(worker=self.name)
@@ -107,7 +107,7 @@ class JobWorker:
         steps: tuple[tuple[str, Callable[[], object]], ...] = (
             ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
             ("wake-ups not repeated", reconcile),
-            ("cancelled and overdue jobs not ended", self._end_waiting),
+            ("cancelled and overdue jobs not ended", self._end_jobs_never_begun),
             ("pipelines not moved on", pipelines_reconcile),
             ("captured requests not deleted", captures_prune),
             ("paused batches not reviewed", batches_review),
@@ -129,7 +129,7 @@ class JobWorker:
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
 
-    def _end_waiting(self) -> None:
+    def _end_jobs_never_begun(self) -> None:
         """Ends cancelled and overdue jobs that never began, so that their customers need not wait for a free worker."""
         overdue = batches_overdue().values_list("job_id", flat=True)
         for job_id in [*jobs_to_cancel().values_list("pk", flat=True), *overdue]:

@@ -1,4 +1,4 @@
-"""Times on the clock of the database, which all processes share."""
+"""Times by the database's clock, which all processes share."""
 
 from datetime import timedelta
 
@@ -8,5 +8,5 @@ from django.db.models.functions import Now
 
 
 def from_now(seconds: float) -> Combinable:
-    """Returns the time `seconds` from now on the database's clock, because the clocks of workers may be wrong."""
+    """Returns the time `seconds` from now by the database's clock, because the clocks of workers may be wrong."""
     return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())

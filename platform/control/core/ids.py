@@ -1,11 +1,11 @@
-"""Public ids. They consist of a prefix, the time and random digits, so they sort by creation and cannot be guessed."""
+"""Public ids: a prefix, the time and random digits. They sort by time of creation and cannot be guessed."""
 
 import secrets
 import time
 
 
 def new_id(prefix: str) -> str:
-    """Returns `prefix`, which includes its separator, 11 hex digits of milliseconds and 16 random hex digits."""
+    """Returns the prefix (with its separator), then 11 hex digits of Unix milliseconds and 16 random hex digits."""
     return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(8)}"
 
 

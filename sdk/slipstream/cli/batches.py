@@ -35,7 +35,7 @@ def create(
 
 @app.command()
 def wait(context: typer.Context, batch_id: str) -> None:
-    """Wait until the batch has ended; the exit code is 4 if it did not complete."""
+    """Wait until the batch has ended; the exit code is 4 unless the batch is completed and has answers."""
     own = context_of(context)
     with own.client() as client:
         _wait(own, client, batch_id)

@@ -53,7 +53,7 @@ def send(own: Context, client: Client, path: Path, *, purpose: str, mime_type: s
 
 
 def file_id_of(own: Context, client: Client, given: str) -> str:
-    """Returns the id of a local file, which is uploaded, or the given id of an uploaded file.
+    """Uploads `given` if it is a local file and returns the new file's id; otherwise returns `given`, which is an id.
 
     Raises: typer.BadParameter: the argument looks like a path that does not exist.
     """

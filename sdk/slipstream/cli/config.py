@@ -1,4 +1,4 @@
-"""The command's URL and key, from the environment or from the file that `slipstream login` writes."""
+"""The URL and API key of the CLI, from the environment or from the file that `slipstream login` writes."""
 
 import json
 import os
@@ -13,15 +13,15 @@ class Login:
 
 
 def config_path() -> Path:
-    """`$XDG_CONFIG_HOME/slipstream/login.json`, else below ~/.config; it need not exist."""
+    """Returns `$XDG_CONFIG_HOME/slipstream/login.json`; XDG_CONFIG_HOME defaults to ~/.config. It need not exist."""
     folder = os.environ.get("XDG_CONFIG_HOME")
     return (Path(folder) if folder else Path.home() / ".config") / "slipstream" / "login.json"
 
 
 def read_login() -> Login | None:
-    """Reads URL and key; each environment variable overrides the file. None if the URL or the key is missing.
+    """Reads URL and key; each environment variable overrides the file.
 
-    Raises: ValueError: the file is damaged.
+    Returns: None if the URL or the key is missing. Raises: ValueError: the file is damaged.
     """
     path = config_path()
     try:
@@ -37,7 +37,7 @@ def read_login() -> Login | None:
 
 
 def write_login(login: Login) -> Path:
-    """Writes the file, which is readable only by its owner from its creation on."""
+    """Writes the file, which only its owner can read from the moment of its creation."""
     path = config_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")

@@ -22,9 +22,9 @@ def metrics(
     """Show acceptance, speed and latency over time, for intervals with requests."""
     own = context_of(context)
     with own.client() as client:
-        stretches = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
+        intervals = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
         columns = ("start_time", "num_requests", "acceptance_length", "tokens_per_second", "latency_seconds")
-        own.output.many((stretch for stretch in stretches if stretch.num_requests), columns)
+        own.output.many((interval for interval in intervals if interval.num_requests), columns)
 
 
 @deployments.command("adapters")

@@ -98,7 +98,7 @@ def key(
     to: Annotated[Path | None, typer.Argument(help="Default: where `verify` looks for it.")] = None,
 ) -> None:
     """Download the service's public key; this is needed once."""
-    own, path = context_of(context), to or _kept_key()
+    own, path = context_of(context), to or _saved_key_path()
     with own.client() as client:
         pem = client.evaluations.public_key()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +114,8 @@ def verify_(
         Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
     ] = None,
 ) -> None:
-    """Verify a certificate offline; the exit code is 1 if it is forged, 4 if it says that answers differ."""
-    path = public_key or _kept_key()
+    """Verify a certificate offline; the exit code is 1 if it is invalid, 4 if it says that answers differ."""
+    path = public_key or _saved_key_path()
     if not path.exists():
         raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
     content = json.loads(certificate_file.read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def verify_(
         raise typer.Exit(DIFFERENT)
 
 
-def _kept_key() -> Path:
+def _saved_key_path() -> Path:
     return config_path().with_name("certificate_key.pem")
 
 

@@ -22,13 +22,13 @@ def create(
         list[str] | None, typer.Option("--scope", help="May be repeated; default: your own scopes.")
     ] = None,
     days: Annotated[int | None, typer.Option(min=1, help="Lifetime in days.")] = None,
-    project_id: Annotated[str | None, typer.Option(help="The project that its usage counts for.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="The project to which usage of the key is charged.")] = None,
 ) -> None:
     """Create a key; it is shown only once."""
     own = context_of(context)
-    ends = None if days is None else int((datetime.now(UTC) + timedelta(days=days)).timestamp())
+    expires_at = None if days is None else int((datetime.now(UTC) + timedelta(days=days)).timestamp())
     with own.client() as client:
-        own.output.one(client.api_keys.create(name=name, scopes=scopes, project_id=project_id, expires_at=ends))
+        own.output.one(client.api_keys.create(name=name, scopes=scopes, project_id=project_id, expires_at=expires_at))
 
 
 @app.command()
@@ -37,7 +37,7 @@ def rotate(
     key_id: str,
     grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key stays valid for this time.")] = None,
 ) -> None:
-    """Replace a key by a new one with the same rights, which is shown only once."""
+    """Replace a key by a new one with the same rights; the new key is shown only once."""
     own = context_of(context)
     with own.client() as client:
         own.output.one(client.api_keys.rotate(key_id, grace_seconds=grace_seconds))

@@ -47,7 +47,7 @@ JOB_FAILED = 4
 
 
 class Reporting(TyperGroup):
-    """Turns the client's errors into a message and an exit code; Typer handles usage errors, with exit code 2."""
+    """Turns the client's errors into a message and an exit code. Typer itself exits with 2 after a usage error."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -118,13 +118,13 @@ def chat(
     own = context_of(context)
     text = typer.get_text_stream("stdin").read() if prompt is None else prompt
     options = {"max_tokens": max_tokens, "temperature": temperature}
-    asked = {name: value for name, value in options.items() if value is not None}
+    given_options = {name: value for name, value in options.items() if value is not None}
     messages = [{"role": "user", "content": text}]
     with own.client() as client:
         if own.output.is_json:
-            own.output.one(client.chat.create(model=model, messages=messages, **asked))
+            own.output.one(client.chat.create(model=model, messages=messages, **given_options))
             return
-        for piece in client.chat.stream(model=model, messages=messages, **asked):
+        for piece in client.chat.stream(model=model, messages=messages, **given_options):
             own.output.text(piece.text, end="")
         own.output.text("")
 
@@ -141,7 +141,7 @@ def usage(
 
 
 def _advice(error: Exception) -> str | None:
-    """Returns advice for errors whose solution depends on this command."""
+    """Returns advice for errors that the user can solve with another `slipstream` command."""
     if isinstance(error, AuthenticationError):
         return "Store another key with `slipstream login`; SLIPSTREAM_API_KEY takes precedence over it."
     if isinstance(error, APIConnectionError):

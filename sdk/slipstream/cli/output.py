@@ -1,4 +1,4 @@
-"""Output of objects as tables or lists of fields for people, or as JSON; progress and errors go to stderr."""
+"""Output of objects: as tables or lists of fields for people, or as JSON. Progress and errors go to stderr."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ class Output:
         self.console.print(_fields(_plain(value)))
 
     def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
-        """Prints a table of these columns, or, as JSON, each object with all fields in a line, as it arrives."""
+        """Prints a table of these columns; with --json, prints each object with all fields on a line as it arrives."""
         if self.is_json:
             for value in values:
                 self.json(_plain(value))
@@ -57,14 +57,14 @@ class Output:
         self.errors.out(message, highlight=False)
 
     def error(self, message: str, **fields: object) -> None:
-        """Prints an error, with --json as an object, so that programs need not parse sentences."""
+        """Prints an error; with --json it is an object, so that programs need not parse sentences."""
         if self.is_json:
             self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
         else:
             self.errors.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
 
     def advice(self, message: str) -> None:
-        """Prints a message only for people, not with --json."""
+        """Prints a message for people; with --json, nothing is printed."""
         if not self.is_json:
             self.note(message)
 
@@ -117,12 +117,12 @@ class Watch:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    """On a narrow terminal values are wrapped rather than truncated, so that ids can be copied."""
+    """Returns an empty table. A narrow terminal wraps its values and does not truncate them: ids can be copied."""
     return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """Returns an object's fields. Internal ones, such as the client in a `PipelineRun`, are excluded from its repr."""
+    """Returns an object's fields without internal ones (`repr=False`), such as the client in a `PipelineRun`."""
     if isinstance(value, dict):
         return value
     shown = [field.name for field in dataclasses.fields(value) if field.repr]
@@ -136,7 +136,7 @@ def _inner(value: Any) -> Any:
 
 
 def _fields(values: Mapping[str, Any]) -> Table:
-    """One field per line, without absent ones."""
+    """Returns a table with one field per line, without empty fields."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, field in values.items():
         if field not in (None, "", [], {}):
@@ -145,7 +145,7 @@ def _fields(values: Mapping[str, Any]) -> Table:
 
 
 def _shown(name: str, value: object) -> RenderableType:
-    """Shows nested objects as tables, up to two levels deep; `--json` shows everything."""
+    """Formats a value; nested objects become tables, up to two levels deep. (`--json` shows all levels.)"""
     if isinstance(value, dict) and not _is_figure(value):
         return _fields({key: field for key, field in value.items() if not _is_nested(field)})
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -165,7 +165,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _is_figure(value: Mapping[str, Any]) -> bool:
-    """Whether the object is an amount of money or a progress, which is shown as one value."""
+    """Whether the object is an amount of money or a `Progress`, which are shown as one value."""
     return value.keys() in ({"value", "currency"}, {"done", "total", "unit"})
 
 

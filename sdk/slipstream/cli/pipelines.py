@@ -30,11 +30,11 @@ add_show(app, "pipelines")
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The endpoint's name, which requests put into `model`.")],
+    name: Annotated[str, typer.Argument(help="The endpoint's name, which requests send as `model`.")],
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
     held_out: Annotated[int | None, typer.Option(help="Number of prompts for the evaluation.")] = None,
-    held_out_file: Annotated[str | None, typer.Option(help="Instead, a file id of prompts for the evaluation.")] = None,
+    held_out_file: Annotated[str | None, typer.Option(help="File id of prompts for the evaluation.")] = None,
     training: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,

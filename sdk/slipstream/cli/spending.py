@@ -8,7 +8,7 @@ from slipstream.cli.common import add_delete, add_list, add_show
 from slipstream.cli.context import context_of
 
 caps = typer.Typer(no_args_is_help=True, help="Spend caps: limits per calendar month, in US dollars.")
-quotes = typer.Typer(no_args_is_help=True, help="Quotes: estimates and limits of the cost of a batch.")
+quotes = typer.Typer(no_args_is_help=True, help="Quotes: cost estimates for batches, with an optional spending cap.")
 
 
 add_list(caps, "spend_caps", ("id", "project_id", "amount", "spent", "is_reached"))
@@ -46,7 +46,7 @@ def create_quote(
     basis: Annotated[
         str, typer.Option(help="pilot: answer some of the rows first; history: use earlier batches.")
     ] = "pilot",
-    cap: Annotated[float | None, typer.Option(help="Pause work under the quote at this amount.")] = None,
+    cap: Annotated[float | None, typer.Option(help="Pause the quote's work when it has cost this amount.")] = None,
 ) -> None:
     """Estimate the cost of a batch of the dataset."""
     own = context_of(context)

@@ -41,7 +41,7 @@ def exported(tmp_path: Path, model_dir: Path, target: Target) -> Callable[[str, 
 
 
 @pytest.fixture
-def take_in(tmp_path: Path, target: Target) -> Callable[..., str]:
+def import_folder(tmp_path: Path, target: Target) -> Callable[..., str]:
     def run(folder: Path, form: str) -> str:
         out = tmp_path / "imported"
         out.mkdir()

@@ -55,7 +55,7 @@ def write_speculator(kind: str, folder: Path, model: Path) -> Path:
 
 
 def write_medusa(folder: Path, **changes: Any) -> None:
-    """`changes`: to the heads' configuration."""
+    """Args: changes: values that replace those in the heads' configuration."""
     config = replace(MedusaConfig(hidden_size=64, num_heads=3, draft_vocab_size=len(VOCAB)), **changes)
     heads = MedusaHeads(config, VOCAB)
     randomize(heads, 0)
@@ -63,7 +63,7 @@ def write_medusa(folder: Path, **changes: Any) -> None:
 
 
 def write_eagle3(folder: Path, **changes: Any) -> None:
-    """`changes`: to the module's configuration."""
+    """Args: changes: values that replace those in the module's configuration."""
     sizes: dict[str, Any] = {
         "hidden_size": 64,
         "target_hidden_size": 64,

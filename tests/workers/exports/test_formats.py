@@ -30,28 +30,28 @@ PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
 # Round trips
 
 
-def test_every_kind_that_is_trained_can_leave_and_every_format_is_used() -> None:
+def test_every_trained_kind_has_a_format_and_every_format_has_a_kind() -> None:
     assert all(formats_of(kind) for kind in TRAINED_KINDS)
     assert {form for _, form in PAIRS} == set(FORMATS)
 
 
 @pytest.mark.parametrize(("kind", "form"), PAIRS)
-def test_what_comes_back_is_what_left_and_is_served(
+def test_an_exported_and_imported_speculator_is_unchanged_and_loads(
     kind: str,
     form: str,
     exported: Callable[[str, str], Path],
-    take_in: Callable[..., str],
+    import_folder: Callable[..., str],
     tmp_path: Path,
     model: Model,
     model_dir: Path,
 ) -> None:
     folder = exported(kind, form)
 
-    assert take_in(folder, form) == kind
+    assert import_folder(folder, form) == kind
     assert not {"report.json", "provenance.json"} & {path.name for path in folder.iterdir()}
     load_drafter(kind, model, tmp_path / "imported", model_dir=model_dir)
     before, after = (Artifact.read(tmp_path / name) for name in ("own", "imported"))
-    if form == "lorax":  # which knows no draft vocabulary
+    if form == "lorax":  # this format has no draft vocabulary
         assert after.draft_vocab == list(range(259))
         after.tensors["draft_vocab"] = before.tensors["draft_vocab"]
     assert {n: (t.dtype, t.shape, b"".join(t.chunks())) for n, t in after.tensors.items()} == {
@@ -64,10 +64,10 @@ def test_what_comes_back_is_what_left_and_is_served(
 
 
 @pytest.mark.parametrize("form", ["speculators", "specforge"])
-def test_a_round_trip_keeps_everything_that_eagle3_computes_with(
-    form: str, exported: Callable[[str, str], Path], take_in: Callable[..., str], tmp_path: Path
+def test_a_round_trip_keeps_the_configuration_and_weights_of_eagle3(
+    form: str, exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path
 ) -> None:
-    take_in(exported("eagle3", form), form)
+    import_folder(exported("eagle3", form), form)
 
     before, after = (Eagle3.load(tmp_path / name) for name in ("own", "imported"))
 
@@ -76,10 +76,10 @@ def test_a_round_trip_keeps_everything_that_eagle3_computes_with(
     assert all(torch.equal(one, other) for one, other in tensors)
 
 
-def test_a_block_drafter_keeps_its_configuration(
-    exported: Callable[[str, str], Path], take_in: Callable[..., str], tmp_path: Path
+def test_a_round_trip_keeps_the_configuration_of_a_block_drafter(
+    exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path
 ) -> None:
-    take_in(exported("block", "speculators"), "speculators")
+    import_folder(exported("block", "speculators"), "speculators")
 
     before, after = (BlockModel.load(tmp_path / name).config for name in ("own", "imported"))
 
@@ -87,7 +87,7 @@ def test_a_block_drafter_keeps_its_configuration(
     assert (after.tap_layers, after.max_depth, after.markov_rank) == (before.tap_layers, 5, 8)
 
 
-def test_adapter_and_heads_lie_in_one_file_for_lorax(exported: Callable[[str, str], Path]) -> None:
+def test_a_lorax_export_has_adapter_and_heads_in_one_file(exported: Callable[[str, str], Path]) -> None:
     folder = exported("turbo_lora", "lorax")
 
     assert {path.name for path in folder.iterdir()} == {
@@ -105,10 +105,10 @@ def test_adapter_and_heads_lie_in_one_file_for_lorax(exported: Callable[[str, st
     }
 
 
-def test_an_adapter_that_came_back_is_served(
-    exported: Callable[[str, str], Path], take_in: Callable[..., str], tmp_path: Path, model: Model
+def test_an_exported_and_imported_adapter_loads(
+    exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path, model: Model
 ) -> None:
-    take_in(exported("turbo_lora", "lorax"), "lorax")
+    import_folder(exported("turbo_lora", "lorax"), "lorax")
 
     adapters = Adapters(model.config, model.dtype, model.device, supported=True)
 
@@ -116,7 +116,7 @@ def test_an_adapter_that_came_back_is_served(
     assert adapters.names == ("pair",)
 
 
-def test_vllms_medusa_carries_the_models_rows_of_what_it_proposes(
+def test_a_medusa_export_for_vllm_has_the_lm_head_rows_of_its_draft_vocabulary(
     exported: Callable[[str, str], Path], model: Model
 ) -> None:
     folder = exported("medusa", "medusa")
@@ -129,7 +129,7 @@ def test_vllms_medusa_carries_the_models_rows_of_what_it_proposes(
     assert torch.equal(tensors["blocks.2.layers.0.weight"].float(), heads.weight[0, 2])
 
 
-def test_default_taps_are_not_written_for_sglang_and_others_by_the_layer_they_leave(
+def test_a_specforge_export_lists_hidden_state_layers_unless_they_are_the_default(
     tmp_path: Path, target: Target
 ) -> None:
     written = {}
@@ -145,12 +145,12 @@ def test_default_taps_are_not_written_for_sglang_and_others_by_the_layer_they_le
     assert written["own"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
 
 
-def test_a_block_is_marked_as_it_attends_for_vllm(exported: Callable[[str, str], Path]) -> None:
+def test_a_block_export_for_vllm_is_marked_as_non_causal(exported: Callable[[str, str], Path]) -> None:
     assert json.loads((exported("block", "speculators") / "config.json").read_text())["sliding_window_non_causal"]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "block", "mtp"])
-def test_the_shapes_are_those_of_the_engines_modules(kind: str, tmp_path: Path, model_dir: Path) -> None:
+def test_an_artifact_has_the_shapes_of_the_engines_module(kind: str, tmp_path: Path, model_dir: Path) -> None:
     modules: dict[str, Any] = {"eagle3": Eagle3, "block": BlockModel, "mtp": Mtp}
     folder = write_speculator(kind, tmp_path / "own", model_dir)
     artifact = Artifact.read(folder)
@@ -176,7 +176,7 @@ def test_the_shapes_are_those_of_the_engines_modules(kind: str, tmp_path: Path, 
         ({"num_layers": 2}, "lorax", "num_layers 1"),
     ],
 )
-def test_heads_that_a_format_has_no_place_for_are_refused_with_what_would_do(
+def test_heads_that_a_format_cannot_represent_are_refused_with_advice(
     changes: dict[str, Any], form: str, advice: str, tmp_path: Path, target: Target
 ) -> None:
     write_medusa(tmp_path, **changes)
@@ -184,7 +184,7 @@ def test_heads_that_a_format_has_no_place_for_are_refused_with_what_would_do(
     assert advice in refusal(export_speculator, tmp_path, form, target, tmp_path / "out")
 
 
-def test_a_kind_without_a_place_in_the_format_is_refused(tmp_path: Path, target: Target) -> None:
+def test_a_kind_that_a_format_cannot_represent_is_refused(tmp_path: Path, target: Target) -> None:
     write_eagle3(tmp_path)
 
     message = refusal(export_speculator, tmp_path, "lorax", target, tmp_path)
@@ -198,7 +198,9 @@ def test_an_unknown_format_is_refused(tmp_path: Path, target: Target) -> None:
     assert refusal(export_speculator, tmp_path, "gguf", target, tmp_path).startswith("format must be one of")
 
 
-def test_specforges_block_drafter_comes_in_as_ours(take_in: Callable[..., str], tmp_path: Path, model: Model) -> None:
+def test_a_dflash_drafter_of_specforge_is_imported_as_a_block_drafter(
+    import_folder: Callable[..., str], tmp_path: Path, model: Model
+) -> None:
     folder = tmp_path / "dflash"
     folder.mkdir()
     block = make_block()
@@ -207,7 +209,7 @@ def test_specforges_block_drafter_comes_in_as_ours(take_in: Callable[..., str], 
     values = transformer_values() | {"architectures": ["DFlashDraftModel"], "block_size": 5, "dflash_config": own}
     (folder / "config.json").write_text(json.dumps(values))
 
-    assert take_in(folder, "specforge") == "block"
+    assert import_folder(folder, "specforge") == "block"
 
     served = BlockModel.load(tmp_path / "imported").config
     assert (served.tap_layers, served.sample_from_anchor, served.block_size) == ((1, 2), False, 5)
@@ -217,7 +219,7 @@ def test_specforges_block_drafter_comes_in_as_ours(take_in: Callable[..., str], 
 # The command
 
 
-def test_the_command_goes_both_ways_and_says_what_it_refuses(
+def test_the_command_exports_imports_and_reports_refusals(
     tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = write_speculator("eagle3", tmp_path / "own", model_dir)

@@ -88,7 +88,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         "code of its own (custom_pipelines)",
     ),
     "trust in remote code": (lambda folder: edit(folder, **{"trust_remote_code": True}), "(trust_remote_code)"),
-    "code in a file beside": (
+    "code in another file": (
         lambda folder: void((folder / "tokenizer_config.json").write_text('{"auto_map": {}}')),
         "tokenizer_config.json names code of its own",
     ),
@@ -113,21 +113,27 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         "draft vocabulary must be ascending ids below 259",
     ),
     "sizes that the tensors do not have": (_other_sizes, "must be"),
-    "taps beyond the model": (
+    "hidden state layers beyond the model": (
         lambda folder: edit(folder, eagle_aux_hidden_state_layer_ids=[1, 2, 5]),
         "tapped layers must be in 0..4",
     ),
-    "a kind that is none": (lambda folder: edit(folder, speculators_model_type="eagle9"), "must be one of eagle3"),
-    "no object": (lambda folder: void((folder / "config.json").write_text("[]")), "must hold an object"),
-    "a config as deep as a well": (
+    "an unknown kind": (lambda folder: edit(folder, speculators_model_type="eagle9"), "must be one of eagle3"),
+    "a config that is not an object": (
+        lambda folder: void((folder / "config.json").write_text("[]")),
+        "must hold an object",
+    ),
+    "a deeply nested config": (
         lambda folder: void((folder / "config.json").write_text("[" * 100_000)),
         "is not JSON",
     ),
-    "more positions than a table has room for": (
+    "too many positions": (
         lambda folder: _layer(folder, max_position_embeddings=1 << 40),
         "max_position_embeddings must be",
     ),
-    "a size that is a word": (lambda folder: edit(folder, draft_vocab_size="many"), "draft_vocab_size must be a whole"),
+    "a size that is a string": (
+        lambda folder: edit(folder, draft_vocab_size="many"),
+        "draft_vocab_size must be a whole",
+    ),
 }
 
 
@@ -135,18 +141,18 @@ def void(_: object) -> None:
     """Ignores the result of an action."""
 
 
-@pytest.mark.parametrize(("damage", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_folder_that_could_not_be_served_is_refused_by_name(
+@pytest.mark.parametrize(("damage", "message"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_damaged_or_hostile_folder_is_refused_with_the_fault(
     damage: Callable[[Path], None],
-    said: str,
+    message: str,
     exported: Callable[[str, str], Path],
-    take_in: Callable[..., str],
+    import_folder: Callable[..., str],
     tmp_path: Path,
 ) -> None:
     folder = exported("eagle3", "speculators")
     damage(folder)
 
-    assert said in refusal(take_in, folder, "speculators")
+    assert message in refusal(import_folder, folder, "speculators")
     assert list((tmp_path / "imported").iterdir()) == []
 
 
@@ -161,10 +167,10 @@ def test_a_speculator_of_another_model_is_refused(
     assert refusal(lambda: import_speculator(folder, form, Target.read(other), out, provenance={}))
 
 
-def test_heads_are_counted_before_they_are_built(
-    exported: Callable[[str, str], Path], take_in: Callable[..., str]
+def test_too_many_heads_are_refused_before_they_are_allocated(
+    exported: Callable[[str, str], Path], import_folder: Callable[..., str]
 ) -> None:
     folder = exported("medusa", "medusa")
     edit(folder, num_heads=1 << 20)
 
-    assert "num_heads must be" in refusal(take_in, folder, "medusa")
+    assert "num_heads must be" in refusal(import_folder, folder, "medusa")

@@ -46,7 +46,7 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def test_every_row_has_its_answer_in_its_shard_in_order(tmp_path: Path, tiny_model: Path) -> None:
+def test_each_shard_file_has_the_answers_to_its_rows_in_order(tmp_path: Path, tiny_model: Path) -> None:
     lines, emit = run(make_spec(tmp_path, tiny_model, chat_rows(7), (0, 3), (3, 7)))
     assert [line["row"] for line in lines] == list(range(7))
     assert [line["custom_id"] for line in lines] == [f"row-{i}" for i in range(7)]
@@ -116,7 +116,7 @@ def test_a_second_attempt_gives_the_same_rows_even_without_a_seed(tmp_path: Path
     assert without_times(again) == without_times(first)
 
 
-def test_speculation_changes_no_row(tmp_path: Path, tiny_model: Path) -> None:
+def test_speculation_does_not_change_any_row(tmp_path: Path, tiny_model: Path) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(4, temperature=0.8))
     plain, _ = run(spec)
     drafted, _ = run(replace(spec, drafter="ngram", output_dir=str(tmp_path / "ngram")))
@@ -135,7 +135,7 @@ def test_a_stop_string_ends_text_and_tokens(tmp_path: Path, tiny_model: Path) ->
     assert num_tokens < 24
 
 
-def test_a_shard_file_appears_whole_or_not_at_all(tmp_path: Path, tiny_model: Path) -> None:
+def test_no_temporary_file_is_left_beside_a_shard_file(tmp_path: Path, tiny_model: Path) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(3))
     run(spec)
     assert [path.name for path in Path(spec.output_dir).iterdir()] == ["shard-000000.jsonl"]

@@ -12,19 +12,21 @@ SECONDS = floats(1.0, 1e7)
 
 
 @given(PRICES, SPEEDS)
-def test_an_hour_at_this_speed_costs_the_price_of_an_hour(price: float, speed: float) -> None:
+def test_the_tokens_of_one_hour_cost_the_price_of_an_hour(price: float, speed: float) -> None:
     tokens = speed * 3600
     assert cost_per_million_tokens(price, speed) * tokens / 1e6 == pytest.approx(price)
 
 
 @given(PRICES, SPEEDS, SPEEDS)
-def test_costs_are_to_each_other_as_the_speeds_inverted(price: float, plain: float, speculative: float) -> None:
+def test_the_cost_of_a_token_is_inversely_proportional_to_the_speed(
+    price: float, plain: float, speculative: float
+) -> None:
     ratio = cost_per_million_tokens(price, plain) / cost_per_million_tokens(price, speculative)
     assert ratio == pytest.approx(speculative / plain)
 
 
 @given(PRICES, SECONDS, SPEEDS, floats(1.001, 20.0))
-def test_at_the_break_even_both_ways_have_cost_the_same(
+def test_at_the_break_even_point_plain_and_speculative_decoding_cost_the_same(
     price: float, seconds: float, plain: float, speedup: float
 ) -> None:
     tokens = break_even_tokens(seconds, plain, plain * speedup)
@@ -35,11 +37,11 @@ def test_at_the_break_even_both_ways_have_cost_the_same(
 
 
 @given(SECONDS, SPEEDS, floats(0.01, 1.0))
-def test_what_is_no_faster_never_pays_off(seconds: float, plain: float, speedup: float) -> None:
+def test_a_speculator_without_a_speedup_has_no_break_even_point(seconds: float, plain: float, speedup: float) -> None:
     assert break_even_tokens(seconds, plain, plain * speedup) is None
 
 
-def test_what_is_not_known_is_left_open() -> None:
+def test_figures_with_unknown_inputs_are_none() -> None:
     nothing = Economics().figures(plain=10.0, speculative=20.0, tokens_per_answer=5.0)
     assert set(nothing.values()) == {None}
     assert Economics(price_per_gpu_hour=2.0).training_cost is None

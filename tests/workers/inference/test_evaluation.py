@@ -23,7 +23,7 @@ from workers.contracts import EvaluationSpec, Event, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import Arms, ArmTotals, Measurement, measure
 from workers.inference.economy import Economics
-from workers.inference.evaluation import Live, run_evaluation
+from workers.inference.evaluation import ProgressReporter, run_evaluation
 from workers.inference.evidence import evidence
 from workers.inference.report import evaluation_report
 from workers.inference.rows import InputRow, RowAnswer, RowRequest, prepare_row
@@ -50,13 +50,13 @@ def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> Evaluati
     )
 
 
-def test_no_run_copies_from_the_answers_of_the_one_before(tiny_model: Path) -> None:
+def test_suffix_decoding_does_not_copy_from_answers_of_an_earlier_run(tiny_model: Path) -> None:
     tokenizer, always = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
     arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=always))
     rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
     found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
     length = found.speculative.speculation.mean_acceptance_length
-    assert length < 1.2, "random answers: each is new, unless it was seen before"
+    assert length < 1.2, "answers to sampled requests differ; they can only be drafted from an earlier run"
 
 
 def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> RowRequest:
@@ -78,13 +78,13 @@ def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_mo
     assert report["speedup"] == report["concurrencies"][0]["speedup"]
 
 
-def test_the_plot_is_there_as_png_and_as_svg(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_plot_is_written_as_png_and_svg(tmp_path: Path, tiny_model: Path) -> None:
     finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(2)), Recorder())
     assert Path(finished.artifacts["plot"]).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(finished.artifacts["drawing"]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_the_evidence_names_what_ran_and_says_that_it_was_equal(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_model: Path) -> None:
     rows = [*chat_rows(3), *chat_rows(2, temperature=0.7), chat_row("bad", "x", temperature=9)]
     rows = [row | {"custom_id": f"row-{number}"} for number, row in enumerate(rows)]
     spec = make_spec(tmp_path, tiny_model, rows)
@@ -100,7 +100,7 @@ def test_the_evidence_names_what_ran_and_says_that_it_was_equal(tmp_path: Path, 
     assert found["build"]["versions"]["torch"] == torch.__version__
 
 
-def test_a_changed_weight_or_name_makes_another_fingerprint(tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_order_and_content(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"1")
     second.write_bytes(b"2")
@@ -110,17 +110,17 @@ def test_a_changed_weight_or_name_makes_another_fingerprint(tmp_path: Path) -> N
     assert fingerprint(tmp_path, [first, second]) != known
 
 
-def test_the_rest_is_estimated_by_the_pace_at_hand() -> None:
+def test_the_time_left_is_estimated_from_the_current_speed() -> None:
     now, emit = 0.0, Recorder()
-    live = Live(emit, total=20, clock=lambda: now)
+    reporter = ProgressReporter(emit, total=20, clock=lambda: now)
     for _ in range(10):
         now += 1.0
-        live.answer()
-    live.measured(1, {"speedup": 1.5})
-    live.begin()
+        reporter.count_answer()
+    reporter.report_figures(1, {"speedup": 1.5})
+    reporter.start_concurrency()
     for _ in range(5):
-        now += 0.5  # more at once
-        live.answer()
+        now += 0.5  # faster at the next concurrency
+        reporter.count_answer()
     metrics = [event.data for event in emit.of("metrics")]
     assert metrics[0] == {"eta_seconds": 18.0}  # two of 20 after 2 s
     assert metrics[-2] == {"concurrency": 1.0, "speedup": 1.5, "eta_seconds": 10.0}
@@ -151,10 +151,10 @@ def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
     return replace(spec, checkpoint_dir=str(staged))
 
 
-def test_an_interrupted_evaluation_goes_on_with_what_is_left(
+def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A fixed budget: the one chosen from measured times differs between two runs on a busy machine.
+    # A fixed draft budget, because a budget chosen from measured times differs between two runs on a busy machine.
     monkeypatch.setattr("workers.inference.evaluation.EngineConfig", partial(EngineConfig, draft_budget=8))
     spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
     (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
@@ -170,7 +170,7 @@ def test_an_interrupted_evaluation_goes_on_with_what_is_left(
     assert report["acceptance_rate_per_position"] == whole["acceptance_rate_per_position"]
 
 
-def test_what_another_build_measured_is_measured_anew(
+def test_measurements_of_another_build_are_repeated(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
@@ -182,13 +182,13 @@ def test_what_another_build_measured_is_measured_anew(
     assert [event.done for event in emit.of("progress")] == list(range(1, 13))
 
 
-def test_refused_rows_are_counted_and_leave_the_rest(tmp_path: Path, tiny_model: Path) -> None:
+def test_refused_rows_are_counted_and_the_others_are_measured(tmp_path: Path, tiny_model: Path) -> None:
     rows = [*chat_rows(2), chat_row("bad", "x", temperature=9)]
     report = run_evaluation(make_spec(tmp_path, tiny_model, rows), Recorder()).result
     assert (report["prompts_held_out"], report["rows_refused"]) == (2, 1)
 
 
-def test_no_usable_row_is_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
+def test_prompts_without_a_usable_row_are_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InvalidInputError) as raised:
         run_evaluation(make_spec(tmp_path, tiny_model, [chat_row("bad", "x", messages=[])]), Recorder())
     assert raised.value.code == "no_held_out_prompts"
@@ -240,7 +240,7 @@ def factory(tiny_model: Path) -> Factory:
     return Factory(Tokenizer.load(tiny_model))
 
 
-def test_a_differing_token_is_named_by_its_first_place(factory: Factory) -> None:
+def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: Factory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 99, 72]), seconds=0.5)
     report = report_of(Measurement(1, plain, drafted))
@@ -249,19 +249,19 @@ def test_a_differing_token_is_named_by_its_first_place(factory: Factory) -> None
     assert report["speedup"] == 2.0
 
 
-def test_a_shorter_answer_differs_where_it_ends(factory: Factory) -> None:
+def test_a_shorter_answer_diverges_at_its_end(factory: Factory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
     assert report_of(Measurement(1, plain, drafted))["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
 
 
-def test_a_plain_answer_that_changes_with_concurrency_counts_too(factory: Factory) -> None:
+def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factory: Factory) -> None:
     one = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
     other = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
     assert report_of(Measurement(1, one, one), Measurement(4, other, one))["outputs_equal"] == 0
 
 
-def test_loops_are_counted_and_left_out_of_the_second_acceptance_length(factory: Factory) -> None:
+def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops(factory: Factory) -> None:
     honest = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
     looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
     totals = factory.totals(honest, looping, seconds=1.0)
@@ -272,16 +272,14 @@ def test_loops_are_counted_and_left_out_of_the_second_acceptance_length(factory:
     assert report["acceptance_rate_per_position_without_loops"] == [0.1]
 
 
-def test_where_all_answers_loop_there_is_no_figure_without(factory: Factory) -> None:
+def test_the_figures_without_loops_are_none_if_all_answers_loop(factory: Factory) -> None:
     totals = factory.totals(factory.answer(0, [70, 71] * 20), seconds=1.0)
     report = report_of(Measurement(1, totals, totals))
     assert report["looping_answers"] == 1
     assert report["acceptance_length_without_loops"] is None
 
 
-def test_every_prompt_is_either_equal_or_different_and_one_is_enough(
-    factory: Factory, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_one_different_answer_makes_the_evidence_different(factory: Factory, tmp_path: Path, tiny_model: Path) -> None:
     answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]
     plain = factory.totals(*answers, seconds=1.0)
     drafted = factory.totals(*answers[:2], factory.answer(2, [70, 71, 73]), seconds=1.0)
@@ -293,7 +291,7 @@ def test_every_prompt_is_either_equal_or_different_and_one_is_enough(
     assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
 
 
-def test_costs_and_break_even_stand_beside_each_speed(factory: Factory) -> None:
+def test_each_concurrency_has_costs_and_a_break_even_point(factory: Factory) -> None:
     plain = factory.totals(factory.answer(0, [70] * 10), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70] * 10), seconds=0.5)
     (point,) = report_of(Measurement(1, plain, drafted))["concurrencies"]
@@ -302,6 +300,6 @@ def test_costs_and_break_even_stand_beside_each_speed(factory: Factory) -> None:
     assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)  # saves 0.05 s a token
 
 
-def test_rates_count_passes_that_reached_a_position(factory: Factory) -> None:
+def test_acceptance_rates_are_shares_of_passes_that_reached_a_position(factory: Factory) -> None:
     totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
     assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

@@ -63,7 +63,7 @@ def run_batch(spec: BatchSpec, row_seconds: float, limit: Path | None) -> None:
     for shard in spec.shards:
         lines = []
         for number in range(shard.row_from, shard.row_to):
-            act(rows[number]["body"]["messages"][0]["content"])
+            crash_or_hang(rows[number]["body"]["messages"][0]["content"])
             wait_for_permission(limit, number)
             time.sleep(row_seconds)
             lines.append(json.dumps(answer_line(spec.job_id, number, rows[number])))
@@ -82,7 +82,7 @@ def wait_for_permission(limit: Path | None, number: int) -> None:
         time.sleep(0.01)
 
 
-def act(content: str) -> None:
+def crash_or_hang(content: str) -> None:
     if content == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     if content == "hang":
@@ -90,7 +90,7 @@ def act(content: str) -> None:
 
 
 def run_training(spec: TrainingSpec, row_seconds: float) -> None:
-    """Counts steps: the speculator holds the number of steps, including those before a restart."""
+    """Counts steps. The artifact records the step from which this attempt started."""
     state = Path(spec.checkpoint_dir) / "step"
     first = int(state.read_text()) if state.exists() else 0
     for step in range(first + 1, TRAINING_STEPS + 1):
@@ -131,7 +131,7 @@ def run_evaluation(spec: EvaluationSpec) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--row-seconds", type=float, default=0.0)
-    parser.add_argument("--limit", metavar="FILE", type=Path, help="no row beyond as many as it has bytes, for now")
+    parser.add_argument("--limit", metavar="FILE", type=Path, help="answer only as many rows as FILE has bytes")
     parser.add_argument("--die-at-once", action="store_true")
     parser.add_argument("--fail", metavar="CLASS")
     parser.add_argument("spec", type=Path)

@@ -1,6 +1,6 @@
-"""Rules for the recorded history of a job, whatever fails in workers, queue, storage and database.
+"""Rules that the recorded history of a job must satisfy, whatever fails in workers, queue, storage and database.
 
-Every test over a `LiveStack` ends with `check_histories`; `test_history` plants one fault of each kind.
+Every test with a `LiveStack` ends with `check_histories`; `test_history` shows that it finds faults of each kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) ->
     """
     statuses = dict(Job.objects.values_list("pk", "status"))
     lost = set(accepted) - statuses.keys()
-    assert not lost, f"accepted and gone: {lost}"
+    assert not lost, f"accepted jobs are missing: {lost}"
     for job_id, status in statuses.items():
         assert not all_ended or status in ENDINGS, f"{job_id} has no end"
         check_history(job_id)
@@ -39,7 +39,7 @@ def check_history(job_id: str) -> None:
     shards = list(JobShard.objects.filter(job=job))
     _check_ending(job, events)
     _check_fences(job, events)
-    _check_winners(events, shards)
+    _check_commits(events, shards)
     rows = [row for shard in shards for row in range(shard.row_from, shard.row_to)]
     assert len(rows) == len(set(rows)), "two shards share a row"
     batch = Batch.objects.filter(job=job).first()
@@ -50,34 +50,36 @@ def check_history(job_id: str) -> None:
 def _check_ending(job: Job, events: Sequence[JobEvent]) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
     endings = [event.type for event in events if event.type in ENDINGS]
-    assert endings == ([job.status] if job.status in ENDINGS else []), "a job ends once, as its row says"
-    assert not endings or events[-1].type in ENDINGS, "something happened after the end"
-    assert (job.finished_at is not None) == bool(endings), "the time of the end is wrong"
-    is_asleep = job.not_before is not None and job.not_before > timezone.now()
-    waits = job.status == Job.Status.PAUSED or (job.status == Job.Status.QUEUED and is_asleep)
-    assert not (waits and job.cancel_requested_at), "a job that is to be cancelled waits for something else"
+    assert endings == ([job.status] if job.status in ENDINGS else []), "a job has one final event, of its status"
+    assert not endings or events[-1].type in ENDINGS, "an event follows the final event"
+    assert (job.finished_at is not None) == bool(endings), "finished_at does not match the events"
+    is_in_back_off = job.not_before is not None and job.not_before > timezone.now()
+    waits = job.status == Job.Status.PAUSED or (job.status == Job.Status.QUEUED and is_in_back_off)
+    assert not (waits and job.cancel_requested_at), "a job whose cancellation was requested waits for something else"
 
 
 def _check_fences(job: Job, events: Sequence[JobEvent]) -> None:
     fence = 0
     for event in events:
         if event.type == "claimed":
-            assert event.data["fence"] == fence + 1, "a claim was lost or doubled"
+            assert event.data["fence"] == fence + 1, "a fence was skipped or used twice"
             fence += 1
         elif "fence" in event.data:
             assert event.data["fence"] == fence, f"{event.type} was written by an attempt that had lost the job"
-    assert job.fence == job.attempt == fence, "a claim left no event"
+    assert job.fence == job.attempt == fence, "a claim has no event"
 
 
-def _check_winners(events: Sequence[JobEvent], shards: Sequence[JobShard]) -> None:
+def _check_commits(events: Sequence[JobEvent], shards: Sequence[JobShard]) -> None:
     commits = [event.data for event in events if event.type == "shard_committed"]
-    won = {data["shard_no"]: data for data in commits}
-    assert len(won) == len(commits), "a shard was won twice"
-    winners = {shard.shard_no: shard for shard in shards if shard.storage_key}
-    assert winners.keys() == won.keys(), "a winner without its event, or an event without its winner"
-    for shard_no, shard in winners.items():
-        assert shard.fence == won[shard_no]["fence"], "the winner is not the one that was written down"
-        assert shard.storage_key.endswith(f"/{shard_no}.{shard.fence}.jsonl"), "the row names another attempt's bytes"
+    by_shard = {data["shard_no"]: data for data in commits}
+    assert len(by_shard) == len(commits), "a shard was committed twice"
+    committed = {shard.shard_no: shard for shard in shards if shard.storage_key}
+    assert committed.keys() == by_shard.keys(), "a shard has no event, or an event has no committed shard"
+    for shard_no, shard in committed.items():
+        assert shard.fence == by_shard[shard_no]["fence"], "the shard and its event have different fences"
+        assert shard.storage_key.endswith(f"/{shard_no}.{shard.fence}.jsonl"), (
+            "the storage key has another attempt's fence"
+        )
         assert shard.completed + shard.failed == shard.row_to - shard.row_from, "a row of a shard is not counted"
 
 
@@ -86,7 +88,7 @@ def _check_batch(batch: Batch, rows: Sequence[int]) -> None:
     assert not rows or sorted(rows) == list(range(batch.total)), "a row is in no shard"
     if batch.total:
         lines = _num_lines(batch.output_file), _num_lines(batch.error_file)
-        assert lines[0] == batch.completed, "the output file does not hold what was completed"
+        assert lines[0] == batch.completed, "the output file does not have one line per completed row"
         assert sum(lines) == batch.total, "a row is in neither file, or in both"
 
 

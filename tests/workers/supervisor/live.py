@@ -87,7 +87,7 @@ class LiveStack:
         check_histories(job_ids)
 
     def is_started(self, worker: subprocess.Popen[bytes]) -> bool:
-        """Tells whether the worker is alive and looks for jobs."""
+        """Whether the worker is alive and has started to poll for jobs."""
         log = self.data_dir / f"worker-{self.workers.index(worker)}.log"
         return worker.poll() is None and "worker started" in log.read_text()
 
@@ -97,7 +97,7 @@ class LiveStack:
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
-            assert time.monotonic() < deadline, f"not so after {timeout_seconds} s; {self.logs()}"
+            assert time.monotonic() < deadline, f"the condition is false after {timeout_seconds} s; {self.logs()}"
             time.sleep(0.05)  # only children can be waited for
 
     @contextmanager
@@ -118,7 +118,7 @@ class LiveStack:
             kill_9(server)
 
     def holder_of(self, job_id: str) -> subprocess.Popen[bytes]:
-        """Waits for and returns a living worker that holds the job and is not frozen."""
+        """Waits until a worker that is alive and not frozen has claimed the job, and returns it."""
         found: list[subprocess.Popen[bytes]] = []
 
         def look() -> bool:
@@ -146,7 +146,7 @@ class LiveStack:
 
 
 def check_leaks(stack: LiveStack) -> None:
-    """S8: logs contain no secret, and job objects contain no internals."""
+    """S8 of docs/reliability.md: logs contain no secret, and jobs' errors and events contain no internals."""
     for path in (*stack.data_dir.glob("*.log"), *stack.data_dir.glob("logs/**/*.log")):
         assert secrets_in(path.read_text(errors="replace")) == [], path.name
     for error in Job.objects.exclude(error=None).values_list("error", flat=True):
@@ -165,7 +165,7 @@ def kill_9(worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_frozen(pid: int) -> bool:
-    """Checks all threads: a stop signal takes a while to reach threads on another processor."""
+    """Whether all threads are stopped: a stop signal takes a while to reach threads on another processor."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
 

@@ -1,4 +1,4 @@
-"""The fake child with worse faults than a crash: it dies before its first event, or kills its supervisor."""
+"""A fake child with more faults: it dies before its first event, or kills its supervisor."""
 
 import json
 import os

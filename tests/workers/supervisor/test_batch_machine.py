@@ -1,6 +1,6 @@
-"""R17: one batch through the API and workers, with all faults in any order.
+"""R17 of docs/reliability.md: random sequences of requests, attempts and faults on one batch.
 
-Worker and child run in this process: the handler is the real one, and a random sequence replaces its child.
+Worker and child run in this process: the handler is the real one, and `BatchMachine.attempt` replaces its child.
 """
 
 import json
@@ -45,8 +45,8 @@ from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, 
 
 NUM_ROWS = 7
 ENDINGS: dict[str, Callable[[], BaseException]] = {
-    "crash": lambda: ChildCrashed("worker_crashed", "It died.", got_going=True),
-    "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", got_going=False),
+    "crash": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=True),
+    "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=False),
     "bug": lambda: AttemptFailed(FailureClass.BUG, "bug", "A bug."),
     "out of memory": lambda: AttemptFailed(FailureClass.OUT_OF_MEMORY, "out_of_memory", "Too large."),
     "expired": lambda: AttemptFailed(FailureClass.EXPIRED, "expired", "Too late."),
@@ -54,16 +54,16 @@ ENDINGS: dict[str, Callable[[], BaseException]] = {
     "drain": Draining,
     "the supervisor is killed": KeyboardInterrupt,
 }
-MEANWHILE = (
+EXTERNAL_FAULTS = (
     "overtaken",
     "cancelled",
     "the job is cancelled",
     "the cap is reached",
     "cancelled as the cap is reached",
 )
-LAST_MOMENTS = ("killed before the batch ends", "killed before the job ends")
-FAULTS = (*["none"] * 4, *LAST_MOMENTS * 2, *MEANWHILE, *ENDINGS)
-PENNILESS, RICH = 0, 10**9
+LATE_KILLS = ("killed before the batch ends", "killed before the job ends")
+FAULTS = (*["none"] * 4, *LATE_KILLS * 2, *EXTERNAL_FAULTS, *ENDINGS)
+NO_BUDGET, AMPLE_BUDGET = 0, 10**9
 
 
 class BatchMachine(RuleBasedStateMachine):
@@ -77,38 +77,38 @@ class BatchMachine(RuleBasedStateMachine):
         self.client: Client = client_of(self.organization)
         self.batch_id: str = self.post()
         self.seen: list[dict[str, Any]] = []
-        self.cap = spend_cap_create(organization=self.organization, project=None, nanousd=RICH)
+        self.cap = spend_cap_create(organization=self.organization, project=None, nanousd=AMPLE_BUDGET)
 
     def post(self) -> str:
         body = {"input_file_id": self.file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         headers = {"Idempotency-Key": self.file.pk}
-        answer = self.client.post("/v1/batches", body, content_type="application/json", headers=headers)
-        assert answer.status_code == 200, answer.content
-        return str(answer.json()["id"])
+        response = self.client.post("/v1/batches", body, content_type="application/json", headers=headers)
+        assert response.status_code == 200, response.content
+        return str(response.json()["id"])
 
     def shown(self) -> dict[str, Any]:
-        answer = self.client.get(f"/v1/batches/{self.batch_id}")
-        assert answer.status_code == 200
-        return dict(answer.json())
+        response = self.client.get(f"/v1/batches/{self.batch_id}")
+        assert response.status_code == 200
+        return dict(response.json())
 
     def job(self) -> Job:
         return Job.objects.get(batch=self.batch_id)
 
     @rule()
-    def ask_again(self) -> None:
+    def repeat_the_request(self) -> None:
         assert self.post() == self.batch_id
 
     @rule()
     def cancel(self) -> None:
-        answer = self.client.post(f"/v1/batches/{self.batch_id}/cancel")
-        assert answer.status_code in (200, 400, 409), answer.content
+        response = self.client.post(f"/v1/batches/{self.batch_id}/cancel")
+        assert response.status_code in (200, 400, 409), response.content
 
     @rule()
     def cancel_the_job(self) -> None:
-        answer = self.client.post(f"/v1/jobs/{self.job().pk}/cancel")
-        assert answer.status_code == 202, answer.content
+        response = self.client.post(f"/v1/jobs/{self.job().pk}/cancel")
+        assert response.status_code == 202, response.content
 
-    @rule(nanousd=st.sampled_from([PENNILESS, RICH]))
+    @rule(nanousd=st.sampled_from([NO_BUDGET, AMPLE_BUDGET]))
     def set_the_cap(self, nanousd: int) -> None:
         spend_cap_update(cap=self.cap, nanousd=nanousd)
 
@@ -140,7 +140,7 @@ class BatchMachine(RuleBasedStateMachine):
                 raise Cancelled  # raised when the thread of the lease sees the cancellation
             for number, shard in enumerate(spec.shards):
                 if number == at:
-                    self.happen_meanwhile(fault)
+                    self.apply_fault(fault)
                 on_result(self.answer(claim, shard))
             return Finished(result={}, artifacts={})
 
@@ -162,12 +162,12 @@ class BatchMachine(RuleBasedStateMachine):
         with (
             patch.object(batch, "run_child", run_child),
             patch.object(assemble, "_publish", publish),
-            suppress(LeaseLost, KeyboardInterrupt),  # another worker has the job, or will have it
+            suppress(LeaseLost, KeyboardInterrupt),  # another worker has claimed the job, or will claim it
         ):
             attempt._work(held, BatchHandler())
 
-    def happen_meanwhile(self, fault: str) -> None:
-        """Runs an event while the child answers, before the thread of the lease notices it."""
+    def apply_fault(self, fault: str) -> None:
+        """Applies the fault while the child works, before the lease's thread notices it."""
         match fault:
             case "overtaken":
                 expire_lease(self.job())
@@ -177,10 +177,10 @@ class BatchMachine(RuleBasedStateMachine):
             case "the job is cancelled":
                 self.cancel_the_job()
             case "the cap is reached":
-                self.set_the_cap(nanousd=PENNILESS)
+                self.set_the_cap(nanousd=NO_BUDGET)
             case "cancelled as the cap is reached":
                 self.cancel()
-                self.set_the_cap(nanousd=PENNILESS)
+                self.set_the_cap(nanousd=NO_BUDGET)
             case _ if fault in ENDINGS:
                 raise ENDINGS[fault]()
 
@@ -192,18 +192,18 @@ class BatchMachine(RuleBasedStateMachine):
         return ShardDone(shard_no=shard.shard_no, path=str(path), completed=len(lines), failed=0, usage={})
 
     @invariant()
-    def the_api_tells_a_life_that_is_legal(self) -> None:
+    def the_api_shows_only_legal_status_changes(self) -> None:
         now = self.shown()
         counts = dict(now["request_counts"])
-        assert counts.pop("total") == sum(counts.values()), "counts always sum"
+        assert counts.pop("total") == sum(counts.values()), "the counts do not add up"
         if self.seen and self.seen[-1]["status"] in TERMINAL:
-            assert now == self.seen[-1], "what has ended does not change"
+            assert now == self.seen[-1], "an ended batch has changed"
         self.seen.append(now)
         check_histories()
 
     def teardown(self) -> None:
         """Without further faults and spend caps the batch must end, with each row in one of its files."""
-        self.set_the_cap(nanousd=RICH)
+        self.set_the_cap(nanousd=AMPLE_BUDGET)
         for _ in range(20):
             self.time_passes()
             claim = job_claim(job_id=self.job().pk, worker="last")
@@ -228,47 +228,49 @@ def machine(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[B
     return BatchMachine
 
 
-def test_a_batch_whose_job_is_cancelled_after_its_finalizer_died_ends(machine: type[BatchMachine]) -> None:
-    life = machine()
-    life.create()
-    life.work(fault="killed before the batch ends", at=0)
-    life.cancel_the_job()
-    life.time_passes()
+def test_a_finalizing_batch_ends_if_its_job_is_cancelled_after_the_worker_died(machine: type[BatchMachine]) -> None:
+    instance = machine()
+    instance.create()
+    instance.work(fault="killed before the batch ends", at=0)
+    instance.cancel_the_job()
+    instance.time_passes()
 
-    life.work(fault="none", at=0)
+    instance.work(fault="none", at=0)
 
-    life.the_api_tells_a_life_that_is_legal()
-    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
-
-
-def test_a_batch_cancelled_at_the_moment_that_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
-    life = machine()
-    life.create()
-
-    life.work(fault="cancelled as the cap is reached", at=1)
-
-    life.the_api_tells_a_life_that_is_legal()
-    assert (life.shown()["status"], life.job().status) == ("cancelled", "cancelled")
-    assert life.shown()["request_counts"]["completed"] == 4
+    instance.the_api_shows_only_legal_status_changes()
+    assert (instance.shown()["status"], instance.job().status) == ("cancelled", "cancelled")
 
 
-def test_a_batch_whose_shard_is_lost_in_storage_ends_with_all_others(machine: type[BatchMachine]) -> None:
-    life = machine()
-    life.create()
-    life.work(fault="drain", at=2)
+def test_a_batch_that_is_cancelled_when_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
+    instance = machine()
+    instance.create()
+
+    instance.work(fault="cancelled as the cap is reached", at=1)
+
+    instance.the_api_shows_only_legal_status_changes()
+    assert (instance.shown()["status"], instance.job().status) == ("cancelled", "cancelled")
+    assert instance.shown()["request_counts"]["completed"] == 4
+
+
+def test_a_batch_ends_with_its_other_rows_if_a_shard_is_lost_in_storage(machine: type[BatchMachine]) -> None:
+    instance = machine()
+    instance.create()
+    instance.work(fault="drain", at=2)
     get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
     for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first attempt answers the open rows
-        life.time_passes()
-        life.work(fault="none", at=0)
+        instance.time_passes()
+        instance.work(fault="none", at=0)
 
-    life.the_api_tells_a_life_that_is_legal()
-    assert life.shown()["status"] == "failed"
-    counts = life.shown()["request_counts"]
+    instance.the_api_shows_only_legal_status_changes()
+    assert instance.shown()["status"] == "failed"
+    counts = instance.shown()["request_counts"]
     assert (counts["completed"], counts["failed"]) == (NUM_ROWS - 2, 2)
 
 
 @pytest.mark.parametrize("num_runs", [5, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
-def test_no_order_of_requests_work_and_faults_breaks_a_batch(machine: type[BatchMachine], num_runs: int) -> None:
+def test_a_batch_ends_correctly_after_any_sequence_of_requests_attempts_and_faults(
+    machine: type[BatchMachine], num_runs: int
+) -> None:
     case: Any = machine.TestCase
     case.settings = settings(
         max_examples=num_runs,

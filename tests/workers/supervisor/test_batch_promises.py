@@ -1,4 +1,4 @@
-"""Guarantees of batches with real workers: one row cannot spoil the others, and time limits are kept."""
+"""Guarantees of batches with real workers: a row that crashes the worker affects no other row; time limits are kept."""
 
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
     return counts
 
 
-def test_one_poison_row_in_a_thousand_costs_its_own_answer_alone(stack: LiveStack) -> None:
+def test_of_a_thousand_rows_only_the_one_that_crashes_the_worker_has_no_answer(stack: LiveStack) -> None:
     stack.environment["SLIPSTREAM_SHARD_ROWS"] = "128"
     stack.environment["SLIPSTREAM_BACKOFF_SECONDS"] = "0.01"
     contents = [f"prompt {number}" for number in range(1000)]
@@ -39,7 +39,7 @@ def test_one_poison_row_in_a_thousand_costs_its_own_answer_alone(stack: LiveStac
     assert batch.errors_by_code == {"row_crashed_worker": 1}
 
 
-def test_within_ten_seconds_of_a_cancellation_no_row_is_begun_any_more(stack: LiveStack) -> None:
+def test_no_row_is_started_later_than_ten_seconds_after_a_cancellation(stack: LiveStack) -> None:
     batch = stack.make_batch([f"prompt {number}" for number in range(200)])
     stack.start_worker(child="--row-seconds 0.1")
     stack.wait_for_committed_shards(batch.job_id, 2)
@@ -60,7 +60,7 @@ def test_within_ten_seconds_of_a_cancellation_no_row_is_begun_any_more(stack: Li
     assert batch_cancel(batch=batch).status == Batch.Status.CANCELLED
 
 
-def test_a_batch_that_waited_its_whole_window_expires_though_all_workers_are_busy(stack: LiveStack) -> None:
+def test_a_queued_batch_expires_at_the_end_of_its_window_while_all_workers_are_busy(stack: LiveStack) -> None:
     running = stack.make_batch(["prompt"] * 60)
     stack.start_worker(child="--row-seconds 0.2")
     stack.wait_until(lambda: Job.objects.get(pk=running.job_id).progress_done > 0, 20)

@@ -26,7 +26,7 @@ def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the queue to which the test process sends wake-ups."""
     config = settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
-    monkeypatch.setattr(wake, "_quiet_until", 0.0)
+    monkeypatch.setattr(wake, "_redis_retry_at", 0.0)
     wake._producer.cache_clear()
 
 
@@ -42,7 +42,7 @@ def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
         wake._producer.cache_clear()
 
 
-def test_a_celery_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack: LiveStack, redis_url: str) -> None:
+def test_a_batch_has_each_row_once_after_its_celery_worker_is_killed(stack: LiveStack, redis_url: str) -> None:
     contents = [f"prompt {number}" for number in range(32)]
     batch = stack.make_batch(contents)
     worker = stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
@@ -60,7 +60,7 @@ def test_a_celery_worker_killed_in_mid_batch_loses_no_row_and_doubles_none(stack
 
 
 @pytest.mark.parametrize("num_jobs", [30, pytest.param(200, marks=pytest.mark.soak)])
-def test_wake_ups_that_come_never_once_or_five_times_in_any_order_run_each_job_once(
+def test_each_job_runs_once_if_wake_ups_are_lost_repeated_and_reordered(
     stack: LiveStack, redis_url: str, num_jobs: int
 ) -> None:
     batches = [stack.make_batch(["prompt"]) for _ in range(num_jobs)]
@@ -76,7 +76,7 @@ def test_wake_ups_that_come_never_once_or_five_times_in_any_order_run_each_job_o
 
 
 def shuffle(queue: redis.Redis, num_jobs: int) -> None:
-    """Puts every message into the queue the given number of times, in random order."""
+    """Puts every message into the queue none, one or five times, in random order."""
     draw = random.Random(num_jobs)
     messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
     assert len(messages) == num_jobs
@@ -86,7 +86,7 @@ def shuffle(queue: redis.Redis, num_jobs: int) -> None:
     queue.rpush(wake.QUEUE, *delivered)
 
 
-def test_a_queue_that_forgets_five_times_and_dies_twice_delays_nothing_for_good(
+def test_all_jobs_end_although_redis_loses_its_messages_five_times_and_restarts_twice(
     stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker is not restarted, and no message is sent again by hand."""
@@ -118,7 +118,7 @@ def test_a_queue_that_forgets_five_times_and_dies_twice_delays_nothing_for_good(
     wake._producer.cache_clear()
 
 
-def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url: str) -> None:
+def test_a_stopped_celery_worker_releases_its_job(stack: LiveStack, redis_url: str) -> None:
     batch = stack.make_batch(["prompt"] * 40)
     worker = stack.start_worker(*CELERY, child="--row-seconds 0.05", redis_url=redis_url)
     stack.wait_for_committed_shards(batch.job_id, 1)
@@ -130,8 +130,8 @@ def test_a_stopped_celery_worker_gives_its_job_back(stack: LiveStack, redis_url:
     assert (job.status, job.lease_until) == (Job.Status.QUEUED, None)
 
 
-def test_messages_are_understood_across_an_upgrade(stack: LiveStack, redis_url: str) -> None:
-    """The previous release reads our messages, and ours reads messages of the next one with further arguments."""
+def test_workers_accept_messages_of_the_previous_and_the_next_release(stack: LiveStack, redis_url: str) -> None:
+    """Messages keep the previous release's form, and additional arguments of the next release are accepted."""
     batch = stack.make_batch(["prompt"])
     queue = redis.Redis.from_url(redis_url)
     (sent,) = [json.loads(message) for message in cast(list[bytes], queue.lrange("slipstream.jobs", 0, -1))]

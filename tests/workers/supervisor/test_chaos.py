@@ -1,4 +1,4 @@
-"""Workers killed and frozen at random moments of a long batch: no row is lost or doubled, and the bytes are equal."""
+"""Workers are killed and frozen at random moments of a long batch; its output must equal that of an undisturbed run."""
 
 import os
 import random
@@ -33,7 +33,7 @@ def short(stack: LiveStack) -> LiveStack:
 
 
 def allow(stack: LiveStack, num_rows: int) -> Path:
-    """Lets children answer so many rows, so that the batch cannot end before the last fault."""
+    """Lets children answer the first `num_rows` rows only, so that the batch cannot end before the last fault."""
     path = stack.data_dir / "allowed"
     path.touch()
     os.truncate(path, num_rows)
@@ -41,15 +41,15 @@ def allow(stack: LiveStack, num_rows: int) -> Path:
 
 
 def long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
-    """The batch, its rows, and options of a child that takes half a second for as many rows as a tenth of them."""
+    """Returns the batch, its prompts, and options of a child that takes half a second for a tenth of the rows."""
     contents = [f"prompt {number}" for number in range(NUM_ROWS)]
     return stack.make_batch(contents), contents, f"--row-seconds 0.005 --limit {allow(stack, 0)}"
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yields the worker that has the job, and its fence, at random moments of attempts.
+    """Yields the worker that has claimed the job, and the claim's fence, at random moments of attempts.
 
-    It never yields in a third attempt without progress, because a death there must end the job.
+    It does not yield during a third attempt without progress, because the worker's death would then fail the job.
     """
     draw = random.Random(count)
     for number in range(1, count + 1):
@@ -73,7 +73,7 @@ def check_whole(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
 
 
 @pytest.mark.parametrize("num_kills", [10, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-def test_workers_killed_at_random_moments_lose_no_row_and_double_none(short: LiveStack, num_kills: int) -> None:
+def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(short: LiveStack, num_kills: int) -> None:
     batch, contents, child = long_batch(short)
     for _ in range(NUM_WORKERS):
         short.start_worker(child=child)
@@ -112,7 +112,7 @@ def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_writable(stack: LiveStack) -> bool:
-    """Tells whether the database can be written; always true for PostgreSQL, which locks rows."""
+    """Whether the database can be written; always true for PostgreSQL, which locks rows and not the database."""
     path = stack.data_dir / "slipstream.sqlite3"
     if not path.exists():
         return True
@@ -124,7 +124,7 @@ def is_writable(stack: LiveStack) -> bool:
     return True
 
 
-def test_ten_frozen_workers_that_wake_up_after_their_lease_change_nothing(short: LiveStack) -> None:
+def test_ten_workers_that_resume_after_their_lease_expired_change_nothing(short: LiveStack) -> None:
     batch, contents, child = long_batch(short)
     for _ in range(NUM_WORKERS):
         short.start_worker(child=child)

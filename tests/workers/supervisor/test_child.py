@@ -33,8 +33,8 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     def run(script: str) -> ChildProcess:
         path = tmp_path / "script.py"
         path.write_text(script)
-        patience = config.JobConfig(child_command=f"{sys.executable} {path}")
-        monkeypatch.setattr("workers.supervisor.child.get_job_config", lambda: patience)
+        job_config = config.JobConfig(child_command=f"{sys.executable} {path}")
+        monkeypatch.setattr("workers.supervisor.child.get_job_config", lambda: job_config)
         ids = {"organization_id": "org_1", "job_id": "job_1", "fence": 3, "request_id": "req_12345678"}
         return ChildProcess(SPEC, folder=tmp_path, log_path=tmp_path / "log" / "child.log", log_ids=ids)
 
@@ -48,7 +48,7 @@ def events_of(child: ChildProcess) -> list[Event]:
     return events
 
 
-def test_a_child_sees_no_secret_of_ours(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_child_contains_no_secrets(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLIPSTREAM_DATABASE_URL", "SLIPSTREAM_SECRET_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"):
         monkeypatch.setenv(name, "secret")
     child = run_script(
@@ -62,7 +62,7 @@ def test_a_child_sees_no_secret_of_ours(run_script: RunScript, monkeypatch: pyte
     assert "secret" not in json.dumps(finished.result)
 
 
-def test_a_line_that_is_no_event_is_the_childs_bug(run_script: RunScript) -> None:
+def test_an_output_line_that_is_not_an_event_counts_as_a_bug(run_script: RunScript) -> None:
     child = run_script("print('Loading weights...', flush=True)")
     (failed,) = events_of(child)
     child.stop(0)
@@ -70,7 +70,7 @@ def test_a_line_that_is_no_event_is_the_childs_bug(run_script: RunScript) -> Non
     assert (failed.failure_class, failed.code) == ("bug", "invalid_event")
 
 
-def test_stopping_ends_what_the_child_started_too(run_script: RunScript, tmp_path: Path) -> None:
+def test_stop_also_ends_processes_that_the_child_started(run_script: RunScript, tmp_path: Path) -> None:
     child = run_script(
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -94,7 +94,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_the_log_keeps_what_the_child_complains(run_script: RunScript, tmp_path: Path) -> None:
+def test_standard_error_of_the_child_is_copied_to_the_log(run_script: RunScript, tmp_path: Path) -> None:
     child = run_script("raise RuntimeError('the disk is on fire')")
     assert events_of(child) == []
     assert child.wait(10) == 1
@@ -102,7 +102,7 @@ def test_the_log_keeps_what_the_child_complains(run_script: RunScript, tmp_path:
     assert "the disk is on fire" in (tmp_path / "log" / "child.log").read_text()
 
 
-def test_silence_is_told(run_script: RunScript) -> None:
+def test_next_event_raises_empty_if_no_event_comes_in_time(run_script: RunScript) -> None:
     child = run_script("import time; time.sleep(60)")
     with pytest.raises(queue.Empty):
         child.next_event(0.01)

@@ -74,7 +74,7 @@ def change(event: JobEvent, **data: object) -> None:
     JobEvent.objects.filter(pk=event.pk).update(data={**event.data, **data})
 
 
-def an_event_is_lost(job: Job) -> None:
+def an_event_is_missing(job: Job) -> None:
     events(job, "shard_committed")[0].delete()
 
 
@@ -82,19 +82,19 @@ def the_job_ends_twice(job: Job) -> None:
     add(job, "failed", fence=2)
 
 
-def the_job_goes_on_after_its_end(job: Job) -> None:
+def an_event_follows_the_end_of_the_job(job: Job) -> None:
     add(job, "retried", fence=2)
 
 
-def the_row_says_another_end(job: Job) -> None:
+def the_status_differs_from_the_last_event(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(status="cancelled")
 
 
-def the_end_is_forgotten(job: Job) -> None:
+def the_final_event_is_missing(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(status="running")
 
 
-def the_cancelled_sleeps(job: Job) -> None:
+def a_job_to_be_cancelled_is_in_back_off(job: Job) -> None:
     later = timezone.now() + timedelta(minutes=1)
     JobEvent.objects.filter(job=job, type="succeeded").delete()
     Job.objects.filter(pk=job.pk).update(
@@ -102,40 +102,40 @@ def the_cancelled_sleeps(job: Job) -> None:
     )
 
 
-def the_cancelled_is_paused(job: Job) -> None:
+def a_job_to_be_cancelled_is_paused(job: Job) -> None:
     JobEvent.objects.filter(job=job, type="succeeded").delete()
     Job.objects.filter(pk=job.pk).update(status="paused", finished_at=None, cancel_requested_at=timezone.now())
 
 
-def a_fence_is_given_twice(job: Job) -> None:
+def a_fence_is_used_twice(job: Job) -> None:
     change(events(job, "claimed")[1], fence=1)
 
 
-def a_fence_is_left_out(job: Job) -> None:
+def a_fence_is_skipped(job: Job) -> None:
     change(events(job, "claimed")[1], fence=3)
 
 
-def a_claim_leaves_no_event(job: Job) -> None:
+def a_claim_has_no_event(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(fence=F("fence") + 1, attempt=F("attempt") + 1)
 
 
-def a_zombie_writes(job: Job) -> None:
+def an_event_has_an_old_fence(job: Job) -> None:
     change(events(job, "shard_committed")[1], fence=1)
 
 
-def a_shard_is_won_twice(job: Job) -> None:
+def a_shard_is_committed_twice(job: Job) -> None:
     change(events(job, "shard_committed")[1], shard_no=0)
 
 
-def a_winner_is_unnamed(job: Job) -> None:
+def a_committed_shard_has_no_event(job: Job) -> None:
     JobShard.objects.filter(job=job, shard_no=1).update(storage_key="")
 
 
-def a_zombie_takes_the_row(job: Job) -> None:
+def a_shards_row_has_an_old_fence(job: Job) -> None:
     JobShard.objects.filter(job=job, shard_no=1).update(fence=1)
 
 
-def a_zombies_bytes_are_named(job: Job) -> None:
+def a_storage_key_has_an_old_fence(job: Job) -> None:
     JobShard.objects.filter(job=job, shard_no=1).update(storage_key=f"jobs/{job.pk}/shards/1.1.jsonl")
 
 
@@ -168,54 +168,56 @@ def a_row_is_in_both_files(job: Job) -> None:
 
 
 FAULTS: dict[str, Callable[[Job], None]] = {
-    "an event is missing": an_event_is_lost,
-    "a job ends once": the_job_ends_twice,
-    "something happened after the end": the_job_goes_on_after_its_end,
-    "as its row says": the_row_says_another_end,
-    "has no end": the_end_is_forgotten,
-    "a claim was lost or doubled": a_fence_is_given_twice,
-    "lost or doubled": a_fence_is_left_out,
-    "a claim left no event": a_claim_leaves_no_event,
-    "by an attempt that had lost the job": a_zombie_writes,
-    "a shard was won twice": a_shard_is_won_twice,
-    "an event without its winner": a_winner_is_unnamed,
-    "not the one that was written down": a_zombie_takes_the_row,
-    "another attempt's bytes": a_zombies_bytes_are_named,
+    "an event is missing": an_event_is_missing,
+    "a job has one final event": the_job_ends_twice,
+    "an event follows the final event": an_event_follows_the_end_of_the_job,
+    "of its status": the_status_differs_from_the_last_event,
+    "has no end": the_final_event_is_missing,
+    "a fence was skipped or used twice": a_fence_is_used_twice,
+    "skipped or used twice": a_fence_is_skipped,
+    "a claim has no event": a_claim_has_no_event,
+    "by an attempt that had lost the job": an_event_has_an_old_fence,
+    "a shard was committed twice": a_shard_is_committed_twice,
+    "an event has no committed shard": a_committed_shard_has_no_event,
+    "have different fences": a_shards_row_has_an_old_fence,
+    "another attempt's fence": a_storage_key_has_an_old_fence,
     "a row of a shard is not counted": a_shard_counts_a_row_too_few,
     "two shards share a row": two_shards_share_a_row,
     "a row is in no shard": a_row_is_in_no_shard,
     "not counted, or twice": counts_do_not_sum,
-    "does not hold what was completed": the_output_is_a_line_short,
+    "one line per completed row": the_output_is_a_line_short,
     "in neither file, or in both": a_row_is_in_both_files,
 }
 
 
-def test_a_life_as_it_should_be_is_passed(job: Job) -> None:
+def test_a_valid_history_passes_the_check(job: Job) -> None:
     check_histories([job.pk], all_ended=True)
 
 
 @pytest.mark.parametrize(("complaint", "plant"), FAULTS.items(), ids=[plant.__name__ for plant in FAULTS.values()])
-def test_each_planted_fault_is_found(job: Job, complaint: str, plant: Callable[[Job], None]) -> None:
+def test_the_check_reports_each_planted_fault(job: Job, complaint: str, plant: Callable[[Job], None]) -> None:
     plant(job)
 
     with pytest.raises(AssertionError, match=complaint):
         check_histories([job.pk], all_ended=True)
 
 
-@pytest.mark.parametrize("plant", [the_cancelled_sleeps, the_cancelled_is_paused])
-def test_a_job_that_is_to_be_cancelled_and_waits_is_found(job: Job, plant: Callable[[Job], None]) -> None:
+@pytest.mark.parametrize("plant", [a_job_to_be_cancelled_is_in_back_off, a_job_to_be_cancelled_is_paused])
+def test_the_check_reports_a_cancelled_job_that_waits_for_something_else(
+    job: Job, plant: Callable[[Job], None]
+) -> None:
     plant(job)
 
     with pytest.raises(AssertionError, match="waits for something else"):
         check_histories([job.pk])
 
 
-def test_an_accepted_job_that_is_gone_is_missed(job: Job) -> None:
-    with pytest.raises(AssertionError, match="accepted and gone"):
+def test_the_check_reports_a_submitted_job_that_does_not_exist(job: Job) -> None:
+    with pytest.raises(AssertionError, match="accepted jobs are missing"):
         check_histories([job.pk, "job_none"])
 
 
-def test_a_job_that_waits_is_passed_unless_all_should_have_ended(job: Job) -> None:
+def test_a_queued_job_passes_the_check_unless_all_jobs_should_have_ended(job: Job) -> None:
     Job.objects.create(organization=job.organization, kind=Job.Kind.TRAINING)
 
     check_histories([job.pk])
@@ -223,10 +225,10 @@ def test_a_job_that_waits_is_passed_unless_all_should_have_ended(job: Job) -> No
         check_histories([job.pk], all_ended=True)
 
 
-def test_an_end_without_its_time_is_found(job: Job) -> None:
+def test_the_check_reports_an_ended_job_without_finished_at(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(finished_at=None)
-    with pytest.raises(AssertionError, match="the time of the end"):
+    with pytest.raises(AssertionError, match="finished_at does not match"):
         check_histories([job.pk])
     Job.objects.create(organization=job.organization, kind=Job.Kind.TRAINING, finished_at=timezone.now())
-    with pytest.raises(AssertionError, match="the time of the end"):
+    with pytest.raises(AssertionError, match="finished_at does not match"):
         check_histories()

@@ -28,7 +28,7 @@ def num_events(job_id: str, kind: str) -> int:
 
 
 @pytest.mark.timeout(1200)
-def test_workers_restarted_one_after_the_other_for_five_minutes_lose_nothing(stack: LiveStack) -> None:
+def test_no_job_is_lost_while_workers_are_restarted_one_after_the_other(stack: LiveStack) -> None:
     child = "--row-seconds 0.1"
     workers = [stack.start_worker(child=child) for _ in range(2)]
     batches = []
@@ -53,7 +53,7 @@ def test_workers_restarted_one_after_the_other_for_five_minutes_lose_nothing(sta
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_backup_restored_in_the_middle_of_a_run_goes_on_to_the_right_end(
+def test_a_running_batch_completes_correctly_after_a_backup_is_restored(
     stack: LiveStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bucket is newer than the dump: it holds shards of an attempt that the restored database does not know."""

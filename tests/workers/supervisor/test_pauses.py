@@ -13,7 +13,7 @@ from tests.workers.supervisor.test_pipeline import wait_for_status
 STOPPED_SECONDS = 10.0
 
 
-def test_paused_training_stops_within_seconds_and_goes_on_from_its_checkpoint(stack: LiveStack) -> None:
+def test_paused_training_stops_within_seconds_and_resumes_from_its_checkpoint(stack: LiveStack) -> None:
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model, deploy=False)
     rows = make_file(stack.organization, [{}])
     job = FineTuningJob.objects.create(organization=stack.organization, pipeline=pipeline, training_file=rows)

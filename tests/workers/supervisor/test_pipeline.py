@@ -22,7 +22,7 @@ def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeli
     return pipeline_fresh(pipeline)
 
 
-def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
+def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) -> None:
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
     stack.start_worker()
 
@@ -44,7 +44,7 @@ def test_a_worker_takes_prompts_to_an_endpoint(stack: LiveStack) -> None:
     wait_for_status(stack, pipeline, "live")
 
 
-def test_files_that_changed_since_training_are_not_certified(stack: LiveStack) -> None:
+def test_an_evaluation_fails_if_the_models_files_changed_since_training(stack: LiveStack) -> None:
     BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child computes
     stack.base_model.refresh_from_db()
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
@@ -56,7 +56,7 @@ def test_files_that_changed_since_training_are_not_certified(stack: LiveStack) -
     assert pipeline.error["code"] == "model_changed"
 
 
-def test_training_goes_on_at_the_last_checkpoint_after_a_kill(stack: LiveStack) -> None:
+def test_training_resumes_from_the_last_checkpoint_after_a_kill(stack: LiveStack) -> None:
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model, deploy=False)
     worker = stack.start_worker(child="--row-seconds 0.3")
     stack.wait_until(lambda: Job.objects.filter(kind="training").exclude(checkpoint_key="").exists(), 40)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresq
 
 
 @pytest.fixture(autouse=True)
-def _up_again(database_kind: str) -> Iterator[None]:
+def _started_afterwards(database_kind: str) -> Iterator[None]:
     yield
     if not postgres_server()._answers():
         postgres_server().start()
@@ -32,7 +32,7 @@ def restart(after_seconds: float = 0.0) -> None:
     connection.close()
 
 
-def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(stack: LiveStack) -> None:
+def test_a_batch_completes_after_restarts_of_the_database_and_the_death_of_a_worker(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(60)]
     batch = stack.make_batch(contents)
     worker = stack.start_worker(child="--row-seconds 0.05")
@@ -52,7 +52,7 @@ def test_a_batch_survives_restarts_of_the_database_and_the_death_of_a_worker(sta
     assert fences == sorted(set(fences))
 
 
-def test_a_worker_that_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_job(stack: LiveStack) -> None:
+def test_another_worker_takes_over_from_a_worker_frozen_in_a_transaction(stack: LiveStack) -> None:
     """The worker is frozen after it locked the row of the job, while it waits for a table that the test has locked."""
     stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
     url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
@@ -72,17 +72,17 @@ def test_a_worker_that_is_frozen_in_the_middle_of_a_transaction_does_not_keep_it
     frozen.send_signal(signal.SIGCONT)
 
 
-def test_without_its_database_the_api_says_so_and_recovers_at_once(stack: LiveStack) -> None:
+def test_the_api_responds_with_503_without_its_database_and_recovers_with_it(stack: LiveStack) -> None:
     client = client_of(stack.organization)
     assert client.get("/v1/jobs").status_code == 200
     postgres_server().crash()
 
-    answers = [client.get("/v1/jobs"), client.post("/v1/chat/completions", {"model": "m"}), client.get("/health")]
+    responses = [client.get("/v1/jobs"), client.post("/v1/chat/completions", {"model": "m"}), client.get("/health")]
 
-    for answer in answers:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
-        assert answer.headers["Retry-After"] == "1"
-        assert "psycopg" not in answer.content.decode()
+    for response in responses:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "database_unavailable")
+        assert response.headers["Retry-After"] == "1"
+        assert "psycopg" not in response.content.decode()
     postgres_server().start()
     connection.close()  # as at the end of each request
     assert client.get("/v1/jobs").status_code == 200

@@ -13,7 +13,7 @@ from tests.workers.supervisor.live import LiveStack
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
-def test_of_racing_claimers_one_wins(stack: LiveStack) -> None:
+def test_of_several_workers_that_claim_a_job_at_once_one_gets_it(stack: LiveStack) -> None:
     job = job_submit(organization=stack.organization, kind=Job.Kind.BATCH, params={})
     start, won = threading.Barrier(4), list[Claim]()
 

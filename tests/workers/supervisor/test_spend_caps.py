@@ -35,7 +35,7 @@ def spent() -> int:
     return sum(row.input_nanousd + row.output_nanousd for row in UsageRecord.objects.all())
 
 
-def test_a_batch_at_the_organizations_cap_waits_and_ends_as_if_it_had_never_been_paused(stack: LiveStack) -> None:
+def test_a_batch_paused_at_the_organizations_cap_has_the_same_result_as_an_unpaused_one(stack: LiveStack) -> None:
     cap = spend_cap_create(organization=stack.organization, project=None, nanousd=3 * SHARD_NANOUSD)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker(child="--row-seconds 0.02")
@@ -59,13 +59,13 @@ def test_a_batch_at_the_organizations_cap_waits_and_ends_as_if_it_had_never_been
     assert output_of(batch) == expected_output(job.pk, CONTENTS)
     assert (batch.cost_nanousd, spent()) == (WHOLE_NANOUSD, WHOLE_NANOUSD)
     assert counts_of(batch)["completed"] == len(CONTENTS)
-    told = list(Event.objects.filter(object_id=batch.pk).order_by("number").values_list("type", flat=True))
-    moves = [name for name in told if name in ("batch.paused", "batch.resumed")]
-    assert moves == ["batch.paused", "batch.resumed"] * (len(moves) // 2)
-    assert len(moves) >= 4
+    event_types = list(Event.objects.filter(object_id=batch.pk).order_by("number").values_list("type", flat=True))
+    changes = [name for name in event_types if name in ("batch.paused", "batch.resumed")]
+    assert changes == ["batch.paused", "batch.resumed"] * (len(changes) // 2)
+    assert len(changes) >= 4
 
 
-def test_a_quotes_cap_pauses_what_runs_under_it_and_nothing_else(stack: LiveStack) -> None:
+def test_a_quotes_cap_pauses_only_the_batch_created_with_the_quote(stack: LiveStack) -> None:
     quote = make_quote(stack.organization, stack.base_model, cap_nanousd=SHARD_NANOUSD)
     capped, free = stack.make_batch(CONTENTS), stack.make_batch(CONTENTS)
     Batch.objects.filter(pk=capped.pk).update(quote=quote)
@@ -80,7 +80,7 @@ def test_a_quotes_cap_pauses_what_runs_under_it_and_nothing_else(stack: LiveStac
     assert stack.wait_for_job(capped.job_id).status == Job.Status.SUCCEEDED
 
 
-def test_a_paused_batch_can_be_cancelled_and_keeps_what_was_paid_for(stack: LiveStack) -> None:
+def test_a_paused_batch_can_be_cancelled_and_keeps_its_finished_rows(stack: LiveStack) -> None:
     spend_cap_create(organization=stack.organization, project=None, nanousd=2 * SHARD_NANOUSD)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker(child="--row-seconds 0.02")
@@ -94,7 +94,7 @@ def test_a_paused_batch_can_be_cancelled_and_keeps_what_was_paid_for(stack: Live
     assert len(output_of(batch).splitlines()) == 8
 
 
-def test_a_batch_whose_window_ends_while_it_is_paused_expires_with_what_it_has(stack: LiveStack) -> None:
+def test_a_paused_batch_whose_window_ends_expires_with_its_finished_rows(stack: LiveStack) -> None:
     spend_cap_create(organization=stack.organization, project=None, nanousd=0)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker()

@@ -1,4 +1,4 @@
-"""Storage faults: S3 with errors, truncated answers and delays, and a full disk."""
+"""Storage faults: S3 with errors, truncated responses and delays, and a full disk."""
 
 import hashlib
 import os
@@ -86,7 +86,7 @@ def proxy(s3_port: int) -> Iterator[FaultProxy]:
     proxy.stop()
 
 
-def test_a_batch_over_failing_storage_completes_with_the_right_bytes(
+def test_a_batch_completes_with_the_right_bytes_although_storage_fails_at_times(
     bucket: Any, proxy: FaultProxy, stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = proxy.start()
@@ -109,7 +109,7 @@ def test_a_batch_over_failing_storage_completes_with_the_right_bytes(
     assert proxy.done["cut"] > 0
 
 
-def test_a_large_object_goes_in_parts_and_is_read_on_where_it_was_cut_off(
+def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
     bucket: Any, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy.faults = Faults(errors=0.1, cuts=0.3)
@@ -138,12 +138,12 @@ def in_a_small_disk(folder: Path, size: str) -> list[str] | None:
     return ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh"]
 
 
-def test_a_full_disk_fails_the_job_that_needs_it_and_not_the_worker(stack: LiveStack) -> None:
+def test_a_full_disk_fails_the_job_and_the_worker_continues(stack: LiveStack) -> None:
     work = stack.data_dir / "work"
     work.mkdir()
     prefix = in_a_small_disk(work, "256k")
     if prefix is None:
-        pytest.skip("this machine lets nobody mount a small disk")
+        pytest.skip("this machine does not allow mounting a small disk")
     large = stack.make_batch(["x" * 100_000] * 8)
     stack.start_worker(*prefix, sys.executable, "manage.py", "runworker")
 

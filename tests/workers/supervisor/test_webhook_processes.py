@@ -1,4 +1,4 @@
-"""W1 with processes: a receiver that is down and workers that are killed while they send. Nothing is lost.
+"""W1 of docs/reliability.md with processes: no event is lost if a receiver is down or sending workers are killed.
 
 Retry delays and claims of dead senders last minutes, so the test advances time by changing timestamps in rows.
 """
@@ -68,8 +68,8 @@ def receiver(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rece
         server.shutdown()
 
 
-def happen(stack: LiveStack) -> dict[str, list[str]]:
-    """Returns the event ids of each object, in order."""
+def record_events(stack: LiveStack) -> dict[str, list[str]]:
+    """Records events of several objects in turn. Returns the event ids of each object, in order."""
     ids = defaultdict(list)
     for number in range(NUM_EVENTS):
         object_id = f"batch_{number % NUM_OBJECTS}"
@@ -90,14 +90,16 @@ def all_sent() -> bool:
 
 def check_all_arrived_in_order(receiver: Receiver, expected: dict[str, list[str]]) -> None:
     firsts = list(dict.fromkeys(receiver.received))
-    assert len(firsts) == NUM_EVENTS, "an event was lost, or one of nobody came"
+    assert len(firsts) == NUM_EVENTS, "an event was lost, or an unknown one arrived"
     for ids in expected.values():
-        assert [identity for identity in firsts if identity in ids] == ids, "the events of an object changed places"
+        assert [identity for identity in firsts if identity in ids] == ids, "events of an object arrived out of order"
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_killed_senders_lose_no_event(stack: LiveStack, receiver: Receiver, num_kills: int) -> None:
-    expected = happen(stack)
+def test_every_event_is_delivered_although_senders_are_killed(
+    stack: LiveStack, receiver: Receiver, num_kills: int
+) -> None:
+    expected = record_events(stack)
     worker = stack.start_worker()
     for kill in range(1, num_kills + 1):
         following = stack.start_worker()
@@ -113,9 +115,9 @@ def test_killed_senders_lose_no_event(stack: LiveStack, receiver: Receiver, num_
     check_all_arrived_in_order(receiver, expected)
 
 
-def test_a_receiver_that_was_down_gets_everything_in_order(stack: LiveStack, receiver: Receiver) -> None:
+def test_a_receiver_that_was_down_gets_all_events_in_order(stack: LiveStack, receiver: Receiver) -> None:
     receiver.is_up = False
-    expected = happen(stack)
+    expected = record_events(stack)
     stack.start_worker()
     stack.wait_until(lambda: receiver.num_calls >= NUM_OBJECTS, 60)
     assert receiver.received == []

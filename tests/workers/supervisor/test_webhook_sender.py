@@ -48,7 +48,7 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def test_due_deliveries_arrive_signed_and_the_sender_stops_when_asked(
+def test_due_deliveries_arrive_with_a_signature_and_the_sender_stops_on_request(
     stack: LiveStack, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"webhooks_allow_private": True}))

@@ -25,14 +25,14 @@ def post_batches(stack: LiveStack, url: str, count: int) -> tuple[list[str], lis
     with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
         for _ in range(count):
             started = time.monotonic()
-            answer = client.post("/v1/batches", json=body, timeout=30)
+            response = client.post("/v1/batches", json=body, timeout=30)
             seconds.append(time.monotonic() - started)
-            assert answer.status_code == 200, answer.text
-            ids.append(answer.json()["id"])
+            assert response.status_code == 200, response.text
+            ids.append(response.json()["id"])
     return ids, seconds
 
 
-def test_without_redis_jobs_are_accepted_at_once_and_begun_within_ten_seconds(stack: LiveStack) -> None:
+def test_without_redis_jobs_are_accepted_immediately_and_start_within_ten_seconds(stack: LiveStack) -> None:
     stack.start_worker()
     stack.wait_until(Worker.objects.exists, 40)
     with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as url:
@@ -46,7 +46,7 @@ def test_without_redis_jobs_are_accepted_at_once_and_begun_within_ten_seconds(st
     assert first.started_at - first.created_at <= timedelta(seconds=10)
 
 
-def test_a_frozen_redis_makes_no_request_fail_and_none_wait_for_long(stack: LiveStack) -> None:
+def test_with_a_frozen_redis_all_requests_succeed_and_wait_only_briefly(stack: LiveStack) -> None:
     with ValkeyServer() as redis:
         assert redis._process is not None
         with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{redis.port}/0") as url:

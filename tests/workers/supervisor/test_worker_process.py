@@ -39,7 +39,7 @@ def errors_of(batch: Batch) -> list[tuple[str, str]]:
     return [(row["custom_id"], row["error"]["code"]) for row in rows]
 
 
-def test_a_killed_workers_child_dies_with_it(stack: LiveStack) -> None:
+def test_the_child_of_a_killed_worker_dies(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 40)
     worker = stack.start_worker(child="--row-seconds 0.2")
     stack.wait_until(lambda: Job.objects.get(pk=batch.job_id).progress_done > 0, 20)
@@ -50,7 +50,7 @@ def test_a_killed_workers_child_dies_with_it(stack: LiveStack) -> None:
     stack.wait_until(lambda: children_of(stack.data_dir) == [], 5)
 
 
-def test_what_a_killed_attempt_left_is_removed_though_others_went_on_with_its_job(stack: LiveStack) -> None:
+def test_the_work_folder_of_a_killed_attempt_is_removed_while_another_attempt_runs(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 100)
     left = stack.data_dir / "work" / f"{batch.job_id}.0"
     left.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_what_a_killed_attempt_left_is_removed_though_others_went_on_with_its_jo
 
     stack.wait_until(lambda: not left.exists(), 20)
     stack.wait_for_committed_shards(batch.job_id, 2)
-    assert Job.objects.get(pk=batch.job_id).attempt == 1, "the folder of the attempt at work is not touched"
+    assert Job.objects.get(pk=batch.job_id).attempt == 1, "the running attempt lost its folder"
 
 
 def test_two_workers_share_the_jobs_and_answer_each_row_once(stack: LiveStack) -> None:
@@ -71,11 +71,11 @@ def test_two_workers_share_the_jobs_and_answer_each_row_once(stack: LiveStack) -
     for batch in batches:
         job = stack.wait_for_job(batch.job_id)
         batch.refresh_from_db()
-        assert job.attempt == 1, "nobody may take a job that somebody else holds"
+        assert job.attempt == 1, "a worker claimed a job that another worker had claimed"
         assert output_of(batch) == expected_output(job.pk, contents)
 
 
-def test_a_poison_row_gets_an_error_line_and_all_others_their_answers(stack: LiveStack) -> None:
+def test_a_row_that_crashes_the_worker_gets_an_error_line_and_other_rows_get_answers(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(12)]
     contents[6] = "crash"
     batch = stack.make_batch(contents)
@@ -89,7 +89,7 @@ def test_a_poison_row_gets_an_error_line_and_all_others_their_answers(stack: Liv
     assert (batch.completed, batch.failed) == (11, 1)
 
 
-def test_a_child_that_cannot_even_start_ends_the_job_after_three_attempts(stack: LiveStack) -> None:
+def test_a_job_whose_child_cannot_start_fails_after_three_attempts(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 4)
     stack.start_worker(child="--die-at-once")
 
@@ -105,7 +105,7 @@ def test_a_child_that_cannot_even_start_ends_the_job_after_three_attempts(stack:
 @pytest.mark.parametrize(
     ("failure_class", "attempts"), [("user_config", 1), ("invalid_input", 1), ("out_of_memory", 2), ("bug", 3)]
 )
-def test_each_failure_class_gets_its_number_of_tries(stack: LiveStack, failure_class: str, attempts: int) -> None:
+def test_each_failure_class_has_its_number_of_attempts(stack: LiveStack, failure_class: str, attempts: int) -> None:
     batch = stack.make_batch(["prompt"])
     stack.start_worker(child=f"--fail {failure_class}")
 
@@ -132,7 +132,7 @@ def test_a_cancelled_batch_keeps_its_partial_results(stack: LiveStack) -> None:
     assert children_of(stack.data_dir) == []
 
 
-def test_an_expired_batch_delivers_what_is_finished(stack: LiveStack) -> None:
+def test_an_expired_batch_keeps_its_finished_rows(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(40)]
     batch = stack.make_batch(contents)
     Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(seconds=5))
@@ -146,7 +146,7 @@ def test_an_expired_batch_delivers_what_is_finished(stack: LiveStack) -> None:
     assert errors_of(batch) == [(f"row-{number}", "batch_expired") for number in range(batch.completed, 40)]
 
 
-def test_bad_lines_end_the_batch_before_any_child_starts(stack: LiveStack) -> None:
+def test_a_batch_with_bad_lines_fails_before_a_child_starts(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt", ""])
     file = make_file(stack.organization, "{oops\n")
     Batch.objects.filter(pk=batch.pk).update(input_file=file)
@@ -160,7 +160,7 @@ def test_bad_lines_end_the_batch_before_any_child_starts(stack: LiveStack) -> No
     assert [(error["line"], error["code"]) for error in batch.errors] == [(1, "invalid_json_line")]
 
 
-def test_a_busy_worker_ends_a_cancelled_job_that_never_began(stack: LiveStack) -> None:
+def test_a_busy_worker_ends_a_cancelled_job_that_never_started(stack: LiveStack) -> None:
     running, waiting = stack.make_batch(["prompt"] * 100), stack.make_batch(["prompt"] * 4)
     stack.start_worker(child="--row-seconds 0.2")
     stack.wait_until(lambda: Job.objects.get(pk=running.job_id).progress_done > 0, 20)
@@ -173,7 +173,7 @@ def test_a_busy_worker_ends_a_cancelled_job_that_never_began(stack: LiveStack) -
     assert Job.objects.get(pk=running.job_id).status == Job.Status.RUNNING
 
 
-def test_a_stopped_worker_finishes_its_shard_and_gives_the_job_back(stack: LiveStack) -> None:
+def test_a_stopped_worker_finishes_its_shard_and_releases_the_job(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(24)]
     batch = stack.make_batch(contents)
     worker = stack.start_worker(child="--row-seconds 0.1")
@@ -193,7 +193,7 @@ def test_a_stopped_worker_finishes_its_shard_and_gives_the_job_back(stack: LiveS
     assert output_of(batch) == expected_output(job.pk, contents)
 
 
-def test_a_child_that_hangs_is_killed_and_its_row_found(stack: LiveStack) -> None:
+def test_a_child_that_hangs_is_killed_and_the_row_that_hangs_it_is_found(stack: LiveStack) -> None:
     stack.environment["SLIPSTREAM_STALL_SECONDS"] = "1"
     contents = ["prompt 0", "hang"]
     batch = stack.make_batch(contents)
@@ -207,7 +207,7 @@ def test_a_child_that_hangs_is_killed_and_its_row_found(stack: LiveStack) -> Non
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_worker_whose_clock_is_wrong_by_an_hour_makes_no_difference(stack: LiveStack, seconds: int) -> None:
+def test_a_worker_with_a_clock_that_is_wrong_by_an_hour_works_correctly(stack: LiveStack, seconds: int) -> None:
     contents = [f"prompt {number}" for number in range(24)]
     batch = stack.make_batch(contents)
     Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))

@@ -1,4 +1,4 @@
-"""Requests and responses of spend caps, and amounts of dollars in requests."""
+"""Requests and responses of spend caps, and the type of dollar amounts in requests."""
 
 from decimal import Decimal
 from typing import Annotated, Literal, Self
@@ -12,7 +12,7 @@ from control.core.api.schemas import RequestModel, ResponseModel, Text, Unix
 
 MAX_USD = 1_000_000_000
 
-# A number of US dollars, as precise as prices are. The database stores its `nanousd`.
+# A number of US dollars with up to nine decimals. The database stores billionths of a dollar (`nanousd`).
 Dollars = Annotated[
     Decimal,
     Field(ge=0, le=MAX_USD, max_digits=19, decimal_places=9),
@@ -37,7 +37,7 @@ class SpendCapObject(ResponseModel):
     id: str
     object: Literal["spend_cap"] = "spend_cap"
     project_id: str | None = Field(description="Null: the cap of the whole organization.")
-    amount: Amount = Field(description="What may be spent in a calendar month (UTC).")
+    amount: Amount = Field(description="The limit for a calendar month (UTC).")
     spent: Amount = Field(description="Spent so far this month.")
     is_reached: bool
     month_start: Unix

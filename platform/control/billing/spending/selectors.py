@@ -18,7 +18,7 @@ REACHED = "spend_cap_reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapReached:
-    """A cap that is used up. It is shown as the field `paused` of the jobs that it pauses."""
+    """A cap that is reached. Jobs that it pauses show it in their field `paused`."""
 
     cap_id: str  # of a spend cap or a quote
     message: str
@@ -42,7 +42,7 @@ def month_start() -> dt.datetime:
 
 
 def spent_nanousd(cap: SpendCap) -> int:
-    """Returns the amount spent this month. Shards count when they are committed, live answers when they end."""
+    """Returns the amount spent this month: the cost of committed shards and of completed answers of endpoints."""
     used = UsageRecord.objects.filter(organization_id=cap.organization_id, minute__gte=month_start())
     if cap.project_id is not None:
         used = used.filter(project_id=cap.project_id)
@@ -50,9 +50,9 @@ def spent_nanousd(cap: SpendCap) -> int:
 
 
 def cap_reached(caller: Caller) -> CapReached | None:
-    """Returns a cap of the caller's organization or project that is used up, if there is one."""
-    own = Q(project=None) | Q(project_id=caller.project_id or None)
-    for cap in SpendCap.objects.filter(own, organization_id=caller.organization_id).order_by("pk"):
+    """Returns a cap of the caller's organization or project that is reached, or None."""
+    applies = Q(project=None) | Q(project_id=caller.project_id or None)
+    for cap in SpendCap.objects.filter(applies, organization_id=caller.organization_id).order_by("pk"):
         spent = spent_nanousd(cap)
         if spent >= cap.nanousd:
             whose = "Your organization" if cap.project_id is None else "The project"

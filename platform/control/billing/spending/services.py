@@ -11,7 +11,7 @@ from control.tenants.audit.record import audited
 
 @audited("spend_cap.create")
 def spend_cap_create(*, organization: Organization, project: Project | None, nanousd: int) -> SpendCap:
-    """A running job that exceeds the cap is paused at its next shard. Raises: ApiError: 409, a cap exists already."""
+    """Creates a cap. Running jobs that exceed it are paused after a shard. Raises: ApiError: 409, a cap exists."""
     try:
         with transaction.atomic():
             return SpendCap.objects.create(organization=organization, project=project, nanousd=nanousd)

@@ -1,6 +1,6 @@
-"""Signals that spend caps send to the rooms above."""
+"""Signals of spend caps, for apps that `spending` must not import."""
 
 from django.dispatch import Signal
 
-# It is sent with `organization_id` in the transaction that raises or removes a cap: paused jobs may be able to resume.
+# Sent with `organization_id` in the transaction that changes or removes a cap: paused jobs may be able to resume.
 spend_cap_lifted = Signal()

@@ -1,4 +1,4 @@
-"""/v1/spend_caps: what may be spent in a month."""
+"""/v1/spend_caps: limits on the amount spent in a month."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -23,7 +23,7 @@ class SpendCapsView(OrganizationView):
 
     @operation("spend_caps.create", request=SpendCapInput, response=SpendCapObject, status=201)
     def post(self, request: Request, body: SpendCapInput) -> SpendCapObject:
-        """At the cap, jobs are paused and endpoints answer 429, until it is raised or the next month begins."""
+        """At the cap, jobs are paused and endpoints respond with 429 until it is raised or the next month begins."""
         cap = spend_cap_create(
             organization=self.organization,
             project=None if body.project_id is None else project_get(self.organization, body.project_id),

@@ -34,7 +34,7 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key with which a job was requested: its tokens are counted later. Jobs inherit their pipeline's key."""
+    """The API key with which a job was requested; the job's usage is charged to it. A pipeline's jobs share its key."""
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

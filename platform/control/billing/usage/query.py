@@ -1,4 +1,4 @@
-"""Parses the query parameters of usage and costs, which are OpenAI's. Lists are written as `name[]=` or `name=`."""
+"""Parses the query parameters of OpenAI's usage and costs. A list is a repeated parameter, `name[]=` or `name=`."""
 
 import datetime as dt
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 from control.billing.usage.selectors import WIDTHS, Narrowing, Window
 from control.core.api.errors import ApiError
 
-# Names of our columns by OpenAI's names.
+# Columns of `UsageRecord` by OpenAI's names.
 USAGE_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "model": "model", "batch": "is_batch"}
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id", "line_item": "model"}
 # Descriptions of the parameters
@@ -33,7 +33,7 @@ _MAX_VALUES = 100
 
 
 def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
-    """Returns the window from `start_time`, or from `page`, to `end_time` or now, with at most `limit` buckets.
+    """Returns the window from `page` or `start_time` to `end_time` or now, with at most `limit` buckets.
 
     Raises: ApiError: 400.
     """
@@ -53,7 +53,7 @@ def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), 
 
 
 def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
-    """Returns our columns. Raises: ApiError: 400."""
+    """Returns columns of `UsageRecord`. Raises: ApiError: 400."""
     names = list(dict.fromkeys(_list(params, "group_by") or ()))
     if unknown := [name for name in names if name not in known]:
         raise _invalid("group_by", f"must be one of {sorted(known)}, got {unknown[0][:40]!r}")

@@ -1,4 +1,4 @@
-"""Responses about usage and costs: OpenAI's pages of buckets, and our totals."""
+"""Responses about usage and costs: OpenAI's pages of buckets, and the total, which OpenAI does not have."""
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -104,13 +104,13 @@ class BucketPage(ResponseModel):
 
 
 class UsagePage(BucketPage):
-    """`page=<next_page>` asks for the next one."""
+    """Request the next page with `page=<next_page>`."""
 
     data: list[UsageBucket]
 
 
 class CostPage(BucketPage):
-    """`page=<next_page>` asks for the next one."""
+    """Request the next page with `page=<next_page>`."""
 
     data: list[CostBucket]
 
@@ -144,6 +144,9 @@ def _cost(sums: Sums) -> Amount:
 
 
 def _group(sums: Sums, groups: Mapping[str, str]) -> dict[str, Any]:
-    """None: usage is not grouped by it, or has no such id. `groups`: OpenAI's names and our columns."""
+    """Returns the group's values by OpenAI's names; None if usage is not grouped by a column or has no such id.
+
+    Args: groups: columns of `UsageRecord` by OpenAI's names.
+    """
     values = {name: sums.group.get(column) for name, column in groups.items()}
     return {name: None if value == "" else value for name, value in values.items()}

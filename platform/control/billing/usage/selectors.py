@@ -68,7 +68,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over one bucket and one combination of values of the columns grouped by."""
+    """Sums over one bucket and one group, that is, one combination of values of the columns in `group_by`."""
 
     group: Mapping[str, Any]
     counts: Mapping[str, int]
@@ -109,6 +109,6 @@ def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datet
 
 
 def price_of(model: str) -> Price:
-    """Returns the current price: the model's own, else the one for all other models, else zero."""
+    """Returns the model's current price, or else the price of all other models, or else zero."""
     prices = {price.model: price for price in Price.objects.filter(model__in=(model, ""))}
     return prices.get(model) or prices.get("") or FREE

@@ -58,7 +58,7 @@ def _increase(row: dict[str, object], counts: dict[str, int]) -> bool:
 
 
 def usage_attribute(*, job_id: str, organization_id: str) -> None:
-    """Stores which API key a new job or pipeline was requested with, if any. Call this where the object is created."""
+    """Stores the API key of the current request, if any. Call this where a job or pipeline is created."""
     caller = current_caller()
     if caller is not None and caller.organization_id == organization_id:
         Attribution.objects.create(

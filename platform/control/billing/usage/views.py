@@ -1,4 +1,4 @@
-"""/v1/organization/usage/completions and /v1/organization/costs, as OpenAI's; /v1/usage is ours."""
+"""OpenAI's routes /v1/organization/usage/completions and /v1/organization/costs, and /v1/usage."""
 
 from rest_framework.request import Request
 
@@ -39,7 +39,7 @@ class CompletionsUsageView(OrganizationView):
 
 
 class CostsView(OrganizationView):
-    """Costs by day. Usage is priced when it is counted: a later price changes no cost of the past."""
+    """Costs by day. Usage is priced when it is recorded; a later price does not change past costs."""
 
     scope = "usage"
 

@@ -1,4 +1,4 @@
-"""Refuses a request body that is too large before Django sees it: Django would first spool all of it to disk."""
+"""Refuses a request body that is too large before Django reads it: Django would first write all of it to disk."""
 
 import json
 import re

@@ -21,7 +21,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 class ApiError(Exception):
     """Refuses a request.
 
-    `code` is permanent and for programs, `message` is for people and may change, `param` names the field at fault.
+    `code` never changes and is meant for programs, `message` is meant for people, `param` names the invalid field.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
 
 def error_response(error: ApiError) -> JsonResponse:
-    """Builds the response for views outside of rest_framework, such as the gateway's."""
+    """Builds the response for views that do not use rest_framework, such as those of the gateway."""
     return JsonResponse(error.body(), status=error.status, headers=error.headers)
 
 

@@ -1,4 +1,4 @@
-"""The console's forms, which resources declare beside the requests that the forms send."""
+"""The console's forms. A resource declares them next to the request models that the forms fill in."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ Choices = Sequence[tuple[str, str]]  # value and label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleForm:
-    """A form in which an operator makes a request in the name of an organization."""
+    """A form with which an operator makes a request on behalf of an organization."""
 
     title: str
     request: type[RequestModel]
-    run: Callable[[Any, Any], Model]  # takes an organization, or the row that is changed, and the checked request
-    choices: Callable[[Any], Mapping[str, Choices]] = lambda organization: {}  # by the path of the field
+    run: Callable[[Any, Any], Model]  # arguments: the organization (or the row to change), and the validated request
+    choices: Callable[[Any], Mapping[str, Choices]] = lambda organization: {}  # keys are paths of fields
     initial: Callable[[Any], Mapping[str, Any]] = lambda row: {}
 
 
 def row_choices(rows: QuerySet[Any]) -> Choices:
-    """The newest `MAX_CHOICES`."""
+    """Returns the newest `MAX_CHOICES` rows as choices."""
     newest = rows.order_by("-pk")[:MAX_CHOICES]
     return [(row.pk, str(row) if row.pk in str(row) else f"{row} ({row.pk})") for row in newest]
 

@@ -1,7 +1,7 @@
-"""Strict parsing of JSON request bodies. It refuses input that Python's parser accepts but databases or clients do not:
+"""Strict parsing of JSON request bodies. Python's parser accepts the following input, but databases and clients do not:
 
-not JSON        NaN and Infinity, numbers beyond a float (1e999), excessive nesting: code `invalid_json`
-invalid text    lone surrogates, and zero bytes, which PostgreSQL refuses: code `invalid_value`, with the field
+refused with `invalid_json`     NaN and Infinity, numbers too large for a float (1e999), excessive nesting
+refused with `invalid_value`    strings with lone surrogates or zero bytes, which PostgreSQL cannot store
 """
 
 import json
@@ -87,4 +87,4 @@ def _reason(error: ValueError | RecursionError) -> str:
         case UnicodeDecodeError():
             return " in UTF-8"
         case _:
-            return f": {str(error).partition(';')[0]}"  # the rest explains how to raise Python's limit on digits
+            return f": {str(error).partition(';')[0]}"  # the text after ";" is about Python's limit on digits

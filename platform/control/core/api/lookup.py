@@ -10,7 +10,11 @@ _Row = TypeVar("_Row", bound=Model)
 
 
 def one_of(rows: QuerySet[_Row], identity: str, *, kind: str, param: str, by: str = "pk") -> _Row:
-    """`kind` names the resource in the error's message and, with underscores, in its code. Raises: ApiError: 404."""
+    """Returns the row whose column `by` is `identity`.
+
+    Args: kind: the resource's name, used in the error's message and, with underscores, in its code.
+    Raises: ApiError: 404.
+    """
     row = rows.filter(**{by: identity}).first()
     if row is None:
         code = f"{kind.lower().replace(' ', '_')}_not_found"

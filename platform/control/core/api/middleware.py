@@ -1,4 +1,4 @@
-"""Builds Django middleware, sync and async, from a context of the request and callbacks on its response."""
+"""Builds sync and async Django middleware from a context manager for the request and callbacks for its result."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Responses are JSON whatever `Accept` says: clients that accept only `application/binary` must still get errors."""
+"""Responses are JSON whatever `Accept` says: a client that accepts only binary data must still get JSON errors."""
 
 from collections.abc import Iterable
 

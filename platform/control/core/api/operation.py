@@ -1,6 +1,6 @@
-"""Declares an operation on the view's method: its name, what it takes and what it answers.
+"""Declares an API operation on a view's method: its id, its request and its response.
 
-The declaration checks the body, renders the answer, and is what the OpenAPI document is generated from.
+The decorator validates the body and renders the response; the OpenAPI document is generated from the declarations.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ EVENTS = "text/event-stream"
 PNG, SVG = "image/png", "image/svg+xml"
 
 PAGING = {
-    "after": "The last id of the page before.",
+    "after": "The `last_id` of the previous page.",
     "limit": "1 to 100.",
     "order": "`desc`, the newest first, or `asc`.",
 }
@@ -32,9 +32,9 @@ _Method = Callable[..., ResponseModel | HttpResponseBase]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     id: str
-    response: Any  # a response model, or the media type of what is not JSON
+    response: Any  # a response model, or the media type of a response that is not JSON
     status: int = 200
-    request: Any = None  # a request model; None: it takes no body
+    request: Any = None  # a request model; None: the operation takes no body
     query: Mapping[str, str] | None = None  # descriptions of the parameters by name
     also: str | None = None  # a second media type of the response
 
@@ -48,9 +48,9 @@ def operation(
     query: Mapping[str, str] | None = None,
     also: str | None = None,
 ) -> Callable[[_Method], Callable[..., HttpResponseBase]]:
-    """Decorates a method of an `OrganizationView`. With `request`, the method gets the checked body as `body`.
+    """Decorates a method of an `OrganizationView`. With `request`, the method gets the validated body as `body`.
 
-    The method returns a response model, or an HTTP response if it needs more than that, as a page or a file does.
+    The method returns a response model, or a complete HTTP response, as for a page or a file.
     """
     declared = Operation(id=id, response=response, status=status, request=request, query=query, also=also)
 
@@ -59,10 +59,10 @@ def operation(
         def run(view: Any, http_request: Request, **kwargs: Any) -> HttpResponseBase:
             if request is not None:
                 kwargs["body"] = parse_request(request, view.request_body(http_request))
-            answer = method(view, http_request, **kwargs)
-            if isinstance(answer, ResponseModel):
-                return Response(answer.as_json(), status=status)
-            return answer
+            result = method(view, http_request, **kwargs)
+            if isinstance(result, ResponseModel):
+                return Response(result.as_json(), status=status)
+            return result
 
         run.operation = declared  # type: ignore[attr-defined]
         return run
@@ -71,6 +71,6 @@ def operation(
 
 
 def operation_of(view: Any, method: str) -> Operation | None:
-    """What was declared on a method of a view class; `method` is HTTP's name for it."""
+    """Returns the operation declared for an HTTP method of a view class."""
     declared: Operation | None = getattr(getattr(view, method.lower()), "operation", None)
     return declared

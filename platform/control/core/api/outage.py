@@ -1,4 +1,4 @@
-"""Middleware that responds with 503 while the database cannot be reached, also for views outside of rest_framework."""
+"""Middleware that responds with 503 if the database cannot be reached. It also covers views without rest_framework."""
 
 from contextlib import nullcontext
 
@@ -12,11 +12,11 @@ from control.core.api.middleware import make_middleware
 log = structlog.get_logger(__name__)
 
 
-def _answer(request: HttpRequest, error: Exception) -> HttpResponse | None:
+def _respond(request: HttpRequest, error: Exception) -> HttpResponse | None:
     if not isinstance(error, OperationalError | InterfaceError) or request.path.startswith("/admin/"):
         return None
     log.error("database not reachable", exc_info=error)
     return error_response(database_unavailable())
 
 
-OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=_answer)
+OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=_respond)

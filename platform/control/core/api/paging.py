@@ -1,4 +1,4 @@
-"""Pagination with OpenAI's list object: newest first, `after` an id, with a `limit` from 1 to 100."""
+"""Pagination with OpenAI's list object: rows are sorted newest first, and a page starts after the id in `after`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -26,18 +26,18 @@ def paginate(
     by: str = "pk",
     id_field: str = "pk",
 ) -> Response:
-    """Returns one page of `queryset`, ordered by id. Ids sort by creation, so new rows do not shift the pages.
+    """Returns one page of `queryset`, ordered by id. Ids sort by time of creation, so new rows do not shift the pages.
 
     The row named by `after` may have been deleted since the previous page.
     Args:
-        by: the column that sorts by creation, if the primary key does not; the row of `after` must then exist.
+        by: the column that sorts by time of creation. If it is not `id_field`, the row of `after` must still exist.
         id_field: the column that holds the public `id`.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
     ascending = _is_ascending(request.query_params.get("order", "desc"))
     if after := request.query_params.get("after"):
-        queryset = queryset.filter(_beyond(queryset, after, by, id_field, "gt" if ascending else "lt"))
+        queryset = queryset.filter(_after(queryset, after, by, id_field, "gt" if ascending else "lt"))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
     data = [render(row).as_json() for row in rows[:limit]]
     return Response(
@@ -51,7 +51,7 @@ def paginate(
     )
 
 
-def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: str) -> Q:
+def _after(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: str) -> Q:
     if by == id_field:
         return Q(**{f"{by}__{side}": after})
     row = queryset.filter(**{id_field: after}).values(by, "pk").first()
@@ -61,12 +61,12 @@ def _beyond(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: 
 
 
 def paginate_list(objects: Sequence[ResponseModel], request: Request) -> Response:
-    """Returns one page of `objects`, newest first. Raises: ApiError: 400, also if `after` is not among them."""
+    """Returns one page of `objects`, which are sorted newest first. Raises: ApiError: 400: a bad limit or `after`."""
     items = [found.as_json() for found in objects]
     limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
     first = 0
     if after := request.query_params.get("after"):
-        found = next((place for place, item in enumerate(items) if item["id"] == after), None)
+        found = next((position for position, item in enumerate(items) if item["id"] == after), None)
         if found is None:
             raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
         first = found + 1

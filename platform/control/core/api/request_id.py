@@ -20,13 +20,13 @@ def request_id(request: HttpRequest) -> str:
 
 def _assign(request: HttpRequest) -> AbstractContextManager[None]:
     given = request.headers.get(HEADER, "")
-    chosen = given if _ACCEPTABLE.fullmatch(given) else f"req_{secrets.token_hex(16)}"
-    request.META["SLIPSTREAM_REQUEST_ID"] = chosen
-    return structlog.contextvars.bound_contextvars(request_id=chosen)
+    identity = given if _ACCEPTABLE.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    request.META["SLIPSTREAM_REQUEST_ID"] = identity
+    return structlog.contextvars.bound_contextvars(request_id=identity)
 
 
-def _answer(request: HttpRequest, response: HttpResponseBase) -> None:
+def _add_header(request: HttpRequest, response: HttpResponseBase) -> None:
     response[HEADER] = request_id(request)
 
 
-RequestIdMiddleware = make_middleware(_assign, _answer)
+RequestIdMiddleware = make_middleware(_assign, _add_header)

@@ -1,4 +1,4 @@
-"""Checks the body of a request against its model. The error names the first field at fault."""
+"""Validates the body of a request with its model. The error names the first invalid field."""
 
 from typing import Any, TypeVar
 
@@ -10,8 +10,8 @@ from control.core.api.schemas import RequestModel
 
 _Request = TypeVar("_Request", bound=RequestModel)
 
-MAX_PARAM_LENGTH = 80  # the caller chose the names of unknown parameters
-_COMPLETE_MESSAGES = ("value_error", "empty")  # types of errors whose message needs no value behind it
+MAX_PARAM_LENGTH = 80  # limits names of unknown parameters, which the caller can make arbitrarily long
+_COMPLETE_MESSAGES = ("value_error", "empty")  # types of errors to whose message no "got ..." is added
 
 
 def parse_request(model: type[_Request], body: Any, *, under: str | None = None) -> _Request:
@@ -26,7 +26,7 @@ def parse_request(model: type[_Request], body: Any, *, under: str | None = None)
 
 
 def _translate(errors: list[ErrorDetails], body: dict[str, Any], under: str | None) -> ApiError:
-    """An unknown parameter is reported before all else: it is often the misspelt name of a missing one."""
+    """Reports an unknown parameter before other errors: it is often the misspelt name of a missing parameter."""
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     param = _path(first["loc"], body, under)
     if first["type"] == "extra_forbidden":
@@ -42,7 +42,10 @@ def _translate(errors: list[ErrorDetails], body: dict[str, Any], under: str | No
 
 
 def _path(location: tuple[int | str, ...], body: Any, under: str | None) -> str:
-    """`training.kind`. Pydantic's own parts, such as the branch of a union, follow a value and are left out."""
+    """Returns the field's path in the body, such as `training.kind`.
+
+    Pydantic's locations can end in parts that are not in the body, such as the branch of a union. They are dropped.
+    """
     path = [] if under is None else [under]
     for part in location:
         if not isinstance(body, dict | list):

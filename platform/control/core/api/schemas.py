@@ -1,7 +1,7 @@
-"""The bases of `schemas.py` in every resource's folder: what requests and responses have in common.
+"""Base classes and field types of the request and response models in each resource's `schemas.py`.
 
-    RequestModel    checks a body; `control.core.api.requests.parse_request` translates what it refuses
-    ResponseModel   documents an answer and builds it, so that the two cannot differ
+RequestModel    validates a body; `control.core.api.requests.parse_request` translates its errors
+ResponseModel   both builds a response and documents it, so that the document is always right
 """
 
 import datetime as dt
@@ -39,7 +39,7 @@ class OneOf:
 
 
 class IntRange:
-    """Restricts an integer, and refuses booleans, which Python takes for 0 and 1."""
+    """Restricts an integer to a range, and refuses booleans, which Python treats as 0 and 1."""
 
     def __init__(self, low: int, high: int | None = None) -> None:
         self.low, self.high = low, high
@@ -55,7 +55,7 @@ class IntRange:
 
 
 class Text:
-    """Restricts a string, without the blanks around it, to one that is not empty."""
+    """Strips a string and refuses an empty one."""
 
     def __init__(self, max_length: int | None = None, pattern: str | None = None) -> None:
         self.max_length, self.pattern = max_length, pattern
@@ -98,28 +98,28 @@ class RequestModel(BaseModel):
 
 
 class ResponseModel(BaseModel):
-    """An answer holds these members and no others, all of them always there.
+    """A response has all of these members and no others.
 
-    A member from a JSON column is `SkipValidation[...]`: it is answered as it is stored, even if an older version
-    stored it in another shape.
+    A member from a JSON column is `SkipValidation[...]`: it is sent as it is stored, even if an older version stored it
+    in another shape.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)
 
     @classmethod
     def from_row(cls, row: Any, **members: Any) -> Self:
-        """Required members that are not given are the row's attributes of the same name."""
+        """Builds the response; required members that are not given are read from the row's attribute of that name."""
         for name, field in cls.model_fields.items():
             if field.is_required() and name not in members:
                 members[name] = getattr(row, name)
         return cls.model_validate(members)
 
     def as_json(self) -> dict[str, Any]:
-        return self.model_dump(warnings=False)  # it would warn of stored members in another shape
+        return self.model_dump(warnings=False)  # pydantic would warn of stored members in another shape
 
 
 class Page(ResponseModel, Generic[_Item]):
-    """`after=<last_id>` asks for the next one."""
+    """Request the next page with `after=<last_id>`."""
 
     object: Literal["list"]
     data: list[_Item]
@@ -148,10 +148,10 @@ class Failure(ResponseModel):
 
 
 class ErrorDetail(ResponseModel):
-    message: str = Field(description="For people; it may change.")
+    message: str = Field(description="Meant for people; it may change.")
     type: str
-    param: str | None = Field(description="The field at fault.")
-    code: str | None = Field(description="Permanent, for programs.")
+    param: str | None = Field(description="The invalid field.")
+    code: str | None = Field(description="Meant for programs; it never changes.")
 
 
 class Error(ResponseModel):

@@ -12,7 +12,7 @@ def may_read_metrics(*, authorization: str, address: str, is_forwarded: bool) ->
     Args:
         authorization: the Authorization header.
         address: the peer's IP address.
-        is_forwarded: a proxy forwarded the request, so the peer's address is not the caller's.
+        is_forwarded: whether a proxy forwarded the request, so that `address` is the proxy's.
     """
     token = get_config().metrics_token
     if token is not None:

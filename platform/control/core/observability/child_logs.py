@@ -1,4 +1,4 @@
-"""Log settings of a child process: its format and the ids that each line carries. `workers.log_lines` reads them."""
+"""Log settings of a child process: format, and ids that are added to each line. `workers.log_lines` reads them."""
 
 import json
 from collections.abc import Mapping

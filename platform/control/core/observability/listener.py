@@ -30,7 +30,7 @@ def listen(is_alive: Callable[[], bool]) -> int | None:
     """Starts a daemon thread that serves until the process ends.
 
     Args:
-        is_alive: tells whether the main loop of the process is running; if not, /livez answers with 503.
+        is_alive: returns whether the main loop of the process is running; if not, /livez responds with 503.
 
     Returns: the port, or None if SLIPSTREAM_METRICS_PORT is not set.
     """
@@ -39,16 +39,16 @@ def listen(is_alive: Callable[[], bool]) -> int | None:
         return None
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        status, body = _answer(environ, is_alive)
+        status, body = _respond(environ, is_alive)
         start(_STATUSES[status], [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         return [body]
 
-    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # Prometheus is elsewhere
+    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # for Prometheus's machine
     threading.Thread(target=server.serve_forever, name="listener", daemon=True).start()
     return int(server.server_address[1])
 
 
-def _answer(environ: dict[str, Any], is_alive: Callable[[], bool]) -> tuple[int, bytes]:
+def _respond(environ: dict[str, Any], is_alive: Callable[[], bool]) -> tuple[int, bytes]:
     match environ["PATH_INFO"]:
         case "/livez":
             return (200, b"ok\n") if is_alive() else (503, b"the main loop is not running\n")

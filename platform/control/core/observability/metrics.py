@@ -1,7 +1,7 @@
-"""Prometheus metrics that this process counts. Metrics read from tables and engines: `queue_metrics` and `engines`.
+"""Prometheus metrics that processes count. `queue_metrics` reads other metrics from tables, `engines` from engines.
 
-If processes of one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each reports the
-sums over all of them. Uvicorn's workers do so, and so do the processes of the embedded stack.
+If processes on one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each of them
+reports the sums over all of them. Uvicorn's workers and the processes of the embedded stack share one.
 """
 
 import os
@@ -47,7 +47,7 @@ webhook_attempts = _counter("webhook_attempts", "Webhook attempts, by the receiv
 
 
 def render(*more: Collector) -> bytes:
-    """Renders the metrics of this process, or of all that share the folder, and of `more` in Prometheus's format."""
+    """Renders, in Prometheus's format, the metrics of this process (or of all that share the folder) and of `more`."""
     registry = CollectorRegistry()
     if SHARED_FOLDER in os.environ:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # untyped in a typed package

@@ -1,4 +1,4 @@
-"""Middleware that writes one log line, one count and one span for each request."""
+"""Middleware that logs, counts and traces each request."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from control.core.observability import metrics, tracing
 
 log = structlog.get_logger(__name__)
 
-NO_ROUTE, NO_METHOD = "none", "other"  # unknown routes and methods share one label each: there are infinitely many
+NO_ROUTE, NO_METHOD = "none", "other"  # labels of unknown routes and methods, whose number is unlimited
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BEGAN, _SPAN = "SLIPSTREAM_REQUEST_BEGAN", "SLIPSTREAM_REQUEST_SPAN"
 
@@ -24,10 +24,10 @@ _BEGAN, _SPAN = "SLIPSTREAM_REQUEST_BEGAN", "SLIPSTREAM_REQUEST_SPAN"
 def _scope(request: HttpRequest) -> Iterator[None]:
     request.META[_BEGAN] = time.monotonic()
     method = _method(request)
-    about = {tracing.METHOD: method, tracing.REQUEST: request_id(request)}
+    attributes = {tracing.METHOD: method, tracing.REQUEST: request_id(request)}
     parent = request.headers.get("traceparent", "")
     try:
-        with tracing.span(method, about, kind=SpanKind.SERVER, traceparent=parent) as span:
+        with tracing.span(method, attributes, kind=SpanKind.SERVER, traceparent=parent) as span:
             request.META[_SPAN] = span
             yield
     finally:

@@ -1,4 +1,4 @@
-"""The environment variables passed to processes that run a customer's model: no password, key or token of ours."""
+"""The environment variables for processes that run a customer's model: they include no password, key or token."""
 
 import os
 
@@ -19,7 +19,7 @@ _ALLOWED = (
         "MALLOC_",
     ),
     *("CC", "CXX", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "TRITON_"),
-    # Where metrics go. The credentials for it are not passed on.
+    # The addresses of experiment trackers. Their credentials are not passed on.
     *("SLIPSTREAM_TRACKERS", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"),
     *("HF_HOME", "TOKENIZERS_", "SLIPSTREAM_CPU_KERNELS", "COVERAGE_"),
 )  # names of variables, or prefixes of names

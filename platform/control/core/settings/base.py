@@ -1,4 +1,4 @@
-"""Settings that all installations share. `embedded` and `production` add the differences."""
+"""Settings that all installations share. `embedded` and `production` add their own."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "control.core.settings.formats"
 LOGIN_REDIRECT_URL = "admin:index"  # only staff can sign in
 
-# Every folder in a room that holds tables, commands or code to run at start-up is an app.
+# An app is a folder two levels below `control` that has tables, management commands or code to run at start-up.
 _CONTROL = Path(__file__).resolve().parents[2]
 OWN_APPS = sorted(
     {
@@ -32,7 +32,7 @@ OWN_APPS = sorted(
 )
 
 INSTALLED_APPS = [
-    "unfold",  # before django.contrib.admin: it replaces its templates
+    "unfold",  # before django.contrib.admin, whose templates it replaces
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -52,7 +52,7 @@ AUTH_PASSWORD_VALIDATORS = [
 
 MIDDLEWARE = [
     "control.operations.monitoring.probes.probes_middleware",  # first: probes use neither the host name nor TLS
-    "control.core.api.request_id.RequestIdMiddleware",  # before the others: their error responses carry the id too
+    "control.core.api.request_id.RequestIdMiddleware",  # before the others, whose error responses need the id too
     "control.core.observability.requests.RequestsMiddleware",
     "control.tenants.row_security.middleware.TenancyMiddleware",
     "control.tenants.audit.middleware.AuditMiddleware",
@@ -113,11 +113,11 @@ structlog.configure(
 )
 
 
-LOGS_ARE_JSON = False  # True in production; child processes follow their supervisor
+LOGS_ARE_JSON = False  # True in production; a child process uses its supervisor's format
 
 
 def logging_settings(renderer: structlog.typing.Processor) -> dict[str, object]:
-    """Returns Django's LOGGING: one line per event on standard error, for events of libraries and of our own code."""
+    """Returns Django's LOGGING: one line on standard error per log event, of libraries and of this project."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -21,7 +21,8 @@ class Config(BaseSettings):
 
     data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
-    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"  # `migrate` grants it rights
+    # The role of the running service, as opposed to the tables' owner; `migrate` grants it access to rows.
+    database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"
     redis_url: SecretStr | None = None  # none: workers poll
     s3_bucket: str | None = None  # none: a folder in data_dir
     s3_endpoint_url: str | None = None  # none: AWS
@@ -32,11 +33,11 @@ class Config(BaseSettings):
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
-    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # of each request that is not an upload
+    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # for requests that are not uploads
     # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
     max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of its files
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of the organization's files
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
 
     # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
@@ -45,17 +46,17 @@ class Config(BaseSettings):
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
 
     secret_key: SecretStr | None = None
-    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated: they only decrypt and verify
+    secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    suffix_decoding: bool = True  # with every speculator; on a GPU it moves drafting to the host
+    suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name private hosts
     log_level: str = "INFO"
-    metrics_token: SecretStr | None = None  # needed to read /metrics; none: only this machine may
+    metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of workers and the supervisor
-    tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables say where
+    tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables name the destination
 
     @model_validator(mode="after")
     def _lease_outlives_two_renewals(self) -> Self:
@@ -84,19 +85,19 @@ class Config(BaseSettings):
 
     @property
     def staging_dir(self) -> Path:
-        """The folder for bytes on their way from a socket to storage. The writer of a file deletes it."""
+        """The folder for files that are still being received or produced. The writer of a file deletes it."""
         return self.data_dir / "staging"
 
 
 def get_config() -> Config:
-    """Returns the configuration that `control.core.settings` read, or the one that a test has set instead."""
+    """Returns the configuration in Django's settings, which tests can override."""
     config = settings.SLIPSTREAM
     assert isinstance(config, Config)
     return config
 
 
 def database_settings(config: Config) -> dict[str, object]:
-    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
+    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: it is not a URL of PostgreSQL."""
     if config.database_url is None:
         return {
             "ENGINE": "django.db.backends.sqlite3",

@@ -11,17 +11,17 @@ from control.core.settings.base import SLIPSTREAM, logging_settings
 
 
 def _stored_secret_key(path: Path) -> str:
-    """Reads the key, or creates it. Of two processes that start at the same time only one creates it."""
+    """Reads the key, or creates it. If two processes start at the same time, both use the key of one of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.touch(mode=0o600)
-    draft.write_text(secrets.token_urlsafe(48))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(secrets.token_urlsafe(48))
     try:
-        os.link(draft, path)  # fails if path exists; a reader never sees half a key
+        os.link(temporary, path)  # fails if path exists; a reader never sees half a key
     except FileExistsError:
         pass  # created by an earlier or a simultaneous start
     finally:
-        draft.unlink()
+        temporary.unlink()
     return path.read_text()
 
 

@@ -1,4 +1,4 @@
-"""Settings of drf-spectacular. This module must not import models: Django's settings read it before they are loaded."""
+"""Settings of drf-spectacular. This module must not import models, because Django imports settings before models."""
 
 from typing import Any
 

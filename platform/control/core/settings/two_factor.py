@@ -1,4 +1,4 @@
-"""Settings that require a second factor of staff and lock their accounts after wrong passwords."""
+"""Settings that require a second factor from staff users and lock their accounts after wrong passwords."""
 
 from datetime import timedelta
 
@@ -14,5 +14,5 @@ OTP_TOTP_ISSUER = "Slipstream"
 AXES_VERBOSE = False  # no log line at every start
 AXES_FAILURE_LIMIT = 5
 AXES_COOLOFF_TIME = timedelta(minutes=15)
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]  # both: behind a proxy all users may have one address
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]  # locks the pair: behind a proxy, users may share an address
 AXES_ENABLE_ADMIN = False  # `manage.py axes_reset_username NAME` unlocks

@@ -1,7 +1,7 @@
 """Object storage: a folder in the embedded stack, S3 in production. Keys are relative paths with `/`.
 
-`put_file` is atomic: a reader never sees a partial object. A folder is not an object but a shared prefix, so
-`put_folder` is not atomic, and its prefix must be written to a row only after it has returned.
+`put_file` is atomic: a reader never sees a partial object. A folder is only a prefix that several keys share, so
+`put_folder` is not atomic. Write its prefix to the database only after the call has returned.
 """
 
 import io
@@ -20,11 +20,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from control.core.settings.config import Config, get_config
 
 READ_BYTES = 1 << 20
-RESUMES = 5  # attempts to resume a read after the connection was lost
+MAX_RESUMES = 5  # times that a read is resumed after the connection was lost
 
 
 class StorageError(Exception):
-    """Base of the errors of storage."""
+    """The base class of storage errors."""
 
 
 class InvalidKey(StorageError, ValueError):
@@ -78,15 +78,15 @@ class FolderStorage:
     def put_file(self, key: str, path: Path) -> None:
         target = self._path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with path.open("rb") as source, draft.open("xb") as copy:
+            with path.open("rb") as source, temporary.open("xb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
                 copy.flush()
-                os.fsync(copy.fileno())  # a row will name the key and survive a power cut: so must the bytes
-            draft.replace(target)
+                os.fsync(copy.fileno())  # the row that names the key survives a power cut, so the bytes must, too
+            temporary.replace(target)
         finally:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def put_folder(self, prefix: str, path: Path) -> None:
         for file, name in _files_below(path):
@@ -123,7 +123,7 @@ class FolderStorage:
 
 
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields files and their names relative to `folder`, without drafts of unfinished puts (`.name.random`)."""
+    """Yields files and their names relative to `folder`, without the temporary files of `put_file` (`.name.random`)."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
             yield path, path.relative_to(folder).as_posix()
@@ -157,7 +157,7 @@ class S3Storage:
             self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the bytes of each object below a prefix by its relative name; "" lists the whole bucket."""
+        """Returns the size in bytes of each object below a prefix, by relative name; "" lists the whole bucket."""
         base = f"{prefix}/" if prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]
@@ -188,24 +188,24 @@ class S3Storage:
 
 
 class _S3Reader(io.RawIOBase):
-    """An object as a stream. If the connection is lost, it resumes on the same version of the object.
+    """An object as a stream. If the connection is lost, the stream continues with the same version of the object.
 
     botocore retries requests by itself, but not responses that are cut off after their headers.
     """
 
     def __init__(self, client: Any, bucket: str, key: str, start: int) -> None:
         self._client = client
-        self._place = {"Bucket": bucket, "Key": key}
-        answer = client.get_object(**self._place, **({"Range": f"bytes={start}-"} if start else {}))
-        self._body, self._etag = answer["Body"], answer["ETag"]
-        self._position, self._size_bytes = start, start + answer["ContentLength"]
+        self._object = {"Bucket": bucket, "Key": key}
+        response = client.get_object(**self._object, **({"Range": f"bytes={start}-"} if start else {}))
+        self._body, self._etag = response["Body"], response["ETag"]
+        self._position, self._size_bytes = start, start + response["ContentLength"]
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Raises: BotoCoreError: the connection was lost more than `RESUMES` times."""
-        for is_last in (*[False] * RESUMES, True):
+        """Raises: BotoCoreError: the connection was lost more than `MAX_RESUMES` times."""
+        for is_last in (*[False] * MAX_RESUMES, True):
             try:
                 chunk = self._body.read(len(buffer))
             except BotoCoreError:
@@ -225,11 +225,11 @@ class _S3Reader(io.RawIOBase):
     def _resume(self) -> None:
         self._body.close()
         rest = f"bytes={self._position}-{self._size_bytes - 1}"
-        self._body = self._client.get_object(**self._place, Range=rest, IfMatch=self._etag)["Body"]
+        self._body = self._client.get_object(**self._object, Range=rest, IfMatch=self._etag)["Body"]
 
 
 @lru_cache(maxsize=4)
-def _s3_client(endpoint_url: str | None) -> Any:  # boto3 builds clients at run time: no static type
+def _s3_client(endpoint_url: str | None) -> Any:  # boto3 creates its client classes at run time
     timeouts = BotoConfig(connect_timeout=5, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
     return boto3.client("s3", endpoint_url=endpoint_url, config=timeouts)
 

@@ -1,4 +1,4 @@
-"""Staging of files on this machine's disk, on their way from a socket or a job into storage; hashed while written."""
+"""Staging: temporary files on this machine's disk, before they are stored. They are hashed while they are written."""
 
 import hashlib
 import secrets
@@ -14,7 +14,7 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 
 CHUNK_BYTES = 1 << 20
-ABANDONED_SECONDS = 24 * 3600.0  # no request or job needs a staged file for so long
+ABANDONED_SECONDS = 24 * 3600.0  # no request or job uses a staged file longer than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StagedWriter:
         return StagedFile(path=self.path, size_bytes=self.size_bytes, sha256=self._hash.hexdigest())
 
     def discard(self) -> None:
-        """Safe to call at any time and more than once."""
+        """Deletes the file. It can be called at any time and more than once."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

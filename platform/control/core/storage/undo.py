@@ -11,7 +11,7 @@ _stored: ContextVar[list[str] | None] = ContextVar("stored_in_this_block", defau
 
 @contextmanager
 def stored_bytes_undone() -> Iterator[None]:
-    """Put this around a transaction. If the block raises, the objects stored within are deleted."""
+    """Use it around a transaction. If the block raises, the objects that were stored in the block are deleted."""
     outer = _stored.get()
     keys: list[str] = []
     _stored.set(keys)
@@ -28,7 +28,7 @@ def stored_bytes_undone() -> Iterator[None]:
 
 
 def note_stored(key: str) -> None:
-    """Registers an object whose row is written by the surrounding transaction, for deletion if that is rolled back."""
+    """Registers an object for deletion in case the surrounding transaction, which writes its row, is rolled back."""
     keys = _stored.get()
     if keys is not None:
         keys.append(key)

@@ -9,7 +9,7 @@ from control.core.storage.staging import StagedFile, StagedWriter, new_staging_p
 
 
 class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic only in its stubs
-    """Takes the place of the file in the form."""
+    """The value of the file's field in the form."""
 
     def __init__(self, writer: StagedWriter, name: str) -> None:
         super().__init__(name=name, size=writer.size_bytes)
@@ -20,7 +20,7 @@ class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic only in i
 
 
 class StagingUploadHandler(FileUploadHandler):
-    """The view that installs it must call `discard`: Django does not clean up after an incomplete form."""
+    """A view that uses it must call `discard`, because Django does not clean up after an incomplete form."""
 
     def __init__(self, request: Any, *, field: str, limit_bytes: int) -> None:
         super().__init__(request)

@@ -1,4 +1,4 @@
-"""What the console's forms offer of an organization's files."""
+"""Choices for fields of console forms that name a file."""
 
 from control.core.api.forms import Choices, row_choices
 from control.data.files.models import File

@@ -11,11 +11,12 @@ def storage_quota_check(organization_id: str, *, adding: int) -> None:
     """Call this in the transaction that adds the file. Raises: ApiError: 403."""
     quota = quota_of(organization_id)
     organization_lock(organization_id)
-    kept = File.objects.filter(organization_id=organization_id, deleted_at=None)
-    held = kept.aggregate(held=Sum("size_bytes"))["held"] or 0
-    if held + adding > quota.storage_bytes:
+    files = File.objects.filter(organization_id=organization_id, deleted_at=None)
+    used_bytes = files.aggregate(used_bytes=Sum("size_bytes"))["used_bytes"] or 0
+    if used_bytes + adding > quota.storage_bytes:
         message = (
-            f"Your organization's files hold {held:,} of {quota.storage_bytes:,} bytes; {adding:,} more do not fit."
+            f"Your organization's files hold {used_bytes:,} of {quota.storage_bytes:,} bytes;"
+            f" {adding:,} more do not fit."
             " Delete files that you no longer need."
         )
         raise ApiError(403, message, "storage_quota_exceeded", type="insufficient_quota")

@@ -9,14 +9,14 @@ _ONE_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
 def requested_range(headers: Mapping[str, str], *, size_bytes: int, etag: str) -> range | None:
-    """Returns the positions of the requested bytes. None means the whole file, also if `If-Range` does not match.
+    """Returns the positions of the requested bytes, or None for the whole file, as when `If-Range` does not match.
 
     Raises: ApiError: 416, the range begins after the end of the file.
     """
-    asked = _ONE_RANGE.fullmatch(headers.get("Range", "").replace(" ", ""))
-    if asked is None or asked.groups() == ("", "") or headers.get("If-Range", etag) != etag:
+    requested = _ONE_RANGE.fullmatch(headers.get("Range", "").replace(" ", ""))
+    if requested is None or requested.groups() == ("", "") or headers.get("If-Range", etag) != etag:
         return None
-    first, last = asked.groups()
+    first, last = requested.groups()
     if not first:  # the last bytes of the file
         found = range(max(0, size_bytes - int(last)), size_bytes)
     else:

@@ -1,4 +1,4 @@
-"""Carries out requests for files that come from the API or the console."""
+"""Executes validated requests for files, from the API and the console."""
 
 import json
 from typing import BinaryIO, cast

@@ -32,8 +32,8 @@ def file_create(
 ) -> File:
     """Stores the bytes and creates the row. A stream is read in chunks, so a file of any size takes little memory.
 
-    Raises: ApiError: 413, a stream exceeds the upload limit (a path comes from our own code and has no limit); 403, the
-        organization's files would exceed its storage limit.
+    Raises: ApiError: 413, a stream exceeds the upload limit (paths have no limit, because they do not come from
+        customers); 403, the organization's files would exceed its storage limit.
     Effects: if the row cannot be written, the bytes are deleted again.
     """
     if isinstance(source, StagedFile):
@@ -98,7 +98,7 @@ def file_record(
 @audited("file.delete")
 @transaction.atomic
 def file_delete(*, file: File) -> None:
-    """Hides the file at once and deletes its bytes after the commit. The row stays, because batches refer to it."""
+    """Marks the row as deleted and deletes the bytes after the commit. The row stays, because batches refer to it."""
     if File.objects.filter(pk=file.pk, deleted_at=None).update(deleted_at=timezone.now()):
         transaction.on_commit(partial(get_storage().delete, file.storage_key))
 

@@ -13,7 +13,7 @@ from control.core.storage.staging import CHUNK_BYTES
 
 
 class StoredFileResponse(StreamingHttpResponse):
-    """Also streams under ASGI, where Django would first read a synchronous iterator completely into memory."""
+    """Streams under WSGI and ASGI. (Under ASGI, Django reads a synchronous iterator completely into memory first.)"""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class StoredFileResponse(StreamingHttpResponse):
         size_bytes: int | None = None,
         part: range | None = None,
     ) -> None:
-        """Args: part: if given, only bytes at these positions are sent, with status 206; it requires `size_bytes`."""
+        """Args: part: positions of the bytes to send, with status 206; requires `size_bytes`. None: all bytes."""
         self._source = _Source(get_storage().open(storage_key, start=part.start if part else 0), part)
         super().__init__(_Chunks(self._source), content_type=content_type, status=206 if part else 200)
         if part is not None:
@@ -34,7 +34,7 @@ class StoredFileResponse(StreamingHttpResponse):
             self["Content-Length"] = str(size_bytes)
         if disposition := content_disposition_header(as_attachment=True, filename=filename):
             self["Content-Disposition"] = disposition
-        self["X-Content-Type-Options"] = "nosniff"  # browsers must not render a customer's bytes as a page of ours
+        self["X-Content-Type-Options"] = "nosniff"  # browsers must not render a customer's file as a page of this site
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         read = sync_to_async(self._source.read, thread_sensitive=False)
@@ -59,7 +59,7 @@ class _Source:
 
 
 class _Chunks:
-    """Django calls `close` when the response is over, however it ended."""
+    """The iterator of the response. Django calls `close` when the response ends, even after an error."""
 
     def __init__(self, source: _Source) -> None:
         self.close = source.close

@@ -29,16 +29,16 @@ class UploadView(OrganizationView):
         return super().initialize_request(request, *args, **kwargs)
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        self._uploads.discard()  # here, because rest_framework calls this after errors too
+        self._uploads.discard()  # rest_framework calls this method after errors, too
         return super().finalize_response(request, response, *args, **kwargs)
 
     def request_body(self, request: Request) -> dict[str, Any]:
-        """The form's fields. Raises: ApiError: 400, the form contains no file."""
+        """Returns the form's fields. Raises: ApiError: 400, the form contains no file."""
         if not isinstance(request.FILES.get(self.file_field), StagedUpload):
             message = f"{self.file_field}: send the file as multipart/form-data."
             raise ApiError(400, message, "missing_required_parameter", self.file_field)
         form = request.data
-        assert isinstance(form, QueryDict)  # it brought a file along
+        assert isinstance(form, QueryDict)  # a body with a file is a form
         return {**form.dict(), "expires_after": nested(form, "expires_after")}
 
 

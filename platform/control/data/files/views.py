@@ -62,7 +62,7 @@ class FileContentView(OrganizationView):
 
     @operation("files.content", response=BINARY)
     def get(self, request: Request, file_id: str) -> StoredFileResponse:
-        """`Range` asks for a part, so that a download that broke off can go on."""
+        """With `Range`, only a part is sent, so that an interrupted download can be continued."""
         file = file_get(self.organization, file_id)
         etag = f'"{file.sha256}"'
         part = requested_range(request.headers, size_bytes=file.size_bytes, etag=etag)

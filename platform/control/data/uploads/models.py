@@ -34,7 +34,7 @@ class Upload(models.Model):
 
 
 class UploadPart(models.Model):
-    """A part of an upload. The row is deleted after the bytes."""
+    """A part of an upload. Its bytes are deleted before its row."""
 
     id = models.CharField(primary_key=True, max_length=40, default=upload_part_id, editable=False)
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")

@@ -1,4 +1,4 @@
-"""Carries out requests for uploads."""
+"""Executes validated requests for uploads."""
 
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config

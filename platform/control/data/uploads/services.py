@@ -30,7 +30,7 @@ Status = Upload.Status
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 LIFETIME = dt.timedelta(hours=1)
-# A client that lost the response sends a part again, under another id, so the parts may exceed the size of the file.
+# The parts may exceed the size of the file: a client that lost a response sends the part again, and it gets a new id.
 MAX_PARTS_RATIO = 2
 PURGE_LIMIT = 100
 
@@ -67,10 +67,10 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     get_storage().put_file(key, staged.path)
     with stored_bytes_undone(), transaction.atomic():
         note_stored(key)
-        _hold(upload)
-        held = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
-        if held + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
-            message = f"The parts would have {held + staged.size_bytes:,} bytes; the file has {upload.size_bytes:,}."
+        _lock_open(upload)
+        total = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
+        if total + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
+            message = f"The parts would have {total + staged.size_bytes:,} bytes; the file has {upload.size_bytes:,}."
             raise ApiError(400, message, "upload_too_large", "data")
         part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
         audit_record("upload.add_part", part)
@@ -84,12 +84,12 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
     Raises: ApiError: 400, the upload has ended, or the parts do not have the announced size or checksum.
     """
     if not Upload.objects.filter(is_open(), pk=upload.pk).exists():
-        raise _ended(upload)
-    parts = _chosen(upload, part_ids)
+        raise _ended_error(upload)
+    parts = _parts_in_order(upload, part_ids)
     with staged_writer() as writer:
-        staged = _joined(parts, writer, md5)
+        staged = _concatenate(parts, writer, md5)
         with stored_bytes_undone(), transaction.atomic():
-            _hold(upload)
+            _lock_open(upload)
             file = file_create(
                 organization=upload.organization,
                 filename=upload.filename,
@@ -107,57 +107,57 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
 def upload_cancel(*, upload: Upload) -> Upload:
     """Raises: ApiError: 400, the upload has ended."""
     with transaction.atomic():
-        _hold(upload)
+        _lock_open(upload)
         _end(upload, Status.CANCELLED)
     upload.refresh_from_db()
     return upload
 
 
 def uploads_expire() -> int:
-    """Expires overdue uploads and deletes the parts of all that have ended. Returns: the number of expired ones."""
+    """Expires overdue uploads and deletes the parts of ended uploads. Returns: the number of expired uploads."""
     num_expired = uploads_overdue().update(status=Status.EXPIRED)
-    _drop(list(parts_left_over()[:PURGE_LIMIT]))
+    _delete_parts(list(parts_left_over()[:PURGE_LIMIT]))
     return num_expired
 
 
-def _hold(upload: Upload) -> None:
-    """Locks the upload until the transaction ends. Raises: ApiError: 400, it has ended."""
+def _lock_open(upload: Upload) -> None:
+    """Locks the upload until the transaction ends. Raises: ApiError: 400, the upload has ended."""
     if not Upload.objects.filter(is_open(), pk=upload.pk).update(status=Status.PENDING):
-        raise _ended(upload)
+        raise _ended_error(upload)
 
 
 def _end(upload: Upload, to: Upload.Status, **values: Any) -> None:
     Upload.objects.filter(pk=upload.pk).update(status=to, **values)
-    transaction.on_commit(partial(_drop_parts_of, upload.pk))
+    transaction.on_commit(partial(_delete_parts_of, upload.pk))
 
 
-def _ended(upload: Upload) -> ApiError:
+def _ended_error(upload: Upload) -> ApiError:
     upload.refresh_from_db()
     status = Status.EXPIRED if upload.status == Status.PENDING else upload.status
     return ApiError(400, f"Upload {upload.pk} is {status}.", "invalid_upload_status", "upload_id")
 
 
-def _chosen(upload: Upload, part_ids: Sequence[str]) -> list[UploadPart]:
+def _parts_in_order(upload: Upload, part_ids: Sequence[str]) -> list[UploadPart]:
     if len(set(part_ids)) < len(part_ids):
         raise ApiError(400, "part_ids names a part twice.", "invalid_value", "part_ids")
-    known = {part.pk: part for part in parts_list(upload)}
-    if missing := next((part_id for part_id in part_ids if part_id not in known), None):
+    by_id = {part.pk: part for part in parts_list(upload)}
+    if missing := next((part_id for part_id in part_ids if part_id not in by_id), None):
         message = f"Upload {upload.pk} has no part {missing[:80]!r}."
         raise ApiError(400, message, "upload_part_not_found", "part_ids")
-    parts = [known[part_id] for part_id in part_ids]
+    parts = [by_id[part_id] for part_id in part_ids]
     if (total := sum(part.size_bytes for part in parts)) != upload.size_bytes:
         message = f"The parts have {total:,} bytes, but {upload.size_bytes:,} were announced."
         raise ApiError(400, message, "upload_size_mismatch", "part_ids")
     return parts
 
 
-def _joined(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | None) -> StagedFile:
+def _concatenate(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | None) -> StagedFile:
     digest = hashlib.md5(usedforsecurity=False)
     for part in parts:
         try:
             source = get_storage().open(part.storage_key)
-        except ObjectMissing as error:  # another request has completed or cancelled it meanwhile
-            raise _ended(part.upload) from error
+        except ObjectMissing as error:  # another request has completed or cancelled the upload meanwhile
+            raise _ended_error(part.upload) from error
         with source:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
@@ -167,11 +167,11 @@ def _joined(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | None) 
     return writer.finish()
 
 
-def _drop_parts_of(upload_id: str) -> None:
-    _drop(list(UploadPart.objects.filter(upload_id=upload_id)))
+def _delete_parts_of(upload_id: str) -> None:
+    _delete_parts(list(UploadPart.objects.filter(upload_id=upload_id)))
 
 
-def _drop(parts: Sequence[UploadPart]) -> None:
+def _delete_parts(parts: Sequence[UploadPart]) -> None:
     """Deletes bytes before rows: if the process dies in between, the next run finds the rows."""
     for part in parts:
         get_storage().delete(part.storage_key)

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's uploads. Reading an upload and its parts is ours, so that a client can resume it."""
+"""Routes of OpenAI's uploads. The GET routes are an extension, with which a client can resume an upload."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response

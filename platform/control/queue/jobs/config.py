@@ -1,6 +1,6 @@
-"""Timeouts and retries of jobs and the command that runs them; read once from SLIPSTREAM_* like the other settings.
+"""Settings of jobs: timeouts, retries and the child command. They are read from SLIPSTREAM_* variables, once.
 
-Settings of leases are in `control.core.settings.config.Config`, because all processes must agree on them.
+The settings of leases are in `control.core.settings.config.Config`, because other rooms use them too.
 """
 
 from functools import lru_cache

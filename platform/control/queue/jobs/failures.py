@@ -26,14 +26,14 @@ MAX_TRIES: Mapping[FailureClass, int | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """`code` is permanent and for programs, `message` for people."""
+    """`code` never changes and is meant for programs; `message` is meant for people."""
 
     failure_class: FailureClass
     code: str
     message: str
 
     def as_error(self) -> dict[str, str | bool]:
-        """The job's `error`: what the customer sees."""
+        """Returns the job's field `error`, which the customer sees."""
         return {
             "class": self.failure_class.value,
             "code": self.code,
@@ -47,7 +47,7 @@ CRASH_LOOP = Failure(
     code="worker_crash_loop",
     message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
 )
-CRASHES = ("worker_crashed", "no_progress")  # codes of unknown causes; a known one such as `disk_full` is kept
+CRASHES = ("worker_crashed", "no_progress")  # codes for unknown causes; a code for a known cause is not replaced
 
 
 def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:

@@ -1,7 +1,7 @@
-"""Tables of the job queue. The job is its row; a Celery message only tells a worker that a job is due.
+"""Tables of the job queue. A job's state is in its row; a Celery message only tells workers that some job is due.
 
-`fence` (a fencing token) is increased by every claim, and every later write carries it: a write with an old fence
-changes nothing. `lease_until` is always compared with the database's clock.
+Every claim increases `fence` (a fencing token), and every later write of the attempt filters by it: a write with an old
+fence changes nothing. `lease_until` is always compared with the database's clock.
 """
 
 from django.db import models
@@ -69,7 +69,7 @@ class Job(models.Model):
 
 
 class JobShard(models.Model):
-    """A range of a job's rows. `storage_key` names the committed result; it is set once, by a write with the fence."""
+    """A range of a job's rows. `storage_key` names the committed result; it is set only once."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
     shard_no = models.PositiveIntegerField()

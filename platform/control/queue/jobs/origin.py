@@ -1,7 +1,7 @@
-"""The request that created a job: the job's first event contains its id and trace context.
+"""The request that created a job. The job's first event contains the request's id and trace context.
 
-A worker restores both, so log lines and spans of an attempt belong to the request, and so do jobs that a pipeline
-creates after the attempt.
+A worker restores both, so that log lines and spans of the attempt belong to the request, and also those of the jobs
+that a pipeline creates after the attempt.
 """
 
 from structlog.contextvars import get_contextvars

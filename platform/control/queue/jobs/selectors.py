@@ -1,4 +1,4 @@
-"""Selectors for jobs, shards and workers. Those that serve customers take the organization as first argument."""
+"""Selectors for jobs, shards and workers. Selectors for customers take the organization as first argument."""
 
 import datetime as dt
 

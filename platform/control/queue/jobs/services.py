@@ -1,6 +1,6 @@
 """The life cycle of a job. Only these services and those of `shards` write its row.
 
-Every write of an attempt carries the claim's fence and raises LeaseLost if the fence is out of date (`state`).
+Every write of an attempt checks the claim's fence and raises LeaseLost if the fence is out of date (`state`).
 `shards` commits results, and `failures` decides whether a failed job is tried again.
 """
 
@@ -91,21 +91,21 @@ def queued_quota_check(organization_id: str) -> None:
 
 
 def job_claim_next(*, worker: str) -> Claim | None:
-    """Claims the next job. None: no job is due, or other workers were faster in each of `CLAIM_TRIES` tries."""
+    """Claims the next job. Returns None if no job is due, or if other workers were faster in `CLAIM_TRIES` tries."""
     for _ in range(CLAIM_TRIES):
         with across_tenants(Across.CLAIM), transaction.atomic():
             turn = next_job()
             if turn is None:
                 return None
-            may = turn.limit is None or may_run_another(turn.job.organization_id, turn.limit)
-            claim = _claim(turn.job, worker) if may else None
+            is_allowed = turn.limit is None or may_run_another(turn.job.organization_id, turn.limit)
+            claim = _claim(turn.job, worker) if is_allowed else None
         if claim is not None:
             return claim
     return None
 
 
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
-    """Claims this job. None: it is not due, or another worker has claimed it."""
+    """Claims this job. Returns None if it is not due or another worker has claimed it."""
     with across_tenants(Across.CLAIM), transaction.atomic():
         job = Job.objects.select_for_update().filter(pk=job_id).first()
         return None if job is None else _claim(job, worker)
@@ -165,7 +165,7 @@ def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
 
 
 def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
-    """Makes an uploaded checkpoint the one from which later attempts resume. Raises: LeaseLost."""
+    """Records an uploaded checkpoint; later attempts resume from it. Raises: LeaseLost."""
     with transaction.atomic():
         update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
         metrics = held(claim).values_list("metrics", flat=True).get()
@@ -224,19 +224,20 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             event="retried",
             data={**failure.as_error(), "pause_seconds": round(pause, 3)},
             failures=failures,
-            params=_smaller(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
+            params=_halved(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
             # a requested cancellation does not wait for the pause
             not_before=from_now(pause) if job.cancel_requested_at is None else None,
         )
     return False
 
 
-def _smaller(params: Mapping[str, Any]) -> dict[str, Any]:
+def _halved(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the params with half the batch size."""
     return {**params, "max_batch_size": max(1, int(params.get("max_batch_size", 16)) // 2)}
 
 
 def job_release(*, claim: Claim) -> None:
-    """Queues the job again at once because its worker stops. The attempt does not count. Raises: LeaseLost."""
+    """Queues the job again, because its worker stops. The attempt does not count as stalled. Raises: LeaseLost."""
     with transaction.atomic():
         transition(
             claim,
@@ -249,7 +250,7 @@ def job_release(*, claim: Claim) -> None:
 
 
 def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
-    """Pauses a job that this claim holds until `job_resume`. Committed shards are kept.
+    """Pauses a claimed job until `job_resume` is called. Committed shards are kept.
 
     Returns: False if cancellation was requested; the job then stays as it is. Raises: LeaseLost.
     """
@@ -264,13 +265,13 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
 def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
     """Pauses a job at its customer's request. A running attempt loses its lease and stops; its commits are kept.
 
-    A job that is paused for another reason gets this reason.
+    The reason replaces an earlier reason for which the job is already paused.
     Returns: False if the job has ended or its cancellation was requested; the job then stays as it is.
     """
     data = dict(why)
     with transaction.atomic():
-        may = Job.objects.select_for_update().filter(pk=job.pk, status__in=UNFINISHED, cancel_requested_at=None)
-        row = may.annotate(now=Now()).first()
+        pausable = Job.objects.select_for_update().filter(pk=job.pk, status__in=UNFINISHED, cancel_requested_at=None)
+        row = pausable.annotate(now=Now()).first()
         if row is None:
             return False
         if row.paused is not None and row.paused["code"] == data["code"]:
@@ -297,12 +298,12 @@ def job_resume(*, job: Job, code: str) -> bool:
 
 
 def _not_stalled() -> Case:
-    """Decrements the count for the attempt that ends; it may be zero already because a commit has reset it."""
+    """Returns the count of stalled attempts without the attempt that ends. It may be zero, as commits reset it."""
     return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
 
 
 def worker_beat(*, worker: str, role: str) -> None:
-    """Records a heartbeat. Effects: a worker's first one deletes workers that have been dead for a day."""
+    """Records a heartbeat. Effects: a worker's first heartbeat deletes workers that sent none for a day."""
     if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
         Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
         Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
@@ -313,7 +314,7 @@ def worker_leave(*, worker: str) -> None:
 
 
 def reconcile() -> int:
-    """Repeats the wake-ups of all due jobs, so that lost messages do no harm. Several processes may run it at once.
+    """Repeats the wake-ups of due jobs, because messages can be lost. Several processes may run it at the same time.
 
     Returns: the number of due jobs.
     """

@@ -1,16 +1,16 @@
 """Commits the results of shards (ranges of a job's rows), and finds rows that crash the worker.
 
-The storage key of a shard's result contains the fence, and the shard's row names the committed key, once. A worker that
-was suspended until its lease expired can therefore waste time but never change a result.
+The storage key of a shard's result contains the fence, and the committed key is written to the shard's row only once. A
+worker that was suspended until its lease expired can therefore waste time but never change a result.
 
-If a child process dies, the shards that it was running are suspects. They are run alone from then on, and a shard that
-crashes the child alone for the second time is halved, until a single row is left:
+If a child process dies, the shards that it was running are suspects. Each is then run alone, in a child process without
+other shards. A shard that has crashed `MAX_CRASHES` children while it ran alone is halved, until a single row is left:
 
-    0..16 crashed among others  -> alone
-    0..16 crashed twice alone   -> 0..8, 8..16   (each alone, one crash inherited)
-    8..16 crashed               -> 8..12, 12..16
+    a child crashes with 0..16 and other shards  -> 0..16 is run alone
+    0..16 alone crashes two children             -> 0..8, 8..16: each is run alone, and inherits one crash
+    8..16 alone crashes a child                  -> 8..12, 12..16
     ...
-    9..10 crashed twice alone   -> this row gets an error line, the other rows get answers
+    9..10 alone crashes two children             -> this row gets an error line, the other rows get answers
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from control.queue.jobs.models import JobShard
 from control.queue.jobs.selectors import shards_open
 from control.queue.jobs.state import Claim, event_add, update_held
 
-CRASHES_TO_CONVICT = 2
+MAX_CRASHES = 2
 # If more rows crash the worker, the cause is the model or the machine, not the rows.
 MAX_CRASHED_ROWS = 8
 ROW_CRASHED_WORKER = "row_crashed_worker"
@@ -51,17 +51,17 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
         update_held(
             claim, lease_until=from_now(get_config().lease_seconds), stalled_attempts=0, progress_at=Now()
         )  # first, for its lock on the job's row
-        won = JobShard.objects.filter(job_id=claim.job_id, shard_no=shard_no, storage_key="").update(
+        num_updated = JobShard.objects.filter(job_id=claim.job_id, shard_no=shard_no, storage_key="").update(
             storage_key=storage_key,
             fence=claim.fence,
             completed=rows.completed,
             failed=rows.failed,
             usage=dict(rows.usage),
         )
-        if won:
+        if num_updated:
             data = {"fence": claim.fence, "shard_no": shard_no, "completed": rows.completed, "failed": rows.failed}
             event_add(job_id=claim.job_id, type="shard_committed", data=data)
-    return bool(won)
+    return bool(num_updated)
 
 
 def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | None:
@@ -73,14 +73,14 @@ def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | No
     with transaction.atomic():
         update_held(claim, progress_at=Now())
         suspects = list(shards_open(claim.job_id).filter(shard_no__in=shard_nos))
-        if _num_convicted(claim.job_id) >= MAX_CRASHED_ROWS:
-            return None  # no more halving, so attempts count as stalled and the job fails
+        if _num_crashed_rows(claim.job_id) >= MAX_CRASHED_ROWS:
+            return None  # without halving, attempts count as stalled, and the job fails
         if len(suspects) != 1:
             shards_open(claim.job_id).filter(shard_no__in=shard_nos).update(alone=True)
             return None
         suspect = suspects[0]
         JobShard.objects.filter(pk=suspect.pk).update(alone=True, crashes=F("crashes") + 1)
-        if suspect.crashes + 1 < CRASHES_TO_CONVICT:
+        if suspect.crashes + 1 < MAX_CRASHES:
             return None
         if suspect.row_to - suspect.row_from == 1:
             return suspect
@@ -107,11 +107,14 @@ def _halve(claim: Claim, shard: JobShard) -> None:
     event_add(job_id=claim.job_id, type="shard_halved", data={"fence": claim.fence, "new_shard_no": new_no, **data})
 
 
-def _num_convicted(job_id: str) -> int:
-    won = JobShard.objects.filter(job_id=job_id, crashes__gte=CRASHES_TO_CONVICT).exclude(storage_key="")
-    return won.count()
+def _num_crashed_rows(job_id: str) -> int:
+    rows = JobShard.objects.filter(job_id=job_id, crashes__gte=MAX_CRASHES).exclude(storage_key="")
+    return rows.count()
 
 
 def _inherited(num_rows: int) -> int:
-    """Halves are halved again after one more crash; a single row must crash the worker twice before it fails."""
-    return 0 if num_rows == 1 else CRASHES_TO_CONVICT - 1
+    """Returns the initial crash count of a half shard.
+
+    A half is halved again after one more crash, but a single row must crash the child `MAX_CRASHES` times to fail.
+    """
+    return 0 if num_rows == 1 else MAX_CRASHES - 1

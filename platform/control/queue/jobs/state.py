@@ -4,9 +4,9 @@
       ^                  │
       ├─ retry, release ─┼──────> failed
       │                  ├──────> cancelled
-      └── resume, cancel ┴──────> paused <── a customer's pause ── queued
+      └── resume, cancel ┴──────> paused <── paused by the customer ── queued
 
-Cancelled and failed jobs were claimed first too, because their partial results are assembled under a lease.
+A queued job is claimed before it is cancelled or failed, because its partial results are assembled under a lease.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
 TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
 
 
-class LeaseLost(Exception):  # the usual name for this, without "Error"
-    """A write carried an old fence, or the job was paused; nothing changed. The attempt must stop."""
+class LeaseLost(Exception):
+    """A write had an old fence, or the job is no longer running. Nothing was changed, and the attempt must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Claim:
     organization_id: str
     fence: int
     worker: str
-    is_exhausted: bool  # too many attempts without progress: fail it instead of trying again
+    is_exhausted: bool  # whether too many attempts made no progress; the job must then fail without another attempt
 
 
 def held(claim: Claim) -> QuerySet[Job]:
-    """Returns the job's row if this claim still holds it. Every write of an attempt uses this query."""
+    """Selects the job's row if the claim is still valid. Every write of an attempt uses this query."""
     return Job.objects.filter(pk=claim.job_id, fence=claim.fence, status=Job.Status.RUNNING)
 
 
@@ -60,7 +60,7 @@ def update_held(claim: Claim, **values: Any) -> None:
 
 
 def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, Any], **values: Any) -> None:
-    """Changes the status of a held job and writes the event in one transaction. Raises: LeaseLost."""
+    """Changes the status of a claimed job and writes the event in one transaction. Raises: LeaseLost."""
     assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
     with transaction.atomic():
         update_held(claim, status=to, lease_until=None, **values)
@@ -70,7 +70,7 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
 
 
 def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # noqa: A002  # the column's name
-    """Call this in the transaction of the reported UPDATE, whose row lock keeps `seq` free of gaps and races."""
+    """Call this in the transaction of the reported UPDATE, after it: its row lock prevents gaps and races in `seq`."""
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))

@@ -32,7 +32,7 @@ class JobView(OrganizationView):
 
 
 class JobEventsView(OrganizationView):
-    """Events, oldest first. A watcher gives the id of the last event that it has seen as `after`."""
+    """Events, oldest first. `after` is the id of the last event that the caller has seen."""
 
     scope = "jobs"
 
@@ -52,7 +52,7 @@ class JobEventsView(OrganizationView):
 
 
 class JobCancelView(OrganizationView):
-    """202: the job ends within seconds. A job that has ended already stays as it is."""
+    """The job ends within seconds. A job that has already ended does not change."""
 
     scope = "jobs"
 

@@ -1,7 +1,7 @@
 """Sends wake-ups to workers. A wake-up is a hint: it may be lost, duplicated or late, since the reconciler repeats it.
 
-Without Redis no wake-ups are sent, and workers poll. If Redis is dead or hangs, the caller's request must still be
-answered: every socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
+Without Redis no wake-ups are sent, and workers poll. If Redis is down or hangs, the API must still respond: every
+socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
 """
 
 import time
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 TASK_NAME = "workers.look_at"
 QUEUE = "slipstream.jobs"
-MAX_BACKLOG = 100  # messages; while workers are busy for an hour, repeated wake-ups must not pile up
+MAX_BACKLOG = 100  # unread messages; without a limit, repeated wake-ups would pile up while all workers are busy
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
 # With the defaults, publishing to a Redis that hangs never returns.
 TRANSPORT_OPTIONS: dict[str, Any] = {
@@ -35,7 +35,7 @@ TRANSPORT_OPTIONS: dict[str, Any] = {
     "interval_max": 0.2,
 }
 
-_quiet_until = 0.0
+_redis_retry_at = 0.0
 
 
 def wake_on_commit(job_id: str) -> None:
@@ -44,30 +44,30 @@ def wake_on_commit(job_id: str) -> None:
 
 def wake(job_id: str) -> None:
     """Does not raise if the broker is down, and takes about two seconds at most."""
-    global _quiet_until
+    global _redis_retry_at
     url = get_config().redis_url
-    if url is None or time.monotonic() < _quiet_until:
+    if url is None or time.monotonic() < _redis_retry_at:
         return
     try:
         _producer(url.get_secret_value()).send_task(
             TASK_NAME, args=[job_id], queue=QUEUE, retry=False, ignore_result=True
         )
     except (OperationalError, RedisError, OSError) as error:
-        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
         log.warning("wake-up not sent; the reconciler will send it", job_id=job_id, error=str(error))
 
 
 def is_backed_up() -> bool:
-    """Returns whether so many messages are unread that repeating some is pointless. Like `wake`, it does not raise."""
-    global _quiet_until
+    """Returns whether more wake-ups are useless, as many are unread or Redis cannot be reached. It does not raise."""
+    global _redis_retry_at
     url = get_config().redis_url
-    if url is None or time.monotonic() < _quiet_until:
+    if url is None or time.monotonic() < _redis_retry_at:
         return True
     try:
         with _producer(url.get_secret_value()).connection_for_write() as connection:
             return bool(connection.default_channel.client.llen(QUEUE) >= MAX_BACKLOG)
     except (OperationalError, RedisError, OSError) as error:
-        _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+        _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
         log.warning("queue not reachable", error=str(error))
         return True
 

@@ -1,4 +1,4 @@
-"""Organizations, users, members, projects and API keys. Organizations own everything; a key acts for one of them."""
+"""Organizations, users, members, projects and API keys. Organizations own all objects; a key acts for one of them."""
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
@@ -55,7 +55,7 @@ class Project(models.Model):
 
 
 class ApiKey(models.Model):
-    """A key has the form `sk_live_<8 id><30 secret><6 crc>`. Only the SHA-256 of the secret is stored."""
+    """An API key, whose format is described in `keys`. Only the SHA-256 of its secret is stored."""
 
     id = models.CharField(primary_key=True, max_length=8, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="api_keys")

@@ -2,7 +2,7 @@
 
 files:read     one action on one resource
 files:*        both actions
-inference      requests to deployed models; not a resource, so without actions
+inference      requests to deployed models; not a resource, so it has no actions
 admin          keys, members and projects
 *              everything
 """
@@ -45,5 +45,5 @@ def scope_needed(scope: str, method: str) -> str:
 
 
 def is_granted(needed: str, held: Iterable[str]) -> bool:
-    """Returns whether `held` includes the scope `needed`; `files:*` is included only by itself and by `*`."""
+    """Returns whether a key with the scopes `held` has the scope `needed`. Only `files:*` and `*` include `files:*`."""
     return not {needed, f"{needed.partition(':')[0]}:*", EVERYTHING}.isdisjoint(held)

@@ -21,8 +21,8 @@ def api_key_authenticate(token: str) -> ApiKey:
         given = parse_token(token)
     except MalformedKey:
         raise refused from None
-    # The query filters by both, so that an unknown id and a wrong secret take the same steps. The database may compare
-    # the hashes, because the position at which two hashes differ reveals nothing about the secret.
+    # The query filters by id and hash, so that an unknown id and a wrong secret take the same time. The comparison of
+    # the hashes need not take constant time, because the position at which they differ says nothing about the secret.
     keys = ApiKey.objects.select_related("organization", "project")
     key = keys.filter(pk=given.id, secret_sha256=given.secret_sha256).first()
     if key is None or not is_valid(key):
@@ -32,7 +32,7 @@ def api_key_authenticate(token: str) -> ApiKey:
 
 
 def is_valid(key: ApiKey) -> bool:
-    """Returns whether the key is neither revoked nor expired, and its project, if any, is not archived."""
+    """Returns whether the key is not revoked, not expired, and not of an archived project."""
     is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
     is_archived = key.project is not None and key.project.archived_at is not None
     return key.revoked_at is None and not is_expired and not is_archived

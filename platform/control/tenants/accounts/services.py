@@ -6,7 +6,7 @@ from control.tenants.accounts.models import ApiKey
 
 
 def api_key_touch(*, key: ApiKey, now: dt.datetime) -> None:
-    """Records the use of the key at most once a minute, because a write in every request would make requests wait."""
+    """Records the use of the key at most once a minute, because a write in every request would slow requests down."""
     minute_ago = now - dt.timedelta(minutes=1)
     if key.last_used_at is not None and key.last_used_at > minute_ago:
         return

@@ -10,7 +10,7 @@ from control.tenants.quotas.models import Limits
 
 
 class LimitValues(TypedDict):
-    """None stands for the default of the installation."""
+    """The limits of an organization; None means the installation's default."""
 
     queued_jobs: int | None
     running_jobs: int | None

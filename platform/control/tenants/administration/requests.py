@@ -1,4 +1,4 @@
-"""Carries out requests for API keys."""
+"""Executes validated requests for API keys."""
 
 import datetime as dt
 
@@ -15,8 +15,8 @@ from control.tenants.administration.signals import key_restricting
 def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
     """Without `scopes`, the new key gets those of the caller's key, or `inference` if it is restricted to deployments.
 
-    Raises: ApiError: 403, the caller's key lacks a scope; 404, no such project or deployment; 400, `expires_at` is
-        past; otherwise as `api_key_create`.
+    Raises: ApiError: 403, the caller's key lacks a scope; 404, no such project or deployment; 400, `expires_at` is in
+        the past; and the errors of `api_key_create`.
     """
     organization = caller.organization
     scopes = body.scopes or (None if body.deployment_ids else caller.scopes)

@@ -81,7 +81,7 @@ class ApiKeyObject(ResponseModel):
 
 
 class NewApiKeyObject(ApiKeyObject):
-    key: str | None = Field(description="Shown only once. Null if an Idempotency-Key repeats the answer.")
+    key: str | None = Field(description="Shown only once. Null if the response is repeated for an Idempotency-Key.")
 
 
 class MemberObject(ResponseModel):

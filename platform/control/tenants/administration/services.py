@@ -64,7 +64,7 @@ def member_change(*, member: Member, role: Member.Role) -> Member:
 @audited("member.remove")
 @transaction.atomic
 def member_remove(*, member: Member) -> None:
-    """Keeps the user's account, and all keys: they belong to the organization. Raises: as `member_change`."""
+    """Removes a member. The user's account and all API keys stay. Raises: as `member_change`."""
     _refuse_last_owner(member)
     Member.objects.filter(pk=member.pk).delete()
 
@@ -154,9 +154,9 @@ def api_key_create(
 @audited("api_key.rotate")
 @transaction.atomic
 def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
-    """Creates a key with the rights of the old one, which expires after `grace`, or earlier if it would anyway.
+    """Creates a key with the same rights. The old key expires after `grace`, or at its own expiry if that is earlier.
 
-    Raises: ApiError: 409, the key has ended.
+    Raises: ApiError: 409, the key is revoked or has expired.
     """
     now = timezone.now()
     locked = ApiKey.objects.select_for_update().select_related("organization").get(pk=key.pk)
@@ -185,7 +185,7 @@ def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
 
 @audited("api_key.revoke")
 def api_key_revoke(*, key: ApiKey) -> ApiKey:
-    """Revokes the key at once and for good. A repeated call changes nothing."""
+    """Revokes the key permanently. A repeated call changes nothing."""
     ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=timezone.now())
     key.refresh_from_db()
     return key

@@ -1,7 +1,7 @@
-"""Signals that the administration of API keys sends to the rooms above."""
+"""Signals of the administration of API keys, for apps that it must not import."""
 
 from django.dispatch import Signal
 
-# It is sent with `organization` and `deployment_ids` before a key is restricted to these deployments. A receiver
-# raises ApiError 404 for a deployment that the organization does not have.
+# Sent with `organization` and `deployment_ids` before a key is restricted to these deployments. The receiver raises
+# ApiError 404 for a deployment that the organization does not have.
 key_restricting = Signal()

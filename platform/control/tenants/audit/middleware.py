@@ -1,4 +1,4 @@
-"""Makes the current request known to audited services."""
+"""Middleware that makes the current request available to audited services."""
 
 from control.core.api.middleware import make_middleware
 from control.tenants.audit.record import on_behalf_of

@@ -5,8 +5,8 @@
     @audited("upload.complete", records_itself=True)  the service moves bytes outside of its transaction, so it calls
                                                       `audit_record` itself, in the transaction that changes rows
 
-Only the service that the request called leaves an event, not services that this one calls in turn, such as the creation
-of a new pipeline's batch. Workers leave no audit events; what they do is recorded in the events of jobs.
+Only the outermost audited service of a request writes an event, not the services that it calls, such as the creation of
+a new pipeline's batch. Workers write no audit events; job events record their actions.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,9 +42,9 @@ def on_behalf_of(request: HttpRequest) -> Iterator[None]:
 
 
 def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorates a service. The event's object is the row that the service returns, or else the row it was given.
+    """Decorates a service. The event's object is the row that the service returns, or else its first row argument.
 
-    A service that returns False has changed nothing and leaves no event.
+    A service that returns False has changed nothing, and no event is written.
     """
 
     def decorate(service: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,4 @@
-"""GET /v1/audit_events: who changed what in the organization."""
+"""GET /v1/audit_events: the changes that keys and operators made in the organization."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response

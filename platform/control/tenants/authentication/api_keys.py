@@ -1,4 +1,4 @@
-"""Authentication of API requests by API key. People sign in to the console only.
+"""Authentication of API requests by API key. (Users with passwords can sign in to the console only.)
 
 rest_framework loads this module while it loads its own views, so this module must not import `rest_framework.views`.
 """

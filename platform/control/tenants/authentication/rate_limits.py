@@ -1,8 +1,8 @@
 """Limits an organization's requests per minute, over all its API keys.
 
 Redis counts the requests of all processes in a sliding window. While Redis cannot be reached, each process counts
-alone: the limit is then looser, but no request is refused wrongly. If Redis hangs, one request waits for the timeout;
-after that Redis is not used for a few seconds.
+separately: more requests than the limit may then pass, but none is refused wrongly. If Redis hangs, one request waits
+for the timeout; after that Redis is not used for a few seconds.
 """
 
 import time
@@ -31,7 +31,7 @@ PAUSE_AFTER_FAILURE_SECONDS = 5.0
 _WINDOW_SECONDS = 60
 _META = "SLIPSTREAM_ALLOWANCE"
 
-_quiet_until = 0.0
+_redis_retry_at = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ def request_count(request: HttpRequest, organization_id: str) -> None:
 
 
 def _count(item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
-    global _quiet_until
+    global _redis_retry_at
     url = get_config().redis_url
-    if url is not None and time.monotonic() >= _quiet_until:
+    if url is not None and time.monotonic() >= _redis_retry_at:
         try:
             return _hit(_shared(url.get_secret_value()), item, key)
         except StorageError as error:
-            _quiet_until = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
+            _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
             log.warning("Redis not reachable; each process counts requests by itself", error=str(error))
     return _hit(_local(), item, key)
 

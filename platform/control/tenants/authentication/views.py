@@ -1,4 +1,4 @@
-"""What routes build on: the base of rest_framework's views."""
+"""The base class of the API's views."""
 
 from typing import Any, ClassVar
 
@@ -15,22 +15,20 @@ from control.tenants.idempotency.once import once
 
 
 class OrganizationView(APIView):
-    """By the time a method runs, the caller's key and its scope have been checked.
+    """A view for the organization of the caller's API key, which is authenticated and authorized before a method runs.
 
-    `self.organization` is the organization of `self.key`.
-
-    Every `post` honours `Idempotency-Key`, and may run in a transaction because of it.
+    Every `post` supports `Idempotency-Key`; a request with this header runs in a transaction.
     """
 
-    scope: ClassVar[str] = ADMIN  # one of `accounts.scopes`; every view names its own, and a test holds it to that
+    scope: ClassVar[str] = ADMIN  # one of `accounts.scopes`; a test requires that every view sets it
     organization: Organization
     key: ApiKey
-    not_replayed: tuple[str, ...] = ()  # members of a POST's answer that are shown once and never stored: secrets
+    not_replayed: tuple[str, ...] = ()  # secret members of a POST's response, which are sent once and never stored
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "post" in cls.__dict__:
-            cls.post = once(cls.__dict__["post"])  # type: ignore[attr-defined]  # here, so that no view can forget it
+            cls.post = once(cls.__dict__["post"])  # type: ignore[attr-defined]  # applies to every subclass
 
     def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         super().initial(request, *args, **kwargs)
@@ -39,10 +37,10 @@ class OrganizationView(APIView):
         require_scope(self.key, self.scope, str(request.method))
         set_caller(Caller.of(self.key))
         if any("\0" in str(value) for value in (*kwargs.values(), *request.query_params.values())):
-            raise Http404  # names nothing; PostgreSQL would refuse even to look for it
+            raise Http404  # no object has such an id, and PostgreSQL refuses queries with zero bytes
 
     def request_body(self, request: Request) -> Any:
-        """What `operation` checks against its request model."""
+        """Returns the body that `operation` validates with its request model."""
         return request.data
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:

@@ -1,4 +1,4 @@
-"""Selectors for events. They return numbered events only, so no event appears before one that was already read."""
+"""Selectors for events. They return only numbered events, so no event is inserted before one that was already read."""
 
 from django.db.models import QuerySet
 

@@ -1,11 +1,11 @@
 """Services that write events.
 
-An event is written in the transaction of the change that it reports. It gets its place in the feed, `seq`, later:
+An event is written in the transaction of the change that it reports. Its number in the feed, `seq`, is assigned later:
 
-    row without seq ──commit──> numbered by the next reader or webhook sender, one at a time
+    row without seq ──commit──> numbered by the next reader or webhook sender, under a lock
 
-If the transactions themselves assigned numbers, number 10 could be committed before 9, and a reader that has seen 10
-would never ask for 9; or all writers of an organization would have to wait for each other.
+If the writing transactions assigned numbers without a lock, number 10 could be committed before 9, and a reader that
+has read 10 would never read 9. With a lock, all writers of an organization would have to wait for each other.
 """
 
 import datetime as dt
@@ -18,7 +18,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
 from control.tenants.webhooks.outbox import deliveries_enqueue
 
-KEPT = dt.timedelta(days=30)
+RETENTION = dt.timedelta(days=30)
 
 
 def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  # noqa: A002  # the column's name
@@ -34,20 +34,20 @@ def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  
 
 def events_number(organization: Organization) -> None:
     """Numbers committed events. Events of one object were written under the lock of its row, hence in order."""
-    fresh = Event.objects.filter(organization=organization, seq=None).order_by("number")
-    if not fresh.exists():
+    unnumbered = Event.objects.filter(organization=organization, seq=None).order_by("number")
+    if not unnumbered.exists():
         return
     with transaction.atomic():
         # no_key: inserts of rows that refer to the organization do not wait for this lock
         Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
         last = Event.objects.filter(organization=organization).aggregate(last=Max("seq"))["last"] or 0
-        for seq, number in enumerate(fresh.values_list("number", flat=True), start=last + 1):
+        for seq, number in enumerate(unnumbered.values_list("number", flat=True), start=last + 1):
             Event.objects.filter(pk=number).update(seq=seq)
 
 
 def events_prune() -> int:
-    """Deletes events older than `KEPT`, except each organization's last one, because numbering continues from it."""
-    old = Event.objects.filter(created_at__lt=timezone.now() - KEPT, seq__isnull=False)
+    """Deletes events older than `RETENTION`, except each organization's last one, from which numbering continues."""
+    old = Event.objects.filter(created_at__lt=timezone.now() - RETENTION, seq__isnull=False)
     if not old.exists():
         return 0
     lasts = Event.objects.values("organization").annotate(last=Max("number")).values("last")

@@ -30,7 +30,7 @@ from control.tenants.row_security.scope import as_tenant
 
 RETRY_MILLISECONDS = 2000
 BATCH = 100
-MAX_STREAMS = 10  # of one organization, in this process
+MAX_STREAMS = 10  # for each organization in each process
 
 _num_open: Counter[str] = Counter()
 
@@ -48,7 +48,7 @@ class Subscription:
 class Pace:
     poll_seconds: float = 1.0
     heartbeat_seconds: float = 15.0
-    max_seconds: float = 900.0  # then the client reconnects, perhaps to another process
+    max_seconds: float = 900.0  # duration of a stream; then the client reconnects, perhaps to another process
 
 
 def refuse_too_many(organization: Organization) -> None:
@@ -97,8 +97,8 @@ def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
             events = events_list(subscription.organization, types=subscription.types, object_id=subscription.object_id)
             return list(events.filter(seq__gt=seq).order_by("seq")[:BATCH])
     finally:
-        if not connection.in_atomic_block:  # only tests are in one
-            connection.close()  # an idle stream must not hold a connection
+        if not connection.in_atomic_block:  # only tests run this in a transaction
+            connection.close()  # an idle stream must not keep a connection open
 
 
 def _message(event: Event) -> bytes:

@@ -1,4 +1,4 @@
-"""GET /v1/events: the organization's feed, as a list or, for `Accept: text/event-stream`, as it happens."""
+"""GET /v1/events: the organization's feed, as a list or, with `Accept: text/event-stream`, as a live stream."""
 
 from typing import Any
 
@@ -37,20 +37,20 @@ class EventsView(OrganizationView):
         A stream that resumes sends the events after `Last-Event-ID`, or after `after`.
         """
         events_number(self.organization)
-        chosen: dict[str, Any] = {
+        filters: dict[str, Any] = {
             "types": _types(request.query_params.get("types")),
             "object_id": request.query_params.get("object_id"),
         }
         if EVENTS in request.headers.get("Accept", ""):
-            return self._stream(request, chosen)
-        return paginate(events_list(self.organization, **chosen), request, EventObject.of, by="seq", id_field="id")
+            return self._stream(request, filters)
+        return paginate(events_list(self.organization, **filters), request, EventObject.of, by="seq", id_field="id")
 
-    def _stream(self, request: Request, chosen: dict[str, Any]) -> StreamingHttpResponse:
+    def _stream(self, request: Request, filters: dict[str, Any]) -> StreamingHttpResponse:
         refuse_too_many(self.organization)
         after = request.headers.get("Last-Event-ID") or request.query_params.get("after")
         seq = event_get(self.organization, after).seq if after else last_seq(self.organization)
         assert seq is not None
-        subscription = Subscription(organization=self.organization, key=self.key, after=seq, **chosen)
+        subscription = Subscription(organization=self.organization, key=self.key, after=seq, **filters)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # X-Accel-Buffering: nginx must not buffer
         return StreamingHttpResponse(stream(subscription), content_type=EVENTS, headers=headers)
 
@@ -68,7 +68,7 @@ def _types(given: str | None) -> list[str] | None:
     """Raises: ApiError: 400."""
     if given is None:
         return None
-    wanted = given.split(",")
-    if unknown := [name for name in wanted if name not in patterns()]:
+    names = given.split(",")
+    if unknown := [name for name in names if name not in patterns()]:
         raise ApiError(400, f"types must be names of events, got {unknown[0][:80]!r}", "invalid_value", "types")
-    return [name for name in EVENT_TYPES if matches(name, wanted)]
+    return [name for name in EVENT_TYPES if matches(name, names)]

@@ -1,4 +1,4 @@
-"""The fingerprint that identifies equal requests: query, fields and the content of files, in any order."""
+"""The fingerprint of a request: a hash of its query, fields and files. The order of fields does not change it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""One row per idempotency key: the claim of the running request, or the stored response."""
+"""Idempotency keys. A row is the claim of a running request or the stored response of a completed one."""
 
 from django.db import models
 

@@ -1,8 +1,8 @@
-"""Makes POST requests safe to repeat: with `Idempotency-Key` a request is executed once and always answered alike.
+"""Makes POST requests safe to retry: requests with the same `Idempotency-Key` are executed once, with one response.
 
 The view's work and its stored response share one transaction, so the response is not lost if the process dies after the
 commit but before it reaches the caller. Only successful responses are stored: a refused request changed nothing and may
-succeed later. Chat and completions are not covered: they change nothing, and a seed makes them repeatable.
+succeed later. Chat and completion requests ignore the header: they change nothing, and a seed makes them repeatable.
 """
 
 import re
@@ -21,7 +21,7 @@ from control.core.api.errors import ApiError
 from control.core.storage.undo import stored_bytes_undone
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.fingerprint import fingerprint
-from control.tenants.idempotency.services import Claim, StoredAnswer, key_claim, key_release, key_store
+from control.tenants.idempotency.services import Claim, StoredResponse, key_claim, key_release, key_store
 
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
@@ -51,7 +51,7 @@ def once(post: Post) -> Post:
             key=_key(request.headers[HEADER]),
             fingerprint=fingerprint(request),
         )
-        if isinstance(claim, StoredAnswer):
+        if isinstance(claim, StoredResponse):
             return _replay(claim)
         return _work(claim, self.not_replayed, lambda: post(self, request, *args, **kwargs))
 
@@ -83,7 +83,7 @@ def _stored_body(response: Response, not_replayed: tuple[str, ...]) -> str:
     return rendered.decode()
 
 
-def _replay(answer: StoredAnswer) -> HttpResponse:
+def _replay(answer: StoredResponse) -> HttpResponse:
     return HttpResponse(
         answer.body, status=answer.status, content_type="application/json", headers={REPLAYED_HEADER: "true"}
     )

@@ -1,10 +1,10 @@
 """Services that write idempotency keys.
 
-    key_claim ── the view's work and key_store, in one transaction ──> stored, replayed for 24 h
-        └─────── the request is refused or fails ── key_release ─────> as if the key had never been sent
+    key_claim ── the view's work and key_store, in one transaction ──> the response is stored and replayed for 24 h
+        └─────── the request is refused or fails ── key_release ─────> the key can be used again
 
-If a process dies during its work, its claim stays valid until `locked_until`. A later claim increases the fence, so
-a process that was merely slow cannot store its response any more, and its work is rolled back.
+If a process dies during its work, its claim stays valid until `locked_until`. A later claim increases the fence. If the
+first process was only slow, it then cannot store its response, and its work is rolled back.
 """
 
 from dataclasses import dataclass
@@ -34,29 +34,29 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredResponse:
     status: int
     body: str
 
 
-def key_claim(*, organization: Organization, route: str, key: str, fingerprint: str) -> Claim | StoredAnswer:
+def key_claim(*, organization: Organization, route: str, key: str, fingerprint: str) -> Claim | StoredResponse:
     """Claims the key, or returns the stored response.
 
     Raises: ApiError: 422, the key was used for a different request; 409, the same request is still running.
     """
     row = IdempotencyKey.objects.filter(organization=organization, route=route, key=key)
     for _ in range(_MAX_TRIES):
-        claim = _claim_new(organization, route, key, fingerprint) or _claim_old(row, fingerprint)
+        claim = _claim_new(organization, route, key, fingerprint) or _claim_free(row, fingerprint)
         if claim is not None:
             return claim
-        known = row.first()
-        if known is None:
+        found = row.first()
+        if found is None:
             continue
-        if known.fingerprint != fingerprint:
+        if found.fingerprint != fingerprint:
             message = "This Idempotency-Key was used with a different request. A key may only repeat the same request."
             raise ApiError(422, message, "idempotency_key_reused")
-        if known.status is not None:
-            return StoredAnswer(known.status, known.body)
+        if found.status is not None:
+            return StoredResponse(found.status, found.body)
         break
     raise _in_use()
 
@@ -77,11 +77,11 @@ def _claim_new(organization: Organization, route: str, key: str, fingerprint: st
     return Claim(row.pk, fence=1)
 
 
-def _claim_old(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None:
-    """Claims a key that is older than 24 hours, or whose process died."""
+def _claim_free(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None:
+    """Claims an existing key that is older than 24 hours or whose claim has expired."""
     free = Q(created_at__lt=from_now(-KEEP_SECONDS)) | Q(status=None, locked_until__lt=Now())
     with transaction.atomic():
-        taken = row.filter(free).update(
+        num_updated = row.filter(free).update(
             fingerprint=fingerprint,
             fence=F("fence") + 1,
             locked_until=from_now(LOCK_SECONDS),
@@ -89,22 +89,22 @@ def _claim_old(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None:
             body="",
             created_at=Now(),
         )
-        if not taken:
+        if not num_updated:
             return None
-        held = row.get()  # the UPDATE has locked the row
-    return Claim(held.pk, held.fence)
+        claimed = row.get()  # the UPDATE has locked the row
+    return Claim(claimed.pk, claimed.fence)
 
 
 def key_store(*, claim: Claim, status: int, body: str) -> None:
     """Call this in the transaction of the view's work. Raises: ApiError: 409, the key was claimed again meanwhile."""
     assert transaction.get_connection().in_atomic_block, "the answer is stored with the work or not at all"
-    if not _held(claim).update(status=status, body=body):
+    if not _claimed_row(claim).update(status=status, body=body):
         raise _in_use()
 
 
 def key_release(*, claim: Claim) -> None:
     """Frees the key, because the request changed nothing."""
-    _held(claim).delete()
+    _claimed_row(claim).delete()
 
 
 def keys_purge() -> int:
@@ -114,7 +114,7 @@ def keys_purge() -> int:
     return num_deleted
 
 
-def _held(claim: Claim) -> QuerySet[IdempotencyKey]:
+def _claimed_row(claim: Claim) -> QuerySet[IdempotencyKey]:
     return IdempotencyKey.objects.filter(pk=claim.pk, fence=claim.fence, status=None)
 
 

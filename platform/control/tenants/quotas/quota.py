@@ -1,7 +1,7 @@
 """The limits of an organization: the installation's defaults, or the organization's own values (`Limits`).
 
-Two concurrent requests could both see that one more object fits. Therefore the transaction that adds an object locks
-the organization's row before it checks the limit.
+The transaction that adds an object locks the organization's row before it checks the limit. Otherwise two concurrent
+requests could each find that one more object fits.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def quota_of(organization_id: str) -> Quota:
 
 
 def organization_lock(organization_id: str) -> None:
-    """Locks the organization's row until the transaction ends. SQLite has one writer at a time anyway."""
+    """Locks the organization's row until the transaction ends. (SQLite has no row locks, but only one writer.)"""
     assert transaction.get_connection().in_atomic_block, "a row lock needs a transaction"
     # no_key: inserts of rows that refer to the organization do not wait for this lock
     Organization.objects.select_for_update(no_key=True).only("pk").get(pk=organization_id)

@@ -1,8 +1,8 @@
-"""PostgreSQL's policies and privileges, derived from the models, so that no table can be forgotten.
+"""PostgreSQL's row-level security policies and privileges, derived from the models, so that no table can be forgotten.
 
-A table belongs to an organization by a foreign key to it, or by that of the row it is a part of (a job's shards).
-`migrate` updates the policies at its end and leaves unchanged ones alone. They are forced: they also bind the tables'
-owner, and only a superuser bypasses them.
+A row belongs to the organization to which its foreign key points, or to that of its parent row (a shard has a job).
+`migrate` ends by updating policies that have changed. They are forced (FORCE ROW LEVEL SECURITY): they also apply to
+the tables' owner, and only a superuser or a role with BYPASSRLS bypasses them.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class TenantTable:
 
     @property
     def policies(self) -> dict[str, str]:
-        """Returns by name the SQL that follows `CREATE POLICY name ON table`."""
+        """Returns, by policy name, the SQL that follows `CREATE POLICY name ON table`."""
         visible = f"({_TENANT} = '{ALL_TENANTS}' OR {self.own})"
         policies = {"tenant": f"USING {visible} WITH CHECK {visible}"}
         if self.name in SHARED_TABLES:
@@ -54,13 +54,13 @@ def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()
     if direct := next((key for key in keys if key.related_model is Organization), None):
         return f"{direct.column} = {_TENANT}"
     for key in keys:
-        whole = key.related_model
-        assert not isinstance(whole, str), "models are loaded"
+        parent = key.related_model
+        assert not isinstance(parent, str), "models are loaded"
         # Within the sub-select the policy of the other table applies.
-        if not key.null and whole not in (model, *below) and _owner(whole, (model, *below)) is not None:
-            table, column = whole._meta.db_table, key.target_field.column
-            its_own = f'whole."{column}" = "{model._meta.db_table}"."{key.column}"'
-            return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {its_own})'  # noqa: S608  # names of our models
+        if not key.null and parent not in (model, *below) and _owner(parent, (model, *below)) is not None:
+            table, column = parent._meta.db_table, key.target_field.column
+            joined = f'whole."{column}" = "{model._meta.db_table}"."{key.column}"'
+            return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {joined})'  # noqa: S608  # names of our models
     return None
 
 
@@ -72,17 +72,17 @@ def synchronise(using: str, **_: object) -> None:
     existing = set(connection.introspection.table_names())
     with connection.cursor() as cursor:
         for table in tenant_tables():
-            if table.name in existing:  # it may not while migrating backwards
+            if table.name in existing:  # while migrating backwards, some tables do not exist
                 _enforce(cursor, table)
         _grant(cursor, existing)
 
 
 def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
-    wanted = hashlib.sha256(repr(sorted(table.policies.items())).encode()).hexdigest()
+    fingerprint = hashlib.sha256(repr(sorted(table.policies.items())).encode()).hexdigest()
     cursor.execute(
         "SELECT relforcerowsecurity AND relrowsecurity AND obj_description(oid) = %s"
         " FROM pg_class WHERE oid = to_regclass(%s)",
-        [wanted, f'"{table.name}"'],
+        [fingerprint, f'"{table.name}"'],
     )
     if cursor.fetchone()[0]:
         return  # each statement below would block all readers for a moment
@@ -90,11 +90,14 @@ def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
     for name, rule in table.policies.items():
         cursor.execute(f'DROP POLICY IF EXISTS "{name}" ON "{table.name}"')
         cursor.execute(f'CREATE POLICY "{name}" ON "{table.name}" {rule}')
-    cursor.execute(f'COMMENT ON TABLE "{table.name}" IS %s', [wanted])
+    cursor.execute(f'COMMENT ON TABLE "{table.name}" IS %s', [fingerprint])
 
 
 def _grant(cursor: CursorWrapper, existing: set[str]) -> None:
-    """Grants the application's role access to rows only. The role may be missing if one role does everything."""
+    """Grants the application's role access to rows, but no changes of tables.
+
+    The role does not exist if the service connects as the tables' owner.
+    """
     role = get_config().database_role
     cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname = %s AND rolname <> current_user", [role])
     if not cursor.fetchone()[0]:

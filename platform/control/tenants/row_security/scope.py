@@ -1,8 +1,8 @@
-"""The current tenant: it decides whose rows the running code can read and write.
+"""The current tenant decides which organization's rows the running code can read and write.
 
     as_tenant(organization)     rows of one organization: for requests and attempts at jobs
     across_tenants(reason)      rows of all organizations: only for the reasons listed in `Across`
-    neither                     no rows: code that forgets to set a tenant sees nothing
+    neither of them             no rows: code that forgets to set a tenant sees nothing
 
 PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. It is set for a transaction,
 never for a connection, because a pooler may give the connection to another client after the transaction. A statement
@@ -102,7 +102,7 @@ def _execute_as_tenant(execute: Callable[..., Any], sql: Any, params: Any, many:
 
 
 def _set_tenant(connection: Any) -> None:
-    """Runs one more statement at the start of a transaction and at each change of the tenant within it."""
+    """Sets the tenant by an additional statement when a transaction starts or the tenant changes within it."""
     status, tenant = connection.connection.info.transaction_status, _tenant.get()
     if status == TransactionStatus.INERROR:
         return  # no statement is accepted before the rollback

@@ -1,7 +1,7 @@
 """Checks that the addresses of webhooks are on the public internet.
 
-`ipaddress.is_global` alone admits too much (Python 3.11): it is true for multicast, for 6to4 relays and for ranges that
-embed an IPv4 address, even a private one: 64:ff9b::a9fe:a9fe is 169.254.169.254 behind NAT64.
+`ipaddress.is_global` is not enough (Python 3.11): it is true for multicast, for 6to4 relays and for IPv6 ranges that
+embed an IPv4 address, even a private one: behind NAT64, 64:ff9b::a9fe:a9fe is 169.254.169.254.
 """
 
 import re
@@ -40,7 +40,7 @@ def is_public(address: str) -> bool:
 
 
 def check_url(url: str, *, allow_private: bool) -> str:
-    """Refuses URLs that are invalid without a DNS lookup. `transport` checks the resolved addresses.
+    """Refuses URLs that can be recognised as invalid without a DNS lookup. `transport` checks resolved addresses.
 
     Raises: ApiError: 400.
     """

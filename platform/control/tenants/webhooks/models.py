@@ -10,7 +10,7 @@ from control.tenants.events.models import Event
 class WebhookEndpoint(models.Model):
     class Disabled(models.TextChoices):
         BY_CUSTOMER = "by_customer"
-        GONE = "gone"  # the endpoint answered 410
+        GONE = "gone"  # the endpoint responded with 410
         FAILING = "failing"  # all deliveries failed for days
 
     id = models.CharField(primary_key=True, max_length=40, default=webhook_endpoint_id, editable=False)

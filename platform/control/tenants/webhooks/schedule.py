@@ -1,4 +1,4 @@
-"""The retry schedule of deliveries. It is published: change the documentation with it."""
+"""The retry schedule of deliveries. The documentation describes it: change both together."""
 
 import datetime as dt
 import random
@@ -7,12 +7,12 @@ from email.utils import parsedate_to_datetime
 _S, _M, _H = dt.timedelta(seconds=1), dt.timedelta(minutes=1), dt.timedelta(hours=1)
 # The pause before each attempt. This is the schedule recommended by Standard Webhooks.
 PAUSES = (0 * _S, 5 * _S, 5 * _M, 30 * _M, 2 * _H, 5 * _H, 10 * _H, 14 * _H, 20 * _H, 24 * _H)
-JITTER = 0.1  # at most this part of the pause is added, so that a receiver that is up again gets no burst
+JITTER = 0.1  # up to this fraction of the pause is added, so that a receiver that recovers gets no burst of requests
 MAX_RETRY_AFTER = dt.timedelta(hours=24)
 
 
 def next_attempt(*, attempts: int, now: dt.datetime, retry_after: str | None) -> dt.datetime | None:
-    """Returns the time of the next attempt after this number of failed ones, or None if there is no other attempt.
+    """Returns the time of the next attempt after `attempts` failed ones, or None after the last attempt.
 
     A receiver's `Retry-After` can only postpone the next attempt, by a day at most.
     """
@@ -23,7 +23,7 @@ def next_attempt(*, attempts: int, now: dt.datetime, retry_after: str | None) ->
 
 
 def _parse_retry_after(retry_after: str | None, now: dt.datetime) -> dt.timedelta:
-    """The header holds seconds or a date; anything else counts as zero."""
+    """Parses the header, which contains seconds or a date; other values count as zero."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit():
         return dt.timedelta(seconds=min(int(text[:9]), MAX_RETRY_AFTER.total_seconds()))

@@ -24,7 +24,7 @@ class EndpointInput(RequestModel):
 
 
 class EndpointUpdateInput(RequestModel):
-    """Only the members that were sent count. The factories keep defaults out of the OpenAPI document."""
+    """Only members that were sent are changed. Default factories, unlike defaults, stay out of the OpenAPI document."""
 
     url: _Url = Field(default_factory=str)
     events: _Events = Field(default_factory=list)
@@ -54,7 +54,7 @@ class WebhookEndpointObject(ResponseModel):
 
 
 class WebhookEndpointWithSecret(WebhookEndpointObject):
-    secret: str | None = Field(description="Shown only once. Null if an Idempotency-Key repeats the answer.")
+    secret: str | None = Field(description="Shown only once. Null if the response is repeated for an Idempotency-Key.")
 
 
 class DeliveryAttempt(ResponseModel):

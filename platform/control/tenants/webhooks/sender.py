@@ -4,9 +4,9 @@
      ^               ├─ 410 ───> failed, and the endpoint is disabled
      └──── pause ────┴─ else ──> failed after the last attempt of the schedule
 
-A claim is a compare-and-swap and expires, so if a sender dies, the next one sends the delivery again with the same
-`webhook-id`: delivery is at least once. Of the pending deliveries of one object to one endpoint only the oldest can be
-due, so they arrive in order, even if the later ones have to wait for it.
+A claim is a compare-and-swap and expires: if a sender dies, another one sends the delivery again with the same
+`webhook-id` (at-least-once delivery). Of the pending deliveries for one object to one endpoint, only the oldest can be
+due, so they arrive in order; the others wait for it.
 """
 
 import datetime as dt
@@ -27,14 +27,16 @@ from control.tenants.webhooks.models import WebhookDelivery
 from control.tenants.webhooks.results import Attempt, delivery_attempted, delivery_exhausted
 from control.tenants.webhooks.schedule import PAUSES
 from control.tenants.webhooks.selectors import secrets_in_force
-from control.tenants.webhooks.transport import DEADLINE_SECONDS, Answer, post
+from control.tenants.webhooks.transport import DEADLINE_SECONDS, ReceiverResponse, post
 
 CLAIM = dt.timedelta(seconds=4 * DEADLINE_SECONDS)
 Status = WebhookDelivery.Status
 
 
 class Post(Protocol):
-    def __call__(self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> Answer: ...
+    def __call__(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool
+    ) -> ReceiverResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +50,25 @@ class Sender:
         delivery = due(now).select_related("endpoint", "event").filter(pk=delivery_id).first()
         if delivery is None or not _claim(delivery, now):
             return False
-        if delivery.attempt > len(PAUSES):  # the sender of each attempt died
+        if delivery.attempt > len(PAUSES):  # the sender of the last attempt died before it stored a result
             delivery_exhausted(delivery=delivery, now=now)
             return True
         body = json.dumps(EventObject.of(delivery.event).as_json(), separators=(",", ":")).encode()
         started = time.monotonic()
-        answer = self.send(
+        response = self.send(
             delivery.endpoint.url,
             body,
             _headers(delivery, body, now),
             allow_private=get_config().webhooks_allow_private,
         )
-        attempt = Attempt(at=now, answer=answer, milliseconds=round(1000 * (time.monotonic() - started)))
-        metrics.webhook_attempts.labels(str(answer.status or answer.error)).inc()
+        attempt = Attempt(at=now, response=response, milliseconds=round(1000 * (time.monotonic() - started)))
+        metrics.webhook_attempts.labels(str(response.status or response.error)).inc()
         delivery_attempted(delivery=delivery, attempt=attempt, now=self.clock())
         return True
 
 
 def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
-    """Returns deliveries that are due, the longest due first."""
+    """Returns deliveries that are due, ordered by the time at which they became due."""
     earlier = WebhookDelivery.objects.filter(
         endpoint=OuterRef("endpoint"),
         object_id=OuterRef("object_id"),
@@ -82,9 +84,13 @@ def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
 
 
 def _claim(delivery: WebhookDelivery, now: dt.datetime) -> bool:
-    """Filters by the row's own columns: after waiting for a lock PostgreSQL re-evaluates these, but no subquery."""
-    seen, until = WebhookDelivery.objects.filter(pk=delivery.pk, status=Status.PENDING), now + CLAIM
-    if not seen.filter(attempt=delivery.attempt).update(attempt=F("attempt") + 1, claimed_until=until):
+    """Claims the delivery if no other sender has.
+
+    It filters by the row's own columns, not by `due`: after waiting for a row lock, PostgreSQL re-evaluates conditions
+    on the row, but not subqueries.
+    """
+    pending, until = WebhookDelivery.objects.filter(pk=delivery.pk, status=Status.PENDING), now + CLAIM
+    if not pending.filter(attempt=delivery.attempt).update(attempt=F("attempt") + 1, claimed_until=until):
         return False
     delivery.attempt += 1
     return True

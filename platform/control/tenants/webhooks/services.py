@@ -89,7 +89,7 @@ def _add_secret(endpoint: WebhookEndpoint) -> str:
 @audited("webhook_endpoint.test")
 @transaction.atomic
 def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
-    """Sends a test event to this endpoint only, whatever types it is subscribed to.
+    """Sends a test event to this endpoint only, even if it is not subscribed to test events.
 
     Raises: ApiError: 409, the endpoint is disabled.
     """
@@ -103,7 +103,7 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
 
 @audited("webhook_delivery.replay")
 def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
-    """Sends a delivery again now, with the same `webhook-id`. The retry schedule begins anew, also if it is pending."""
+    """Sends a delivery again, with the same `webhook-id`; its retry schedule restarts, even if it is still pending."""
     now = timezone.now()
     WebhookDelivery.objects.filter(pk=delivery.pk).update(
         status=Status.PENDING, attempt=0, next_attempt_at=now, claimed_until=None, finished_at=None

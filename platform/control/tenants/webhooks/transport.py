@@ -1,8 +1,8 @@
-"""Sends one POST request to a URL that a customer chose.
+"""Sends one POST request to a customer's URL.
 
-The host name is resolved once, all of its addresses are checked, and the connection uses one of these, so a name that
+The host name is resolved once, all of its addresses are checked, and the connection uses one of them, so a name that
 resolves differently a moment later (DNS rebinding) has no effect. Redirects, proxies and persistent connections are not
-used, the whole exchange has a deadline, and only the status and `Retry-After` of the response are read.
+used, the whole exchange has one deadline, and only the status and `Retry-After` of the response are used.
 """
 
 import socket
@@ -16,7 +16,7 @@ import httpcore2
 from control.tenants.webhooks.addresses import is_public
 
 DEADLINE_SECONDS = 15.0
-MAX_ANSWER_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 
 Resolve = Callable[[str, int], Sequence[str]]
 
@@ -26,8 +26,8 @@ class AddressRefused(httpcore2.ConnectError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`status` is None without a response; `error` is then a code that is permanent and safe to show to customers."""
+class ReceiverResponse:
+    """Without a response, `status` is None and `error` is a code, which never changes and is shown to customers."""
 
     status: int | None
     retry_after: str | None = None
@@ -73,7 +73,7 @@ class GuardedBackend(httpcore2.NetworkBackend):
 
 
 class _DeadlineStream(httpcore2.NetworkStream):
-    """Also cuts off a receiver that sends a byte per second, for which timeouts of single reads never expire."""
+    """Applies one deadline to all reads and writes: with a byte per second, no single read would time out."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
         self._stream = stream
@@ -104,8 +104,8 @@ def _left(deadline: float) -> float:
 
 def post(
     url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool, resolve: Resolve = resolve
-) -> Answer:
-    """Never raises for an error of the receiver, the name server or the network."""
+) -> ReceiverResponse:
+    """Sends the request; errors of the receiver, the name server or the network are returned and not raised."""
     backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
     try:
@@ -114,24 +114,24 @@ def post(
             pool.stream("POST", url, headers=sent, content=body) as response,
         ):
             _drain(response)
-            return Answer(status=response.status, retry_after=_header(response, b"retry-after"))
+            return ReceiverResponse(status=response.status, retry_after=_header(response, b"retry-after"))
     except AddressRefused:
-        return Answer(status=None, error="address_refused")
+        return ReceiverResponse(status=None, error="address_refused")
     except httpcore2.TimeoutException:
-        return Answer(status=None, error="timeout")
+        return ReceiverResponse(status=None, error="timeout")
     except httpcore2.ConnectError as error:
         is_tls = isinstance(error.__cause__, ssl.SSLError)
-        return Answer(status=None, error="tls_error" if is_tls else "connection_failed")
+        return ReceiverResponse(status=None, error="tls_error" if is_tls else "connection_failed")
     except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.UnsupportedProtocol):
-        return Answer(status=None, error="no_valid_answer")
+        return ReceiverResponse(status=None, error="no_valid_answer")
 
 
 def _drain(response: httpcore2.Response) -> None:
-    """Reads at most `MAX_ANSWER_BYTES`, so that a receiver with a response of normal size sees no broken connection."""
+    """Reads up to `MAX_RESPONSE_BYTES`, so that only receivers of oversized responses see a broken connection."""
     read = 0
     for part in response.iter_stream():
         read += len(part)
-        if read > MAX_ANSWER_BYTES:
+        if read > MAX_RESPONSE_BYTES:
             return
 
 

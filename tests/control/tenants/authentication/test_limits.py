@@ -20,7 +20,7 @@ from tests.control.factories import client_of, make_organization
 
 @pytest.fixture(autouse=True)
 def _reset_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(limits, "_quiet_until", 0.0)
+    monkeypatch.setattr(limits, "_redis_retry_at", 0.0)
     limits._local.cache_clear()
     yield
     limits._shared.cache_clear()

@@ -20,7 +20,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import api_key_revoke
 from control.tenants.events import stream as stream_module
 from control.tenants.events.models import Event
-from control.tenants.events.services import KEPT, event_record, events_number, events_prune
+from control.tenants.events.services import RETENTION, event_record, events_number, events_prune
 from control.tenants.events.stream import Pace, Subscription, refuse_too_many, stream
 from control.tenants.events.types import EVENT_TYPES
 from control.workflows.batches.services import batch_cancel, batch_create
@@ -192,7 +192,7 @@ def test_old_events_are_deleted_and_the_numbering_continues(organization: Organi
     for _ in range(3):
         happen(organization)
     events_number(organization)
-    Event.objects.update(created_at=timezone.now() - KEPT - dt.timedelta(seconds=1))
+    Event.objects.update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
 
     assert events_prune() == 2
     assert events_prune() == 0

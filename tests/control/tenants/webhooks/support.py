@@ -15,7 +15,7 @@ from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.schedule import JITTER
 from control.tenants.webhooks.sender import Sender, due
 from control.tenants.webhooks.services import endpoint_create
-from control.tenants.webhooks.transport import Answer
+from control.tenants.webhooks.transport import ReceiverResponse
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)
@@ -48,11 +48,11 @@ class Receiver:
     """Responds as `answer` decides. `calls` holds all requests, `received` those answered with 2xx."""
 
     clock: Clock
-    answer: Callable[["Receiver"], Answer] = lambda _: Answer(status=200)
+    answer: Callable[["Receiver"], ReceiverResponse] = lambda _: ReceiverResponse(status=200)
     calls: list[Received] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
 
-    def __call__(self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> Answer:
+    def __call__(self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> ReceiverResponse:
         call = Received(self.clock.now, body, headers)
         self.calls.append(call)
         answer = self.answer(self)

@@ -14,7 +14,7 @@ import pytest
 from control.core.api.errors import ApiError
 from control.tenants.webhooks import transport
 from control.tenants.webhooks.addresses import check_url, is_public
-from control.tenants.webhooks.transport import Answer, post, resolve
+from control.tenants.webhooks.transport import ReceiverResponse, post, resolve
 
 # All spellings of "this machine" or "this network" that a resolver, a socket or a parser may accept.
 HOSTILE_HOSTS = [
@@ -171,7 +171,7 @@ def listener() -> Iterator[Listener]:
     yield from listening(Listener(server=everywhere()))
 
 
-def send(url: str, *, allow_private: bool = False, resolve: transport.Resolve = resolve) -> Answer:
+def send(url: str, *, allow_private: bool = False, resolve: transport.Resolve = resolve) -> ReceiverResponse:
     return post(url, b"{}", {"Content-Type": "application/json"}, allow_private=allow_private, resolve=resolve)
 
 
@@ -225,7 +225,7 @@ def test_an_ordinary_url_is_accepted(url: str) -> None:
 def test_a_public_name_with_a_private_address_is_refused(addresses: list[str], listener: Listener) -> None:
     answer = send(f"http://hooks.example.com:{listener.port}/", resolve=lambda host, port: addresses)
 
-    assert answer == Answer(status=None, error="address_refused")
+    assert answer == ReceiverResponse(status=None, error="address_refused")
     assert listener.connections == 0
 
 
@@ -247,7 +247,7 @@ def test_a_name_is_resolved_only_once_so_that_rebinding_has_no_effect(
     monkeypatch.setattr(socket, "create_connection", no_network)
     answer = send(f"http://rebind.example.com:{listener.port}/", resolve=rebinding)
 
-    assert answer == Answer(status=None, error="connection_failed")
+    assert answer == ReceiverResponse(status=None, error="connection_failed")
     assert (asked, connected) == (["rebind.example.com"], [("8.8.8.8", listener.port)])
     assert listener.connections == 0
 
@@ -282,14 +282,14 @@ def test_a_slow_receiver_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", allow_private=True)
 
-    assert answer == Answer(status=None, error="timeout")
+    assert answer == ReceiverResponse(status=None, error="timeout")
 
 
 @pytest.mark.parametrize("garbage", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 999999 X\r\n\r\n"])
 def test_a_response_that_is_not_http_is_not_an_answer(garbage: bytes) -> None:
     for receiver in listening(Listener(garbage)):
         answer = send(f"http://127.0.0.1:{receiver.port}/", allow_private=True)
-        assert answer == Answer(status=None, error="no_valid_answer")
+        assert answer == ReceiverResponse(status=None, error="no_valid_answer")
 
 
 @pytest.mark.parametrize("text", ["", "example.com", "1", "::g", "8.8.8.8/32", " 8.8.8.8", "8.8.8.8\n"])

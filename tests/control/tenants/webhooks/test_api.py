@@ -13,7 +13,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import MAX_ENDPOINTS
-from control.tenants.webhooks.transport import Answer
+from control.tenants.webhooks.transport import ReceiverResponse
 from tests.control.tenants.webhooks.support import Clock, Receiver, happen, make_endpoint, send_due
 
 PATH = "/v1/webhook_endpoints"
@@ -76,7 +76,7 @@ def test_the_number_of_endpoints_is_limited(client: Client, organization: Organi
 def test_deliveries_are_listed_and_replayed(client: Client, organization: Organization) -> None:
     endpoint, _ = make_endpoint(organization)
     path = f"{PATH}/{endpoint.pk}/deliveries"
-    receiver = Receiver(Clock(), answer=lambda self: Answer(status=410 if len(self.calls) == 2 else 200))
+    receiver = Receiver(Clock(), answer=lambda self: ReceiverResponse(status=410 if len(self.calls) == 2 else 200))
     happen(organization, "batch_1")
     happen(organization, "batch_2")
     send_due(Sender(send=receiver, clock=receiver.clock))

@@ -16,7 +16,7 @@ from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.schedule import PAUSES, next_attempt
 from control.tenants.webhooks.sender import CLAIM, Sender
 from control.tenants.webhooks.services import delivery_replay, endpoint_test, endpoint_update
-from control.tenants.webhooks.transport import Answer
+from control.tenants.webhooks.transport import ReceiverResponse
 from tests.control.tenants.webhooks.support import (
     HOUR,
     LATEST,
@@ -83,7 +83,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    receiver.answer = lambda self: Answer(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
+    receiver.answer = lambda self: ReceiverResponse(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
     expected = defaultdict(list)
     for number in range(40):
         event = happen(organization, f"batch_{number % 4}", "batch.in_progress")
@@ -109,14 +109,14 @@ def test_ten_killed_senders_lose_no_event(
     events = [happen(organization, f"batch_{number % 3}") for number in range(30)]
     kills = 0
 
-    def kill_now_and_then(self: Receiver) -> Answer:
+    def kill_now_and_then(self: Receiver) -> ReceiverResponse:
         nonlocal kills
         if kills < 10 and dice.random() < 0.5:
             kills += 1
             if dice.random() < 0.5:
                 self.received.append(self.calls[-1])
             raise SenderKilled
-        return Answer(status=200)
+        return ReceiverResponse(status=200)
 
     receiver.answer = kill_now_and_then
     while WebhookDelivery.objects.filter(status="pending").exists():
@@ -143,9 +143,9 @@ def test_a_claimed_delivery_is_left_to_its_sender_until_the_claim_expires(
     happen(organization, "batch_1")
     delivery = the_delivery()
 
-    def rival(self: Receiver) -> Answer:
+    def rival(self: Receiver) -> ReceiverResponse:
         assert not sender.deliver(delivery.pk), "sent twice at once"
-        return Answer(status=200)
+        return ReceiverResponse(status=200)
 
     receiver.answer = rival
     assert sender.deliver(delivery.pk)
@@ -157,7 +157,7 @@ def test_all_attempts_carry_the_same_id_and_the_schedule_is_kept(
 ) -> None:
     make_endpoint(organization)
     event = happen(organization, "batch_1")
-    receiver.answer = lambda _: Answer(status=500)
+    receiver.answer = lambda _: ReceiverResponse(status=500)
 
     while the_delivery().status == "pending":
         send_due(sender)
@@ -177,7 +177,7 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_an_event_reports_it(
 ) -> None:
     endpoint, _ = make_endpoint(organization)
     happen(organization, "batch_1")
-    receiver.answer = lambda _: Answer(status=None, error="connection_failed")
+    receiver.answer = lambda _: ReceiverResponse(status=None, error="connection_failed")
 
     while the_delivery().status == "pending":
         send_due(sender)
@@ -200,7 +200,7 @@ def test_only_2xx_is_a_success(
 ) -> None:
     make_endpoint(organization)
     happen(organization, "batch_1")
-    receiver.answer = lambda _: Answer(status=status)
+    receiver.answer = lambda _: ReceiverResponse(status=status)
 
     send_due(sender)
 
@@ -212,7 +212,7 @@ def test_410_disables_the_endpoint_at_once(organization: Organization, sender: S
     endpoint, _ = make_endpoint(organization)
     happen(organization, "batch_1")
     happen(organization, "batch_2")
-    receiver.answer = lambda _: Answer(status=410)
+    receiver.answer = lambda _: ReceiverResponse(status=410)
 
     send_due(sender)
     happen(organization, "batch_3")
@@ -264,7 +264,7 @@ def test_later_events_wait_for_the_first_of_their_object_but_not_for_other_objec
     make_endpoint(organization)
     first, second = happen(organization, "batch_1"), happen(organization, "batch_1", "batch.failed")
     other = happen(organization, "batch_2")
-    receiver.answer = lambda self: Answer(status=500 if len(self.calls) == 1 else 200)
+    receiver.answer = lambda self: ReceiverResponse(status=500 if len(self.calls) == 1 else 200)
 
     send_due(sender)
     assert [call.headers["webhook-id"] for call in receiver.received] == [other.id]
@@ -307,7 +307,7 @@ def test_a_delivery_that_kills_its_sender_each_time_fails_in_the_end(
     make_endpoint(organization)
     happen(organization, "batch_1")
 
-    def die(_: Receiver) -> Answer:
+    def die(_: Receiver) -> ReceiverResponse:
         raise SenderKilled
 
     receiver.answer = die

@@ -1,4 +1,4 @@
-"""`manage.py webhook_secrets_reencrypt`: needed after a change of the secret key, before the old one is removed."""
+"""`manage.py webhook_secrets_reencrypt`: run it after a change of SECRET_KEY, before you remove the old key."""
 
 from typing import Any
 

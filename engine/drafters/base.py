@@ -1,9 +1,12 @@
 """The interface between a drafter and the engine.
 
-A drafter proposes tokens and can't change an answer. If it is wrong, raises or returns nothing, that costs only speed.
-Its own arithmetic need not be reproducible.
+A drafter proposes tokens and can't change the engine's output. A drafter that is wrong, raises or returns nothing costs
+only speed. Its arithmetic need not be reproducible.
 
     prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(kept rows)
+
+A tap is an intermediate hidden state of the target: the residual stream at the input of one of its layers. A drafter
+lists the layers whose inputs it reads in `tap_layers`.
 """
 
 from collections.abc import Iterator
@@ -22,7 +25,8 @@ from engine.sequence import Sequence
 class Kept:
     """Positions of one sequence that a pass computed and the engine kept.
 
-    sequence: its tokens already include those sampled in the pass, so the token after each kept position is known.
+    sequence: `sequence.tokens` already includes the tokens sampled in the pass, so the token after each kept position
+        is known.
     position: the first kept position.
     rows: the rows of the kept positions in the pass, in order.
     """
@@ -34,10 +38,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hidden states that the target computed in one pass.
+    """Hidden states of size H that the target computed in one pass of M rows.
 
     hidden: [M, H] after the final norm, in the model's dtype.
-    taps: [M, T, H], the residual streams at the inputs of the drafter's `tap_layers`; None if it has none.
+    taps: [M, T, H], the residual streams at the inputs of the drafter's T `tap_layers`; None if the drafter has none.
     kept: one entry per sequence that has not ended.
     """
 
@@ -51,11 +55,11 @@ class Drafter(Protocol):
 
     name: str
     max_depth: int  # maximum depth of a draft; 0: it never drafts
-    tap_layers: tuple[int, ...] = ()  # i: the input of layer i of the target; its number of layers: the last output
+    tap_layers: tuple[int, ...] = ()  # i: the input of the target's layer i; i = number of layers: the last output
     slot_bytes: int = 0  # memory of the drafter's keys and values per cache slot
 
     def prepare(self, cache: KVCache) -> None:
-        """Called once, before other methods. A drafter with keys and values allocates them by the cache's slots."""
+        """Called once, before other methods. A drafter with keys and values allocates them for the cache's slots."""
         return
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
@@ -66,11 +70,15 @@ class Drafter(Protocol):
         raise NotImplementedError
 
     def observe(self, done: Pass) -> None:
-        """Called after every pass. Positions of cached prefixes and those before a swap of the drafter are missing."""
+        """Called after every pass.
+
+        A drafter never observes the positions of a cached prefix, nor positions computed before it replaced another
+        drafter.
+        """
         return
 
     def forget(self, request_id: str) -> None:
-        """Called when a request ended or was preempted; then it is prefilled again with its answer so far."""
+        """Called when a request ended or was preempted. A preempted request is prefilled again with its output."""
         return
 
     def forget_past(self) -> None:
@@ -79,7 +87,7 @@ class Drafter(Protocol):
 
 
 def slices(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
-    """Splits a pass for drafters whose `tap_layers` are concatenated: yields each drafter with its own taps."""
+    """Yields each drafter and the pass with only its own taps; the taps of all drafters are concatenated in `done`."""
     first = 0
     for drafter in drafters:
         end = first + len(drafter.tap_layers)

@@ -1,11 +1,15 @@
 """The block drafter: one pass proposes candidates for every depth, and a tree is grown from them, best first.
 
+The anchor is a sequence's last token. The context of a position is a vector computed from its taps (block_model.py).
+
     observe  projects the contexts of kept positions to keys and values of every layer, in the target's cache slots
-    propose  runs [anchor, mask, ..., mask] of every sequence as rows of one pass; a row attends to the contexts before
-             the anchor (the sequence's slots), and to its own block (scratch slots after the cache's)
+    propose  runs the block [anchor, mask, ..., mask] of every sequence as rows of one pass; a row attends to the
+             contexts before the anchor (in the sequence's cache slots) and to its own block (in scratch slots, which
+             follow the cache's slots)
 
 Contexts do not attend to each other, so a prefix shared by sequences is projected once, and the drafter keeps no state
-per request. A position that was never observed has zeros or old values, which only makes the proposals worse.
+per request. The keys of a position that was never observed are zeros or old values, which only makes the proposals
+worse.
 """
 
 from collections.abc import Sequence as Many
@@ -77,7 +81,7 @@ class BlockDrafter(Drafter):
         return self.heads.drafts(hidden[:, first : first + depths], anchors, budget)
 
     def _embeddings(self, anchors: Many[Anchor]) -> Tensor:
-        """Returns the inputs [S, B, H] float32."""
+        """Returns the inputs of S blocks of B tokens, [S, B, H] float32."""
         tokens = torch.full((len(anchors), self.config.block_size), self.config.mask_token_id)
         tokens[:, 0] = torch.tensor([anchor.token for anchor in anchors])
         return self.embedding[tokens.to(self._device)].float()

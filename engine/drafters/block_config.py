@@ -1,12 +1,13 @@
-"""Reads a block drafter's config.json in any of its formats, and writes it in that of speculators.
+"""Reads a block drafter's config.json in any of three formats, and writes it in the format of speculators.
 
-    speculators  `speculators_model_type` dflash or dspark; a tap's number is the layer that reads it
-    SpecForge    `dflash_config`; DFlash, DSpark and JetSpec (`causal_head`); the layer that writes it, so one less
-    DeepSpec     `target_layer_ids` next to the sizes; DSpark; taps as in SpecForge
+    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer that reads it
+    SpecForge    has `dflash_config`; stores DFlash, DSpark and JetSpec (`causal_head`); numbers a tap by the layer that
+                 writes it, which is one less
+    DeepSpec     has `target_layer_ids` next to the sizes; stores DSpark; numbers taps as SpecForge does
 
 transformers supplies the defaults of missing values.
 
-Source: speculators, SpecForge, DeepSpec and JetSpec; attention of a layer as vLLM reads it.
+Source: speculators, SpecForge, DeepSpec and JetSpec. The attention settings are interpreted as in vLLM.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ _OWN_KEYS = {  # keys of SpecForge and DeepSpec that transformers does not know
 class LayerAttention:
     """The attention of a block's rows in one layer.
 
-    window: number of visible positions before the anchor, None for all.
+    window: number of visible positions before the anchor; None: all are visible.
     causal: whether a row sees only the rows of its block up to itself.
     """
 
@@ -40,7 +41,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """transformer: the configuration of the layers as published, with a model type of transformers."""
+    """transformer: the published configuration of the layers, whose `model_type` transformers knows."""
 
     transformer: dict[str, Any]
     hidden_size: int
@@ -52,21 +53,21 @@ class BlockConfig:
     norm_eps: float
     attention_bias: bool
     attention: tuple[LayerAttention, ...]  # per layer
-    tap_layers: tuple[int, ...]  # as Drafter.tap_layers
+    tap_layers: tuple[int, ...]  # numbered as in Drafter.tap_layers
     block_size: int
     mask_token_id: int
     draft_vocab_size: int
-    sample_from_anchor: bool = False  # row i predicts the token after its position, starting with the anchor's row
+    sample_from_anchor: bool = False  # every row predicts the token after its own position, also the anchor's row
     markov_rank: int = 0  # 0: no Markov head
     markov_type: MarkovType = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = False
-    dtype: torch.dtype = torch.bfloat16  # of the weights as stored
-    verifier: dict[str, Any] = field(default_factory=dict)  # as in speculators: name_or_path, architectures
+    dtype: torch.dtype = torch.bfloat16  # dtype of the stored weights
+    verifier: dict[str, Any] = field(default_factory=dict)  # speculators' description of the target
 
     def __post_init__(self) -> None:
         if self.max_depth < 1 or not self.attention or not self.tap_layers:
-            raise ValueError("a block drafter needs a layer, a tap and a row that guesses")
+            raise ValueError("a block drafter needs a layer, a tap layer and a predicting row")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(f"mask_token_id must be in 0..{self.vocab_size - 1}, got {self.mask_token_id}")
         if not 1 <= self.draft_vocab_size <= self.vocab_size:
@@ -100,7 +101,7 @@ class BlockConfig:
             raise SpeculatorNotLoadable(f"config.json describes no block drafter: {error!r}") from error
 
     def to_values(self) -> dict[str, Any]:
-        """Returns config.json of speculators: dspark if there is one of DSpark's heads, else dflash."""
+        """Returns config.json of speculators: dspark if the drafter has a Markov or confidence head, else dflash."""
         dspark = bool(self.markov_rank or self.confidence)
         name = "dspark" if dspark else "dflash"
         windowed = [attention for attention in self.attention if attention.window is not None]
@@ -170,7 +171,7 @@ def _from_speculators(values: dict[str, Any]) -> BlockConfig:
 
 def _from_specforge(values: dict[str, Any]) -> BlockConfig:
     own = values.get("dflash_config") or {}
-    both = values | own
+    both = values | own  # SpecForge nests these keys in dflash_config, DeepSpec does not
     projector = own.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
     if projector not in ("dflash", "dspark"):
         raise ValueError(f"projector_type must be dflash or dspark, got {projector!r}")
@@ -192,21 +193,21 @@ def _from_specforge(values: dict[str, Any]) -> BlockConfig:
 
 
 def _attention_of(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Converts the attention settings of SpecForge to those of transformers. `is_causal` comes from vLLM."""
-    said: dict[str, Any] = {}
+    """Converts the attention settings of SpecForge to keys of transformers, and to vLLM's key `is_causal`."""
+    converted: dict[str, Any] = {}
     causal = own.get("causal", own.get("causal_head"))
     if causal is not None:
-        said["is_causal"] = bool(causal)
+        converted["is_causal"] = bool(causal)
     if own.get("use_swa") and _SLIDING not in (values.get("layer_types") or ()):
-        said["layer_types"] = [_SLIDING] * values["num_hidden_layers"]
-        said.setdefault("is_causal", False)
+        converted["layer_types"] = [_SLIDING] * values["num_hidden_layers"]
+        converted.setdefault("is_causal", False)
     if window := own.get("swa_window_size"):
-        said |= {"sliding_window": window, "use_sliding_window": True}
-    return said
+        converted |= {"sliding_window": window, "use_sliding_window": True}
+    return converted
 
 
 def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str, Any]:
-    """The arguments of BlockConfig that all formats share."""
+    """Returns the arguments of BlockConfig that are read in the same way from all formats."""
     config = transformers_config(transformer)
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act must be silu, got {config.hidden_act!r}")
@@ -225,13 +226,15 @@ def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str
     }
 
 
-def _attention(config: PretrainedConfig, said: bool | None, *, non_causal_windows: bool) -> tuple[LayerAttention, ...]:
-    """Sliding-window layers are causal within the block by default; full layers are not."""
+def _attention(
+    config: PretrainedConfig, is_causal: bool | None, *, non_causal_windows: bool
+) -> tuple[LayerAttention, ...]:
+    """If `is_causal` is None, sliding-window layers are causal within the block and full layers are not."""
     layers = []
     for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:
         sliding = kind == _SLIDING
         if sliding and not config.sliding_window:
             raise ValueError("sliding attention needs a window")
-        causal = said if said is not None else sliding and not non_causal_windows
+        causal = is_causal if is_causal is not None else sliding and not non_causal_windows
         layers.append(LayerAttention(config.sliding_window if sliding else None, causal))
     return tuple(layers)

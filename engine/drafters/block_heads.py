@@ -3,10 +3,12 @@
 With a Markov head, the candidates below a node depend on the node's token. All pairs of candidates of two adjacent
 depths are scored at once, but only among the best candidates of each depth; other tokens get no correction.
 
-    score(child | parent) = logit(child) + latent(parent) W2[child]      survival: its softmax over the vocabulary
+    score(child | parent) = logit(child) + latent(parent) W2[child]      survival: softmax of the score over all tokens
 
-A confidence head predicts the probability c that the best candidate is right. The other candidates share the rest of
-the probability, but none gets more than c.
+A confidence head predicts the probability c that the best candidate is right. The other candidates share the
+probability 1 - c, but none gets more than c.
+
+Shape letters: S sequences, H hidden size, P paired candidates, Vd draft vocabulary, R rows, k candidates of a row.
 """
 
 from copy import deepcopy
@@ -24,13 +26,13 @@ from engine.request import SamplingParams
 from kernels.linear import LinearWeight, linear, pack
 from kernels.top_k import top_k
 
-CANDIDATES = 8  # children of a node
-PAIRED = 24  # candidates of a depth that a Markov head scores
+CANDIDATES = 8  # maximum children of a node
+PAIRED = 24  # candidates per depth that a Markov head scores, since it scores all pairs of two depths
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The last known token, with which a block begins."""
+    """A sequence's last token, with which its block begins."""
 
     token: int
     position: int
@@ -38,7 +40,7 @@ class Anchor:
 
 
 class BlockHeads:
-    """lm_head, Markov head and confidence head over the predicting rows."""
+    """The lm_head, Markov head and confidence head, which read the predicting rows of blocks."""
 
     def __init__(self, block: BlockModel, model: Model) -> None:
         self.config = block.config
@@ -99,14 +101,20 @@ class BlockHeads:
         return [grow_conditional_tree(table, budget) for table in tables]
 
     def corrections(self, hidden: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
-        """hidden [S, depths, H], parents [S, depths, P] tokens, columns [S, depths, P] -> [S, depths, P, P] float32."""
+        """Returns the Markov head's correction of each candidate's logit below each parent, [S, depths, P, P] float32.
+
+        hidden [S, depths, H]; parents [S, depths, P] token ids; columns [S, depths, P] draft vocabulary indices.
+        """
         assert self.markov is not None
         wide = hidden.unsqueeze(2).expand(-1, -1, parents.shape[-1], -1)
         latent = self.markov.latent(wide, parents).float()
         return latent @ self.markov.markov_w2.weight[columns].float().transpose(-1, -2)
 
     def chances(self, head: ConfidenceHead, hidden: Tensor, parents: Tensor) -> Tensor:
-        """Confidence below each parent, [S, depths, P] float32; hidden states are multiplied once for all parents."""
+        """Returns the confidence in the best candidate below each parent, [S, depths, P] float32.
+
+        The product of a hidden state and the weights is computed once for all parents.
+        """
         weight, bias = head.proj.weight[0].float(), head.proj.bias.float()
         logits = (hidden.float() @ weight[: hidden.shape[-1]] + bias).unsqueeze(-1).expand(parents.shape)
         if self.markov is not None and self.config.confidence_with_markov:
@@ -115,7 +123,7 @@ class BlockHeads:
 
 
 def confident(survival: Tensor, confidence: Tensor) -> Tensor:
-    """survival [R, k], descending; confidence [R, 1] in the first candidate -> [R, k], descending."""
+    """Rescales survival [R, k] so that the first candidate's survival is its confidence [R, 1]; both descending."""
     others = survival[:, 1:] / (1.0 - survival[:, :1]).clamp(min=1e-6)
     return torch.cat([confidence, torch.minimum(confidence, 1.0 - confidence) * others.clamp(max=1.0)], dim=-1)
 
@@ -123,15 +131,16 @@ def confident(survival: Tensor, confidence: Tensor) -> Tensor:
 def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
     """Returns the share of the vocabulary's probability that the paired candidates have below each parent, [R, P].
 
-    total [R]: logsumexp of all uncorrected logits. values [R, P]: logits of the paired candidates. scores [R, P, P].
+    total [R]: logsumexp of all uncorrected logits. values [R, P]: uncorrected logits of the paired candidates.
+    scores [R, P, P]: their corrected logits below each parent.
     """
-    paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)
+    paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)  # below 0, so that the log below stays finite
     others = total + torch.log(-torch.expm1(paired))  # [R]
     return torch.sigmoid(scores.logsumexp(-1) - others.unsqueeze(-1))
 
 
 def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
-    """Returns None if the head would be equal to the target's whole lm_head."""
+    """Returns the drafter's lm_head, or the target's rows of the draft vocabulary; None if it is the target's."""
     vocab = block.draft_vocab.to(model.device)
     rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
     own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)

@@ -1,4 +1,4 @@
-"""A block drafter's layers for serving: packed for the kernels, with keys and values by the target's cache slots."""
+"""A block drafter's layers for serving: weights are packed for the kernels, keys and values use the target's slots."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -39,25 +39,28 @@ class BlockLayers:
         self.scratch = cache.num_slots
         slots = cache.num_slots + cache.slot_tables.shape[0] * config.block_size
         shape = (slots, config.num_kv_heads, config.head_dim)
-        # zeros, because unwritten positions may be read
+        # zeros, because attention may read positions that were never observed
         self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
         self._values = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in config.attention]
 
     def write_contexts(self, taps: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """taps [M, T, H]; positions, slots [M] int64, slots distinct."""
+        """Writes the keys and values of M contexts to their slots.
+
+        taps: [M, T, H], the target's hidden states at the T tap layers. positions, slots: [M] int64, slots distinct.
+        """
         config = self.config
         M = taps.shape[0]
         joined = taps.flatten(1).to(self._dtype).contiguous()
         context = rms_norm(linear(joined, self._fc), self._context_norm, config.norm_eps, self._dtype)
         keys_values = linear(context, self._context).view(M, config.num_layers, -1).transpose(0, 1).contiguous()
         for layer, norms in enumerate(self._head_norms):
-            places = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
-            rope_write(keys_values[layer], *places, norms)  # [M, 2 Hkv D], without queries
+            destination = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
+            rope_write(keys_values[layer], *destination, norms)  # [M, 2 Hkv D], without queries
 
     def blocks(self, embeddings: Tensor, sequences: Many[Sequence]) -> Tensor:
-        """Runs one pass over a block of each of S sequences, anchored at its last token.
+        """Runs one pass over a block of each of S sequences; the block's anchor is the sequence's last token.
 
-        embeddings: [S, B, H] float32; overwritten.
+        embeddings: [S, B, H] float32, B tokens per block; overwritten.
 
         Returns: [S, B, H] after the final norm.
         """
@@ -65,7 +68,10 @@ class BlockLayers:
         return self.run(embeddings, anchors, lambda attention: self._rows(attention, sequences))
 
     def run(self, embeddings: Tensor, anchors: Tensor, rows_of: Callable[[LayerAttention], AttentionRows]) -> Tensor:
-        """As `blocks`; anchors [S] int64: positions of the last tokens; `rows_of` gives the attention of a layer."""
+        """Does what `blocks` does, with the attention rows that `rows_of` returns for a layer.
+
+        anchors: [S] int64, positions of the last tokens.
+        """
         S, B, H = embeddings.shape
         positions = (anchors.unsqueeze(1) + torch.arange(B, device=self._device)).flatten()
         slots = torch.arange(self.scratch, self.scratch + S * B, device=self._device)
@@ -80,10 +86,10 @@ class BlockLayers:
         return hidden.view(S, B, H)
 
     def _rows(self, attention: LayerAttention, sequences: Many[Sequence]) -> AttentionRows:
-        """A row attends to contexts in the slot table, contexts given by slot, and its block.
+        """Returns which slots each row reads: a prefix of the slot table, then listed slots, then the row's block.
 
-        Contexts are given by slot if they are not in the table yet, or if the window begins with them. Slots accepted
-        in the last pass are written to the table only before the next pass.
+        With a window that excludes the first positions, all contexts are listed by slot. Otherwise only the slots
+        accepted in the last pass are listed, because the engine writes them to the table just before the next pass.
         """
         B = self.config.block_size
         prefix_lens: list[int] = []

@@ -1,14 +1,21 @@
 """The block drafter's network, used for training and serving: one pass predicts a whole block of tokens.
 
-    context_t = norm(fc(taps of position t))                  one per past position; keys and values of every layer
+    context_t = norm(fc(taps of position t))                  one per past position; every layer projects keys and
+                                                              values from it
     block     = [e(anchor token), e(mask), ..., e(mask)]      at the anchor's position and those after it
-    layer by layer   block attends to contexts before the anchor and to itself; otherwise as in Qwen3
+    layers    as in Qwen3, but the block attends to the contexts before the anchor and to itself
     logits_i  = lm_head norm(block_i)                         row i predicts the token at its own position (DFlash)
                                                               or the one after it (DSpark)
-    Markov    logits_i += W2 latent(W1[token before])         latent: W1's row itself, or gated by block_i
-    confidence_i = sigmoid(w [block_i, W1[token before]] + b) how much of the target's probability the prediction covers
+    Markov    logits_i += W2 latent(W1[previous token])       latent is the identity, or a gate computed from block_i
+    confidence_i = sigmoid(w [block_i, W1[previous token]] + b)
+                                                              estimates sum over tokens of min(drafter's, target's
+                                                              probability)
 
-The anchor is the last known token; the target has not computed its position yet, so it has no context.
+The taps are the target's intermediate hidden states. The anchor is the last known token; the target has not computed
+its position yet, so it has no context.
+
+Shape letters: A blocks of B tokens, S context positions, T tap layers, H hidden size, D head size, Hkv key heads,
+G query heads per key head, V and Vd the target's and the drafter's vocabulary, r the Markov head's rank.
 
 Source: DFlash, arXiv:2602.06036; JetSpec (causal within the block), arXiv:2606.18394; DSpark, arXiv:2607.05147.
 """
@@ -54,18 +61,18 @@ class BlockAttention(nn.Module):
         self.q_norm = Norm(D, eps=config.norm_eps)
         self.k_norm = Norm(D, eps=config.norm_eps)
 
-    def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
+    def forward(self, block: Tensor, context: Tensor, layout: "BlockLayout") -> Tensor:
         """block [A, B, H], context [S, H] -> [A, B, H]."""
         D, group = self.config.head_dim, self.config.num_heads // self.config.num_kv_heads
-        query = rotate(self.q_norm(self.q_proj(block).unflatten(-1, (-1, D))), *places.block_angles)
-        keys, values = self._keys_values(block, places.block_angles)  # [A, B, Hkv, D]
-        past_keys, past_values = self._keys_values(context, places.context_angles)  # [S, Hkv, D]
+        query = rotate(self.q_norm(self.q_proj(block).unflatten(-1, (-1, D))), *layout.block_angles)
+        keys, values = self._keys_values(block, layout.block_angles)  # [A, B, Hkv, D]
+        past_keys, past_values = self._keys_values(context, layout.context_angles)  # [S, Hkv, D]
         query = query.unflatten(-2, (-1, group)) * D**-0.5  # [A, B, Hkv, G, D]
         past = torch.einsum("abhgd,shd->abhgs", query, past_keys)
         own = torch.einsum("abhgd,achd->abhgc", query, keys)
-        hidden_past, hidden_own = places.hidden(self.attention)
-        past = past.masked_fill(hidden_past[:, None, None, None], -torch.inf)
-        own = own.masked_fill(hidden_own[None, :, None, None], -torch.inf)
+        masked_past, masked_own = layout.masks(self.attention)
+        past = past.masked_fill(masked_past[:, None, None, None], -torch.inf)
+        own = own.masked_fill(masked_own[None, :, None, None], -torch.inf)
         weights = torch.cat([past, own], dim=-1).softmax(-1)
         of_past, of_own = weights.split((past.shape[-1], own.shape[-1]), dim=-1)
         out = torch.einsum("abhgs,shd->abhgd", of_past, past_values)
@@ -87,14 +94,14 @@ class BlockLayer(nn.Module):
         self.input_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, block: Tensor, context: Tensor, places: "BlockPlaces") -> Tensor:
-        block = block + self.self_attn(self.input_layernorm(block), context, places)
+    def forward(self, block: Tensor, context: Tensor, layout: "BlockLayout") -> Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), context, layout)
         out: Tensor = block + self.mlp(self.post_attention_layernorm(block))
         return out
 
 
 class MarkovHead(nn.Module):
-    """Low-rank correction of the logits by the previous token: W2 latent."""
+    """Corrects the logits by the previous token, with a product of low rank: W2 latent."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -117,15 +124,16 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(config.hidden_size + config.markov_rank * config.confidence_with_markov, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., F] -> [...], before the sigmoid."""
+        """features [..., F], the hidden state and with some configs W1's row -> [...], before the sigmoid."""
         out: Tensor = self.proj(features).squeeze(-1)
         return out
 
 
-class BlockPlaces:
-    """Positions and visibility of contexts and blocks in one pass.
+class BlockLayout:
+    """Positions of contexts and blocks in one pass, and which rows may attend to which.
 
-    context_positions [S], anchors [A]: int64 positions. visible [A, S]: contexts of the same text before the anchor.
+    context_positions [S], anchors [A]: int64 positions. visible: [A, S] bool, which contexts belong to the block's
+    text and precede its anchor.
     """
 
     def __init__(self, model: "BlockModel", context_positions: Tensor, anchors: Tensor, visible: Tensor) -> None:
@@ -136,8 +144,8 @@ class BlockPlaces:
         self.context_angles = model.angles(context_positions)
         self.block_angles = model.angles(anchors.unsqueeze(1) + offsets)
 
-    def hidden(self, attention: LayerAttention) -> tuple[Tensor, Tensor]:
-        """Masks of hidden positions: [A, S] for contexts, [B, B] within the block."""
+    def masks(self, attention: LayerAttention) -> tuple[Tensor, Tensor]:
+        """Returns masks of the positions that must not be read: [A, S] for contexts, [B, B] within the block."""
         seen = self._visible if attention.window is None else self._visible & (self._before <= attention.window)
         every = torch.ones(self._size, self._size, dtype=torch.bool, device=seen.device)
         return ~seen, every.triu(1) if attention.causal else ~every
@@ -183,7 +191,7 @@ class BlockModel(nn.Module):
         return cosines, sines
 
     def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
-        """As engine.models.rotary. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
+        """Returns cosines and sines. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
         return tables_of(transformers_config(self.config.transformer), self.config.head_dim, max_positions)
 
     def forward(
@@ -192,19 +200,19 @@ class BlockModel(nn.Module):
         """Runs blocks at many anchors in one pass over the same contexts, as in training.
 
         Args:
-            taps: [S, T, H]. The target's residual streams at S positions of one or several texts.
+            taps: [S, T, H]. The target's residual streams at the T tap layers, for S positions of one or more texts.
             context_positions: [S] int64.
-            embeddings: [A, B, H] of the anchor token and the masks after it.
+            embeddings: [A, B, H]. The embeddings of the anchor token and of the masks after it.
             anchors: [A] int64. Position of each block's anchor.
-            visible: [A, S] bool. Contexts of the anchor's text before the anchor.
+            visible: [A, S] bool. Which contexts belong to the block's text and precede its anchor.
 
         Returns: [A, B, H] after the final norm.
         """
         context = self.hidden_norm(self.fc(taps.flatten(1)))  # [S, H]
-        places = BlockPlaces(self, context_positions, anchors, visible)
+        layout = BlockLayout(self, context_positions, anchors, visible)
         block = embeddings
         for layer in self.layers:
-            block = layer(block, context, places)
+            block = layer(block, context, layout)
         out: Tensor = self.norm(block)
         return out
 
@@ -217,7 +225,7 @@ class BlockModel(nn.Module):
         return base + correction
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """As `logits` -> [...], before the sigmoid."""
+        """hidden [..., H], previous [...] int64: the token before each prediction -> [...], before the sigmoid."""
         assert self.confidence_head is not None
         if self.config.confidence_with_markov:
             assert self.markov_head is not None
@@ -255,13 +263,16 @@ class BlockModel(nn.Module):
 
 
 def _read(path: Path) -> list[tuple[str, Tensor]]:
-    """Old files store the heads under `logit_head`."""
+    """Returns names and tensors. Old files prefix the heads' names with `logit_head.`, which is removed."""
     tensors = load_file(path)
     return [(n.removeprefix("logit_head."), tensor) for n, tensor in tensors.items() if not n.startswith(_IGNORED)]
 
 
 def _draft_vocab(d2t: Tensor | None, t2d: Tensor | None) -> Tensor | None:
-    """d2t: offsets from draft token ids to the target's; t2d: mask of the draft vocabulary in the target's."""
+    """Returns the target's id of each draft token [Vd]; None if the vocabularies are equal.
+
+    d2t: [Vd], the target's token id minus the draft token id. t2d: [V] bool, which tokens can be drafted.
+    """
     if d2t is None:
         return None
     vocab = torch.arange(d2t.shape[0]) + d2t

@@ -11,20 +11,20 @@ from engine.draft import Draft
 class PairTable:
     """The candidates below each candidate of the previous depth.
 
-    tokens: [depths][P]. Candidates of each depth, which are the parents of the next depth.
-    children, chances: [depths, P, k]. Indices in `tokens` of that depth, and probabilities, below parent p of the
+    tokens: [depths][P]. Token ids of the P candidates of each depth, which are the parents of the next depth.
+    children, chances: [depths, P, k]. Token ids and probabilities of the k candidates at a depth below parent p of the
         previous depth, best first. At depth 0 the parent is the anchor for every p.
     """
 
     def __init__(self, tokens: list[list[int]], children: NDArray[np.int64], chances: NDArray[np.float32]) -> None:
-        self._places = [{token: place for place, token in enumerate(depth)} for depth in tokens]
+        self._indices = [{token: index for index, token in enumerate(depth)} for depth in tokens]
         self._children, self._chances = children, chances
         self.num_depths = len(tokens)
 
-    def under(self, depth: int, token: int) -> tuple[list[int], list[float]]:
-        """Candidates at `depth` and their probabilities; `token`: the parent's, which is ignored at depth 0."""
-        place = self._places[depth - 1][token] if depth else 0
-        return self._children[depth, place].tolist(), self._chances[depth, place].tolist()
+    def candidates(self, depth: int, parent_token: int) -> tuple[list[int], list[float]]:
+        """Returns token ids at `depth` and their probabilities. `parent_token` is ignored at depth 0."""
+        index = self._indices[depth - 1][parent_token] if depth else 0
+        return self._children[depth, index].tolist(), self._chances[depth, index].tolist()
 
 
 def grow_conditional_tree(table: PairTable, budget: int) -> Draft:
@@ -39,7 +39,7 @@ def grow_conditional_tree(table: PairTable, budget: int) -> Draft:
         if depth == table.num_depths:
             return
         if parent not in guesses:
-            guesses[parent] = table.under(depth, tokens[parent] if parent >= 0 else -1)
+            guesses[parent] = table.candidates(depth, tokens[parent] if parent >= 0 else -1)
         chances = guesses[parent][1]
         if rank < len(chances):
             above = survival[parent] if parent >= 0 else 1.0

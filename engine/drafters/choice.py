@@ -2,13 +2,13 @@
 
 The target samples argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
 ranks its best tokens with the same noise: if its logits are right, its first candidate is right at any temperature.
-    Only the best `count` tokens get noise. The target rarely samples another token, and that only costs one rejected
-    draft.
+Only the drafter's `count` likeliest tokens get noise. The target rarely samples another token, and that only costs one
+rejected draft.
 
-    survival_i = P(best `count`) * softmax_i(logits + T gumbel)        T = 0: the drafter's own probability
+    survival_i = P(the `count` tokens) * softmax_i(logits + T gumbel)  T = 0: the drafter's own probability
 
-This assumes that the drafter's logits have an error of about one logit. The budget corrects the estimate by the
-observed acceptance.
+T is the temperature. The formula assumes that the drafter's logits have an error of about one logit. The budget
+corrects the estimate by the observed acceptance.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -26,7 +26,7 @@ from kernels.top_k import top_k
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of M rows, best first.
+    """The k candidates of each of M rows, best first.
 
     tokens: [M, k] int64, ids of the target's vocabulary.
     survival: [M, k] float32. Probability that the target samples this token; 0 if its filters exclude the token.
@@ -44,13 +44,13 @@ def choose(
     count: int,
     vocab: Tensor | None = None,
 ) -> Candidates:
-    """Returns the `count` likeliest next tokens of each row, or all of a smaller vocabulary.
+    """Returns the `count` likeliest next tokens of each row, or all tokens if the vocabulary is smaller.
 
     Args:
         logits: [M, Vd] float32.
         sampling: [M]. The target's sampling parameters of each row.
         positions: [M]. Position of the next token in its sequence.
-        vocab: [Vd] or [M, Vd] int64. The target's id of each column; None if the columns are the target's ids.
+        vocab: [Vd] or [M, Vd] int64. The target's token id of each column of `logits`; None: the column's index.
     """
     values, index, masses = top_k(logits, min(count, logits.shape[-1]))  # [M, k], [M, k], [M]
     tokens = index if vocab is None else vocab.expand(len(logits), -1).gather(-1, index)

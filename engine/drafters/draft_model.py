@@ -1,9 +1,11 @@
 """Drafts with a small model of the same vocabulary, one token after the other.
 
-Its keys and values are indexed by the target's cache slots, so shared prefixes are computed once. A hash of the text up
-to a slot identifies the text of the slot's keys; missing positions are computed from the tokens. A step first runs all
-missing positions and the last token in one pass. Then one pass per depth continues with each sequence's best candidate,
-in scratch slots after the target's. The other candidates of each depth become leaves. Unlikely paths are not continued.
+The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. Each
+slot stores a hash of all tokens up to its position, which tells whether its keys belong to the current text; if not,
+the position is missing and is computed again. A step first runs all missing positions and the last token in one pass.
+Then one pass per depth runs each sequence's best candidate, with keys and values in scratch slots that follow the
+target's slots. The best candidates of all depths form the trunk of the tree; the other candidates become leaves.
+Unlikely paths are not continued.
 
 At T > 0, candidates are ranked with the target's sampling noise (choice.py), so a draft model with the target's logits
 is always right.
@@ -32,7 +34,7 @@ from engine.tokenizer import Tokenizer
 _MAX_DEPTH = 6
 _CANDIDATES = 16  # ranked per position
 _BRANCHES = 3  # candidates proposed per depth
-_LEAST_SURVIVAL = 0.1  # about the cost of a pass of a draft model with a tenth of the target's size
+_LEAST_SURVIVAL = 0.1  # a likelier token is worth a pass of a draft model with a tenth of the target's size
 _PASS_ROWS = 256  # maximum rows of a pass that computes missing positions
 _MAX_PADDING = 128  # allowed difference of vocabulary sizes within a model family, as in llama.cpp
 _EMPTY = -1  # not a valid hash, since hashes are not negative
@@ -40,24 +42,28 @@ _EMPTY = -1  # not a valid hash, since hashes are not negative
 
 @dataclass(slots=True)
 class _Text:
-    """hashes: [i] is that of tokens[: i + 1]. num_held: number of first positions whose keys are final."""
+    """The tokens of a sequence that were hashed.
+
+    hashes: hashes[i] is the hash of tokens[: i + 1].
+    num_final: the keys of this many first positions are final and need no check.
+    """
 
     hashes: "array[int]" = field(default_factory=lambda: array("q"))
-    num_held: int = 0
+    num_final: int = 0
 
     def read(self, tokens: Many[int]) -> None:
         before = self.hashes[-1] if self.hashes else 0
         for token in tokens[len(self.hashes) :]:
-            before = hash((before, token)) & 0x7FFFFFFFFFFFFFFF
+            before = hash((before, token)) & 0x7FFFFFFFFFFFFFFF  # not negative, unlike _EMPTY
             self.hashes.append(before)
 
 
 @dataclass(slots=True)
 class _Path:
-    """A sequence's draft in progress: the slots of its trunk and its nodes so far."""
+    """A sequence's draft in progress: the scratch slots of its trunk, and all nodes so far."""
 
     slots: tuple[int, ...] = ()
-    trunk: int = -1  # last node of the trunk
+    trunk: int = -1  # last node of the trunk; -1: the sequence's last token
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
@@ -98,9 +104,9 @@ class DraftModelDrafter(Drafter):
 
         Raises: SpeculatorNotLoadable: the models' vocabularies differ in size.
         """
-        own, its = model.config.vocab_size, target.config.vocab_size
-        if abs(own - its) > _MAX_PADDING:
-            raise SpeculatorNotLoadable(f"the draft model must have the target's vocabulary of {its}, got {own}")
+        own, wanted = model.config.vocab_size, target.config.vocab_size
+        if abs(own - wanted) > _MAX_PADDING:
+            raise SpeculatorNotLoadable(f"the draft model must have the target's vocabulary of {wanted}, got {own}")
         self.max_depth = max_depth
         self.slot_bytes = KVCache.slot_bytes(model.config, model.dtype)
         self._model = model
@@ -158,15 +164,18 @@ class DraftModelDrafter(Drafter):
         return [path.draft(budget) for path in paths]
 
     def _catch_up(self, ends: Many[tuple[Sequence, int]]) -> Tensor:
-        """Computes the missing positions of each sequence up to its end; returns the last hidden states [N, H]."""
+        """Computes the missing positions before `end` of each (sequence, end).
+
+        Returns the hidden states [N, H] of the N last positions.
+        """
         self._write_tables([sequence for sequence, _ in ends])
         rows: list[tuple[Sequence, int]] = []
         last_rows: list[int] = []
-        taken: set[int] = set()  # slots, since two sequences may lack the same ones
+        taken: set[int] = set()  # slots of `rows`: two sequences with a common prefix may miss the same slots
         for sequence, end in ends:
             text = self._texts.setdefault(sequence.request.request_id, _Text())
             text.read(sequence.tokens)
-            for position in range(text.num_held, end):
+            for position in range(text.num_final, end):
                 slot, known = sequence.slots[position], text.hashes[position]
                 last = position == end - 1  # always computed, because its hidden state is needed
                 if slot not in taken and (last or self._slot_hashes[slot] != known):
@@ -174,7 +183,7 @@ class DraftModelDrafter(Drafter):
                     rows.append((sequence, position))
                     self._slot_hashes[slot] = known
             last_rows.append(len(rows) - 1)
-            text.num_held = min(end - 1, BLOCK * len(sequence.blocks))
+            text.num_final = min(end - 1, BLOCK * len(sequence.blocks))
         hidden = [self._compute(rows[start : start + _PASS_ROWS]) for start in range(0, len(rows), _PASS_ROWS)]
         return torch.cat(hidden)[last_rows]
 
@@ -210,22 +219,22 @@ class DraftModelDrafter(Drafter):
         return self._model.forward(builder.build()[0], self._cache).final
 
     def _write_tables(self, sequences: Many[Sequence]) -> None:
-        """Writes the slots of new positions, since the engine writes them only just before its pass."""
-        places = [
+        """Writes the slots of new positions to the slot tables, which the engine does only just before its pass."""
+        entries = [
             (sequence.table_row, position, sequence.slots[position])
             for sequence in sequences
             for position in range(sequence.num_tabled, len(sequence.slots))
         ]
-        if places:
-            self._target_cache.write_tables(*zip(*places, strict=True))
+        if entries:
+            self._target_cache.write_tables(*zip(*entries, strict=True))
 
 
-def check_vocabularies(own: Tokenizer, its: Tokenizer, size: int) -> None:
+def check_vocabularies(own: Tokenizer, target: Tokenizer, size: int) -> None:
     """Compares about a thousand of the ids below `size`.
 
     Raises: SpeculatorNotLoadable: an id is a different text for the draft model than for the target.
     """
     for token_id in range(0, size, max(1, size // 1000)):
-        ours, theirs = own.token_bytes(token_id), its.token_bytes(token_id)
-        if ours != theirs:
-            raise SpeculatorNotLoadable(f"token {token_id} must be {theirs!r} as in the target, got {ours!r}")
+        got, wanted = own.token_bytes(token_id), target.token_bytes(token_id)
+        if got != wanted:
+            raise SpeculatorNotLoadable(f"token {token_id} must be {wanted!r} as in the target, got {got!r}")

@@ -1,13 +1,12 @@
-"""The EAGLE-3 drafter: one layer over the target's features, which runs on its own output to draft a tree.
+"""The EAGLE-3 drafter: one layer reads the target's intermediate hidden states, then its own output, to draft a tree.
 
-    observe   computes keys and values of kept positions in the target's cache slots; for a sequence's last position
-    also
-              the layer's output, from which the next draft starts
-    propose   proposes candidates from that output and runs the likeliest as the next level, with keys and values in
-              scratch slots after the cache's; repeats while another level may be worth its time
+    observe   writes keys and values of kept positions to the target's cache slots, and stores the layer's output at
+              each sequence's last kept position, from which the next draft starts
+    propose   proposes candidates from that output and runs the likeliest of them as the next level of the tree, with
+              keys and values in scratch slots that follow the cache's; repeats while another level may save time
 
-Each level of all sequences runs in one call. The input at position t includes token t + 1, so the keys that a draft
-starts from end one position before the pending token.
+Each level of all sequences runs in one call. The layer's input at position t includes token t + 1. A sequence's last
+token has no successor yet, so the cached keys end one position before it.
 """
 
 from collections.abc import Sequence as Many
@@ -31,27 +30,27 @@ from kernels.attention import AttentionRows
 
 MAX_DEPTH = 8
 _CANDIDATES = 6  # per node
-_FEW = 32  # with more observed rows, only the last of each sequence is run beyond its key and value
-_WORTH = 0.15  # expected accepted tokens per sequence that a level needs; it costs about this share of a pass
+_MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
+_WORTH = 0.15  # a level must add this many expected accepted tokens; it costs about this share of the target's pass
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The layer's output at the position before a sequence's last token."""
+    """The layer's output at the position before a sequence's last token; `read` and `fed_back` as in `Features`."""
 
-    num_tokens: int  # of the sequence at that time
+    num_tokens: int  # length of the sequence when the output was computed
     read: Tensor  # [H]
     fed_back: Tensor  # [H]
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A position where the layer has run, from whose output candidates are taken."""
+    """A tree node, or the anchor, on which the layer has run and whose children can therefore be proposed."""
 
-    tree: int  # its sequence's index in the batch
+    tree: int  # index of the sequence in the batch
     node: int  # -1: the anchor
     depth: int
-    path: tuple[int, ...]  # scratch slots from the anchor's child down to itself
+    path: tuple[int, ...]  # scratch slots from the anchor's child down to this node
 
 
 class Eagle3Drafter(Drafter):
@@ -94,7 +93,7 @@ class Eagle3Drafter(Drafter):
         self._anchors.pop(request_id, None)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
-        """The start of the sequence's next draft; None if its last token was not observed."""
+        """Returns the start of the sequence's next draft; None if the pass before the last token was not observed."""
         anchor = self._anchors.get(sequence.request.request_id)
         return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
@@ -117,20 +116,20 @@ class Eagle3Drafter(Drafter):
             slots += sequence.slots[kept.position : end]
             if end == len(sequence.tokens) - 1:
                 last.append((len(rows) - 1, sequence))
-        place, token, position, slot = self._integers(rows, tokens, positions, slots)
-        g = self.layer.fuse(done.taps[place])
-        places = [index for index, _ in last]
-        if len(rows) <= _FEW:
-            keys = [(kept.sequence, kept.position + 1 + row, ()) for kept in done.kept for row in range(len(kept.rows))]
-            every = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
-            found = Features(every.read[places], every.fed_back[places])
+        row, token, position, slot = self._integers(rows, tokens, positions, slots)
+        g = self.layer.fuse(done.taps[row])
+        last_rows = [index for index, _ in last]
+        if len(rows) <= _MAX_WHOLE_ROWS:
+            keys = [(kept.sequence, kept.position + 1 + n, ()) for kept in done.kept for n in range(len(kept.rows))]
+            outputs = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
+            found = Features(outputs.read[last_rows], outputs.fed_back[last_rows])
         else:
             residual, x = self.layer.read(g, token)
             query = self.layer.write(x, position, slot, self.keys_values)
             if not last:
                 return
             keys = [(sequence, len(sequence.tokens) - 1, ()) for _, sequence in last]
-            found = self.layer.finish(residual[places], query[places], self._attended(keys), self.keys_values)
+            found = self.layer.finish(residual[last_rows], query[last_rows], self._attended(keys), self.keys_values)
         for index, (_, sequence) in enumerate(last):
             anchor = Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
             self._anchors[sequence.request.request_id] = anchor
@@ -156,7 +155,7 @@ class Eagle3Drafter(Drafter):
     def _grow(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
     ) -> None:
-        """Grows levels below `nodes`, whose outputs are `features`."""
+        """Grows levels below `nodes`, for which the layer has computed `features`."""
         free = self.scratch
         for depth in range(1, MAX_DEPTH + 1):
             self._offer(sequences, trees, nodes, features.read)
@@ -171,8 +170,8 @@ class Eagle3Drafter(Drafter):
                     parents.append(row)
                     below.append(_Node(index, node, depth, (*nodes[row].path, free)))
                     free += 1
-            promised = sum(trees[node.tree].survival(node.node) for node in below)
-            if not below or promised < _WORTH * len(trees):
+            num_expected = sum(trees[node.tree].survival(node.node) for node in below)
+            if not below or num_expected < _WORTH * len(trees):
                 return
             features = self._run(sequences, trees, below, features.fed_back[parents])
             nodes = below
@@ -180,7 +179,7 @@ class Eagle3Drafter(Drafter):
     def _offer(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], read: Tensor
     ) -> None:
-        """Offers the candidates of every node to its tree."""
+        """Adds the candidates below every node to the node's tree."""
         found = choose(
             self.layer.logits(read),
             [sequences[node.tree].request.sampling for node in nodes],
@@ -194,7 +193,7 @@ class Eagle3Drafter(Drafter):
             trees[node.tree].offer(node.node, tokens, survival)
 
     def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
-        """Runs the layer on draft nodes; g [M, H]: the outputs of their parents."""
+        """Runs the layer on M draft nodes; g [M, H]: the fed-back outputs of their parents."""
         assert self.keys_values is not None
         owners = [sequences[node.tree] for node in nodes]
         token, position, slot = self._integers(
@@ -209,9 +208,11 @@ class Eagle3Drafter(Drafter):
         return self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
 
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
-        """keys: for each row its sequence, the number of positions that it attends to, and its scratch slots.
+        """Returns the slots that each row attends to.
 
-        Slots accepted in the last pass are not in the table yet, so they are put at the beginning of the path.
+        Slots accepted in the last pass are not in the slot table yet, so they are put at the beginning of the path.
+
+        keys: for each row: the sequence, the number of its positions to attend to, and scratch slots to attend to.
         """
         tabled = [min(sequence.num_tabled, count) for sequence, count, _ in keys]
         paths = [
@@ -225,5 +226,5 @@ class Eagle3Drafter(Drafter):
         return AttentionRows(self._tables, seqs, prefix_lens, padded.to(self._device), path_lens)
 
     def _integers(self, *columns: Many[int]) -> Tensor:
-        """Returns [n, M] int64 with one copy to the device."""
+        """Returns n columns of length M as [n, M] int64, with one copy to the device."""
         return torch.tensor(columns, dtype=torch.int64).to(self._device)

@@ -1,10 +1,11 @@
-"""The configuration of an EAGLE-3 drafter, read from and written to the two public formats.
+"""The configuration of an EAGLE-3 drafter, which is read from and written to two public formats.
 
     speculators   layers.0.*   config: speculators_model_type eagle3, transformer_layer_config {...}
     specforge     midlayer.*   config: architectures LlamaForCausalLMEagle3, a Llama configuration of one layer
 
-Here, as in vLLM and speculators, tap i of the target is the input of layer i. SpecForge and SGLang number it by the
-layer that writes it, which is one less. The default is not written to files: the inputs of layers 2, L / 2 and L - 3.
+Here, as in vLLM and speculators, tap i of the target is the input of layer i. SpecForge and SGLang number a tap by the
+layer that writes it, which is one less. The default taps are the inputs of layers 2, L / 2 and L - 3 of a target with L
+layers; files omit them.
 
 Source: `speculators` (models/eagle3), vLLM's and SGLang's Llama EAGLE-3 models.
 """
@@ -31,7 +32,7 @@ class Eagle3Config:
     norm_eps: float
     max_positions: int
     rope_parameters: dict[str, Any]  # in the format of transformers 5
-    tap_layers: tuple[int, ...] | None  # None: the default, which depends on the target's depth
+    tap_layers: tuple[int, ...] | None  # None: the default, which depends on the target's number of layers
     norm_before_residual: bool = False  # the residual starts from the normalized hidden state
     norm_before_fc: bool = False  # one norm over all taps
     fc_norm: bool = False  # a norm for each tap (EAGLE-3.1)
@@ -50,7 +51,7 @@ class Eagle3Config:
             raise ValueError(f"needs {self.num_taps} tap layers, got {list(self.tap_layers)}")
 
     def taps_of(self, num_layers: int) -> tuple[int, ...]:
-        """`num_layers`: number of layers of the target."""
+        """Returns the tap layers for a target with `num_layers` layers."""
         return self.tap_layers or default_taps(num_layers)
 
     @classmethod
@@ -61,7 +62,7 @@ class Eagle3Config:
             raise ValueError(f"an EAGLE-3 drafter has one layer, got {layer.num_hidden_layers}")
         if layer.attention_bias or layer.mlp_bias:
             raise ValueError("EAGLE-3 layers with biases are not supported")
-        taps = _written_taps(values)
+        taps = _stored_taps(values)
         return cls(
             hidden_size=layer.hidden_size,
             target_hidden_size=values.get("target_hidden_size") or layer.hidden_size,
@@ -94,11 +95,11 @@ class Eagle3Config:
         )
 
     def to_values(self, layout: Layout, *, base_model: str, depth: int) -> dict[str, Any]:
-        """Returns config.json of a layout. `depth`: number of tokens of a chain."""
+        """Returns config.json of a layout. `depth`: tokens that other engines draft per pass, as a chain."""
         options = {name: getattr(self, name) for name in _OPTIONS}
         layer = {k: v for k, v in self.layer_config().to_dict().items() if not k.startswith(("_", "transformers_"))}
         if layout == "specforge":
-            taps = {} if self.tap_layers is None else {"eagle_config": _left_layers(self.tap_layers)}
+            taps = {} if self.tap_layers is None else {"eagle_config": _specforge_taps(self.tap_layers)}
             sizes = {"draft_vocab_size": self.draft_vocab_size, "target_hidden_size": self.target_hidden_size}
             return layer | {"architectures": ["LlamaForCausalLMEagle3"]} | sizes | options | taps
         proposal = {"proposal_type": "greedy", "speculative_tokens": depth}
@@ -121,18 +122,18 @@ class Eagle3Config:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The default tap layers of a target with `num_layers` layers; a small target may repeat a layer."""
+    """Returns the default tap layers of a target with `num_layers` layers; with few layers, some are equal."""
     return (min(2, num_layers), num_layers // 2, max(0, num_layers - 3))
 
 
-def _written_taps(values: dict[str, Any]) -> tuple[int, ...] | None:
-    if (entering := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
-        return tuple(entering)
-    left = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return None if left is None else tuple(layer + 1 for layer in left)
+def _stored_taps(values: dict[str, Any]) -> tuple[int, ...] | None:
+    if (readers := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
+        return tuple(readers)
+    writers = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return None if writers is None else tuple(layer + 1 for layer in writers)
 
 
-def _left_layers(tap_layers: tuple[int, ...]) -> dict[str, Any]:
+def _specforge_taps(tap_layers: tuple[int, ...]) -> dict[str, Any]:
     return {
         "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in tap_layers],
         "use_aux_hidden_state": True,

@@ -1,4 +1,8 @@
-"""The EAGLE-3 module for serving: packed weights, kernels, keys and values by slot. Its maths: eagle3_module.py."""
+"""The EAGLE-3 module for serving, with packed weights, kernels, and keys and values by cache slot.
+
+eagle3_module.py has the equations. Shape letters: M rows, T tap layers, H and Ht the drafter's and the target's hidden
+size, D head size, Hq and Hkv query and key heads, Vd draft vocabulary.
+"""
 
 from dataclasses import dataclass
 
@@ -19,8 +23,8 @@ from kernels.swiglu import swiglu
 class Features:
     """The layer's outputs for M rows.
 
-    read: [M, H] in the model's dtype, the input of lm_head.
-    fed_back: [M, H] float32, which replaces the target's features at the next position.
+    read: [M, H] in the model's dtype, which lm_head reads.
+    fed_back: [M, H] float32, which replaces the fused taps g as the layer's input at the next position.
     """
 
     read: Tensor
@@ -29,7 +33,7 @@ class Features:
 
 class ServedEagle3:
     def __init__(self, module: Eagle3, *, embedding: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-        """embedding: the target's [V, H], used if the module has none of its own."""
+        """embedding: the target's embedding [V, H], used if the module has no embedding."""
         self.config = module.config
         self.dtype = dtype
         layer, attn, mlp = module.layer, module.layer.self_attn, module.layer.mlp
@@ -67,7 +71,7 @@ class ServedEagle3:
         return self._weights["lm_head"]
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, Hkv, D]; zeros, because unwritten slots may be read."""
+        """Returns keys and values, [slots, Hkv, D] each; zeros, because attention may read slots never written."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values
@@ -95,7 +99,7 @@ class ServedEagle3:
         rows: AttentionRows,
         cache: tuple[Tensor, Tensor],
     ) -> Features:
-        """Does `read`, `write` and `finish` for the same rows, in one kernel call if possible; g may be overwritten."""
+        """Does `read`, `write` and `finish` for the same rows, in one kernel call if possible; may overwrite g."""
         if self._layers is None:
             residual, x = self.read(g, tokens)
             return self.finish(residual, self.write(x, positions, slots, cache), rows, cache)
@@ -119,7 +123,7 @@ class ServedEagle3:
         return qkv.view(x.shape[0], -1, self.config.head_dim)[:, : self.config.num_heads]
 
     def finish(self, residual: Tensor, query: Tensor, rows: AttentionRows, cache: tuple[Tensor, Tensor]) -> Features:
-        """Overwrites residual [M, H] float32."""
+        """Runs attention and MLP; query is the result of `write`. Overwrites residual [M, H] float32."""
         attended = attention(query, *cache, rows)
         linear(attended.flatten(1), self._weights["output"], add_to=residual)
         inner = linear(self._normed(residual, self._norms["post"]), self._weights["gate_up"])

@@ -1,13 +1,19 @@
-"""The EAGLE-3 module, used for training and serving: one decoder layer that continues the target's features.
+"""The EAGLE-3 module, used for training and serving: one decoder layer over the target's taps and its own output.
 
-    g_t   = fc(taps of the target at position t)                     with fc_norm, each tap is normalized first
+The taps are the target's intermediate hidden states.
+
+    g_t   = fc(taps at position t)                                   with fc_norm, each tap is normalized first
     x_t   = norm(emb(token t + 1)) | norm(g_t)                       width 2 H, input of query, key and value
     r_t   = g_t + attention over x_0 .. x_t                          rotary position t
-    o_t   = r_t + mlp(norm(r_t))      logits for token t + 2 = lm_head(norm(o_t)), over a reduced vocabulary
-    where the target has no features yet, o_t (normalized with norm_output) replaces g_{t + 1}
+    o_t   = r_t + mlp(norm(r_t))
+    logits of token t + 2 = lm_head(norm(o_t))                       over a draft vocabulary
+    where the target has no taps yet, g_{t + 1} = o_t                with norm_output, g_{t + 1} = norm(o_t)
 
 Parameters have the names of the `speculators` layout, so `state_dict()` is the content of the file. The target's id of
 draft token i is i + d2t[i]; t2d marks the target's ids that can be drafted.
+
+Shape letters: R rows, T taps, H and Ht the drafter's and the target's hidden size, D head size, Hq query heads, V and
+Vd the target's and the draft vocabulary.
 
 Source: Li et al. 2025, arXiv:2503.01840 (EAGLE-3); arXiv:2605.09992 (3.1: fc_norm, norm_output).
 """
@@ -48,13 +54,13 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """embed_tokens: the drafter's own embeddings [V, H]; None if it uses the target's."""
+    """embed_tokens: the drafter's own embedding [V, H]; None if the drafter uses the target's embedding."""
 
     d2t: Tensor  # [Vd] int64
     t2d: Tensor  # [V] bool
 
     def __init__(self, config: Eagle3Config, draft_vocab: Tensor, *, own_embedding: bool = False) -> None:
-        """draft_vocab: [Vd] int64, ascending ids of the target."""
+        """draft_vocab: [Vd] int64, the target's ids of the draft tokens, ascending."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")
@@ -103,7 +109,7 @@ class Eagle3(nn.Module):
         return out
 
     def split(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """o [R, H] -> input of lm_head and fed-back output, [R, H] each."""
+        """o [R, H] -> the input of lm_head and the input of the next step, [R, H] each."""
         normed = self.norm(out)
         return normed, normed if self.config.norm_output else out
 

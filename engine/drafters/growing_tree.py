@@ -1,7 +1,7 @@
 """A draft tree that grows level by level, for drafters that must run on a node to propose its children.
 
-Each level offers candidates below the nodes that were run, and the likeliest of them are run next. Finally the
-likeliest of all candidates form the draft. A node is never likelier than its parent, so they always form a tree.
+Each level adds candidates below the nodes that were run, and the likeliest of them are run next. In the end the
+likeliest of all candidates form the draft. Since no node is likelier than its parent, they form a tree.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.draft import Draft
 
-WIDTH = 4  # nodes of a sequence that are run per level; scratch memory is sized by it
+WIDTH = 4  # maximum nodes of a sequence that are run per level; it determines the number of scratch slots
 _LEAST_SURVIVAL = 0.01  # less likely nodes are neither run nor verified
 
 
@@ -36,7 +36,7 @@ class GrowingTree:
         self._level = len(self._tokens)
 
     def offer(self, parent: int, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
-        """Adds candidates below `parent` (-1: the last committed token), with their probabilities given the parent."""
+        """Adds candidates below `parent` with their conditional probabilities; -1: the sequence's last token."""
         above = self._survival[parent] if parent >= 0 else 1.0
         for token, probability in zip(tokens, probabilities, strict=True):
             survival = above * min(1.0, probability)

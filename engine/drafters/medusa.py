@@ -20,6 +20,8 @@ from kernels.medusa import medusa_heads
 
 CANDIDATES = 8  # per depth
 
+# Shape letters: B sequences, K heads, H hidden size, V and Vd the target's and the draft vocabulary, k candidates.
+
 
 class MedusaDrafter(Drafter):
     name = "medusa"
@@ -36,7 +38,7 @@ class MedusaDrafter(Drafter):
                 f"heads propose token {int(heads.draft_vocab.max())}, the model has {model.config.vocab_size}"
             )
         self.max_depth = config.num_heads
-        self._taps: dict[str, Tensor] = {}  # request -> [H]: hidden state of its last token
+        self._last_hidden: dict[str, Tensor] = {}  # request id -> [H], as `last_hidden` returns it
         self.hidden_size, self.dtype = config.hidden_size, model.dtype
         self.vocab = heads.draft_vocab.to(model.device)
         self._embedding = model.weights.embedding if config.token_input else None
@@ -52,7 +54,10 @@ class MedusaDrafter(Drafter):
 
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Model) -> list[list[LinearWeight]]:
-        """Packs the first layer of all heads as one product, since their input is the same; other layers per head."""
+        """Packs the first layer of all heads as one product, since they have the same input, and later layers by head.
+
+        Returns: for each layer, one weight per product.
+        """
         weights: list[Tensor] = list(heads.weight.detach().to(model.device, model.dtype))  # [K, H, H] each
         biases = heads.bias.detach().to(model.device)
         if heads.token_weight is not None:  # the input of the first layer is [hidden state, token]
@@ -64,23 +69,23 @@ class MedusaDrafter(Drafter):
             for layer in zip(weights[1:], biases[1:], strict=True)
         ]
 
-    def candidates(self, taps: Tensor, last_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, last_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ids and probabilities [B, K, k] of the k best tokens at each depth, best first, for greedy decoding.
 
         Args:
-            taps: [B, H].
-            last_tokens: [B] int64. The tokens sampled from the taps.
+            hidden: [B, H]. The target's final hidden states.
+            last_tokens: [B] int64. The tokens sampled from `hidden`.
         """
-        plain = SamplingParams(max_tokens=1, temperature=0.0)
-        chosen = self._choose(taps, last_tokens, [plain] * len(taps), [0] * len(taps))
-        return chosen.tokens, chosen.survival
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+        found = self._choose(hidden, last_tokens, [greedy] * len(hidden), [0] * len(hidden))
+        return found.tokens, found.survival
 
     @torch.inference_mode()
     def _choose(
-        self, taps: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
+        self, hidden: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
     ) -> Candidates:
-        """Returns candidates [B, K, k]. `positions`: those of the sequences' next tokens."""
-        x = self.features(taps, last_tokens)  # [B, K, H]
+        """Returns candidates [B, K, k]. `positions`: the position of each sequence's next token."""
+        x = self.features(hidden, last_tokens)  # [B, K, H]
         B, K, _ = x.shape
         if len(self.heads) == 1:
             logits = linear(x.flatten(0, 1), self.heads[0])  # [B K, Vd]
@@ -88,18 +93,18 @@ class MedusaDrafter(Drafter):
             each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self.heads)]
             logits = torch.stack(each, dim=1).flatten(0, 1)
         rows = [(params, first + k) for params, first in zip(sampling, positions, strict=True) for k in range(K)]
-        chosen = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
-        return Candidates(chosen.tokens.view(B, K, -1), chosen.survival.view(B, K, -1))
+        found = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
+        return Candidates(found.tokens.view(B, K, -1), found.survival.view(B, K, -1))
 
-    def features(self, taps: Tensor, last_tokens: Tensor) -> Tensor:
-        """Returns [B, K, H] in `dtype`, as MedusaHeads.features; float32 between layers."""
-        read = taps.float()
+    def features(self, hidden: Tensor, last_tokens: Tensor) -> Tensor:
+        """Computes MedusaHeads.features [B, K, H] in the model's dtype, with float32 between layers."""
+        read = hidden.float()
         if self._embedding is not None:
             read = torch.cat([read, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
         if not self._rest:
             return medusa_heads(read.to(self.dtype), self._first[0], self.max_depth)
-        update = linear(read.to(self.dtype), self._first[0]).view(taps.shape[0], self.max_depth, -1)
-        x = taps.float().unsqueeze(1) + functional.silu(update)
+        update = linear(read.to(self.dtype), self._first[0]).view(hidden.shape[0], self.max_depth, -1)
+        x = hidden.float().unsqueeze(1) + functional.silu(update)
         for layer in self._rest:
             read = x.to(self.dtype)
             updates = [linear(read[:, k].contiguous(), weight) for k, weight in enumerate(layer)]
@@ -108,23 +113,23 @@ class MedusaDrafter(Drafter):
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         drafts = dict.fromkeys(sequences, EMPTY_DRAFT)
-        ready = [sequence for sequence in sequences if sequence.request.request_id in self._taps]
+        ready = [sequence for sequence in sequences if sequence.request.request_id in self._last_hidden]
         if ready:
-            taps = torch.stack([self._taps[sequence.request.request_id] for sequence in ready])
-            last_tokens = torch.tensor([sequence.tokens[-1] for sequence in ready], device=taps.device)
+            hidden = torch.stack([self._last_hidden[sequence.request.request_id] for sequence in ready])
+            last_tokens = torch.tensor([sequence.tokens[-1] for sequence in ready], device=hidden.device)
             sampling = [sequence.request.sampling for sequence in ready]
-            chosen = self._choose(taps, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
-            both = zip(chosen.tokens.tolist(), chosen.survival.tolist(), strict=True)
+            found = self._choose(hidden, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
+            both = zip(found.tokens.tolist(), found.survival.tolist(), strict=True)
             drafts |= zip(ready, (grow_tree(*candidates, budget) for candidates in both), strict=True)
         return list(drafts.values())
 
     def observe(self, done: Pass) -> None:
         for kept in done.kept:
-            self._taps[kept.sequence.request.request_id] = done.hidden[kept.rows[-1]]
+            self._last_hidden[kept.sequence.request.request_id] = done.hidden[kept.rows[-1]]
 
-    def tap(self, request_id: str) -> Tensor | None:
-        """The hidden state [H] from which the request's last token was sampled; None if it was not observed."""
-        return self._taps.get(request_id)
+    def last_hidden(self, request_id: str) -> Tensor | None:
+        """Returns the final hidden state [H] that the last token was sampled from; None if it was not observed."""
+        return self._last_hidden.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        self._taps.pop(request_id, None)
+        self._last_hidden.pop(request_id, None)

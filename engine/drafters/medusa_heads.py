@@ -1,15 +1,20 @@
 """Medusa heads, used for training and serving: from the hidden state of token t, head i predicts token t + 1 + i.
 
-    features_i = h;  layer by layer  features_i += SiLU(W_i features_i + b_i)        W zero at the start
-                     with `token_input` the first layer adds U_i e(t), t's normalized embedding    U zero at the start
-    logits_i   = lm_head features_i                                                  tied: the target's lm_head rows
-              or head_i  features_i                                                  untied: own weights, lm_head's copy
+    features_i  = h
+    every layer   features_i += SiLU(W_i features_i + b_i)            W is initialized with zeros
+                  with `token_input`, the first layer also adds U_i e(t) inside SiLU, where e(t) is the normalized
+                  embedding of token t                                U is initialized with zeros
+    tied          logits_i = lm_head features_i                       the target's rows of lm_head
+    untied        logits_i = head_i features_i                        head_i is initialized with these rows
 
-Only tokens of a draft vocabulary are proposed, those that the target uses in its answers. Files: `config.json`,
-`draft_vocab.safetensors`, and `medusa_lm_head.safetensors` with LoRAX's names: `{head}.{layer}.linear.{weight,bias}`,
-for untied heads also `{head}.{layers}.weight`, and for `token_input`, unknown to LoRAX, `{head}.0.token.weight`.
+Heads propose only the tokens of a draft vocabulary: those most frequent in the training answers. A folder has three
+files: `config.json`, `draft_vocab.safetensors`, and `medusa_lm_head.safetensors`. The latter has LoRAX's tensor names:
+`{head}.{layer}.linear.{weight,bias}`, and for untied heads `{head}.{layers}.weight`. `token_input` adds
+`{head}.0.token.weight`, which LoRAX does not know.
 
-Source: Cai et al. 2024, arXiv:2401.10774; layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
+Shape letters: R rows, K heads, H hidden size, V and Vd the target's and the draft vocabulary.
+
+Source: Cai et al. 2024, arXiv:2401.10774; file layout: LoRAX, Medusa v1 and v2; vocabulary: FR-Spec, arXiv:2502.14856.
 """
 
 import json
@@ -34,7 +39,7 @@ class MedusaConfig:
     num_layers: int = 1
     draft_vocab_size: int
     tied: bool = True
-    token_input: bool = False  # heads also read the last token, which h determines only through the argmax
+    token_input: bool = False  # heads also read the last token, which was sampled from h and is not known from h alone
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:
@@ -42,12 +47,12 @@ class MedusaConfig:
 
 
 class MedusaHeads(nn.Module):
-    """draft_vocab: [Vd] int64, ascending token ids."""
+    """draft_vocab: [Vd] int64, token ids in ascending order."""
 
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """`lm_head`: the target's [V, H]; untied heads are initialized with its rows."""
+        """`lm_head`: the target's lm_head [V, H]; untied heads are initialized with its rows."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")
@@ -75,16 +80,16 @@ class MedusaHeads(nn.Module):
         return x
 
     def output_heads(self, lm_head: Tensor) -> tuple[Tensor, ...]:
-        """Returns a head [Vd, H] per depth; lm_head: the target's rows of the draft vocabulary."""
+        """Returns a head [Vd, H] per depth; lm_head: [Vd, H], the target's rows of the draft vocabulary."""
         return (lm_head,) * self.config.num_heads if self.head is None else self.head.unbind(0)
 
     def logits(self, hidden: Tensor, lm_head: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """As `features`; lm_head [Vd, H] (the target's rows of the draft vocabulary) -> [R, K, Vd]."""
+        """hidden and tokens as in `features`, lm_head as in `output_heads` -> [R, K, Vd]."""
         x = self.features(hidden, tokens)
         return x @ lm_head.T if self.head is None else torch.einsum("rkh,kvh->rkv", x, self.head)
 
     def save(self, folder: Path, *, base_model: str) -> None:
-        """Writes the three files into an existing folder, weights in bfloat16."""
+        """Writes the three files into an existing folder; weights are stored in bfloat16."""
         tensors = {}
         for layer in range(self.config.num_layers):
             for head in range(self.config.num_heads):
@@ -133,6 +138,6 @@ class MedusaHeads(nn.Module):
 
 
 def token_features(embeddings: Tensor) -> Tensor:
-    """embeddings [R, H], rows of the target's embedding -> [R, H] float32, each with root mean square 1."""
+    """Scales rows of the target's embedding [R, H] to root mean square 1; returns float32."""
     rows = embeddings.float()
     return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-12)

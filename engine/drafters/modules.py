@@ -1,11 +1,11 @@
-"""Modules that trained drafters share. Their parameters have the published names."""
+"""Modules that trained drafters share. Their parameters are named as in published checkpoints."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 
 class Norm(nn.RMSNorm):
-    """Computes in float32, also if products are in bfloat16."""
+    """Computes in float32, also when autocast runs matrix products in bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float())

@@ -1,11 +1,12 @@
 """Drafts a tree with a multi-token prediction module, which runs repeatedly on its own output.
 
-    observe   runs the module over kept positions, at the target's cache slots, and keeps a sequence's last output
-    propose   proposes candidates from that output and runs the likeliest as the next level, with keys and values in
-              scratch slots after the cache's; repeats while another level may be worth its time
+    observe   runs the module on kept positions, with keys and values in the target's cache slots, and stores the output
+              at each sequence's last kept position, from which the next draft starts
+    propose   proposes candidates from that output and runs the likeliest of them as the next level of the tree, with
+              keys and values in scratch slots that follow the cache's; repeats while another level may save time
 
-The module's input at position t includes token t + 1, and it predicts token t + 2. So the keys that a draft starts from
-end one position before the pending token. Each level of all sequences runs in one call.
+The module's input at position t includes token t + 1, and it predicts token t + 2. A sequence's last token has no
+successor yet, so the cached keys end one position before it. Each level of all sequences runs in one call.
 """
 
 import json
@@ -31,24 +32,25 @@ from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_DEEPSEEK_STEPS = 4  # its module was trained for one step; later ones predict worse
+_DEEPSEEK_STEPS = 4  # DeepSeek's module was trained for one step; later steps predict worse
 _CANDIDATES = 6  # per node
-_WORTH = 0.15  # expected accepted tokens per sequence that a level needs
+_WORTH = 0.15  # a level must add this many expected accepted tokens per sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
     """The module's output at the position before a sequence's last token."""
 
-    num_tokens: int  # of the sequence at that time
+    num_tokens: int  # length of the sequence when the output was computed
     output: Tensor  # [H]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of the module: a kept position, or a node of a draft.
+    """An input row of the module: a kept position, or a node of a draft.
 
-    It attends to the first `prefix` positions of the slot table, and to the slots of `path`, which end with its own.
+    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`, of which the last is
+    the row's own slot.
     """
 
     sequence: Sequence
@@ -56,9 +58,9 @@ class _Row:
     next_token: int
     prefix: int
     path: tuple[int, ...]
-    tree: int = -1  # for a node: its sequence's index in the batch
+    tree: int = -1  # of a node: index of the sequence in the batch
     node: int = -1
-    parent: int = -1  # for a node: its parent's row in the previous level
+    parent: int = -1  # of a node: index of the parent's row in the previous level
 
     @property
     def slot(self) -> int:
@@ -78,8 +80,7 @@ class MtpDrafter(Drafter):
 
     @classmethod
     def load(cls, folder: Path | None, model: Model) -> "MtpDrafter":
-        """`folder`: a module in the layout of speculators or of DeepSeek; None: DeepSeek's module in the model's
-        folder.
+        """`folder` has a module in the layout of speculators or of DeepSeek; None: the model's folder has DeepSeek's.
 
         Raises: SpeculatorNotLoadable.
         """
@@ -100,25 +101,25 @@ class MtpDrafter(Drafter):
         self._anchors.pop(request_id, None)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
-        """The start of the sequence's next draft; None if its last token was not observed."""
+        """Returns the start of the sequence's next draft; None if the pass before the last token was not observed."""
         anchor = self._anchors.get(sequence.request.request_id)
         return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
         rows: list[_Row] = []
-        places: list[int] = []  # indices of the rows in the pass
+        pass_rows: list[int] = []  # indices of the rows in the pass
         last: list[int] = []  # rows from which the next drafts start
         for kept in done.kept:
             if kept.position + len(kept.rows) > len(kept.sequence.slots):
-                continue  # the sequence was preempted since and has fewer slots
+                continue  # the sequence has been preempted since the pass and has fewer slots
             rows += _kept_rows(kept)
-            places += kept.rows
+            pass_rows += kept.rows
             if rows[-1].position == len(kept.sequence.tokens) - 2:
                 last.append(len(rows) - 1)
         if not rows:
             return
-        output = self._run(rows, done.hidden[torch.tensor(places).to(self._device)])
+        output = self._run(rows, done.hidden[torch.tensor(pass_rows).to(self._device)])
         for row in last:
             sequence = rows[row].sequence
             self._anchors[sequence.request.request_id] = Anchor(len(sequence.tokens), output[row])
@@ -147,12 +148,12 @@ class MtpDrafter(Drafter):
             self._offer(trees, level, output)
             if depth == self.max_depth:
                 return
-            row_of = {(row.tree, row.node): place for place, row in enumerate(level)}
+            row_of = {(row.tree, row.node): index for index, row in enumerate(level)}
             below: list[_Row] = []
             for index, tree in trees.items():
                 for node in tree.frontier(WIDTH):
-                    place = row_of[index, tree.parent(node)]
-                    below.append(_node_row(level[place], place, node, tree.token(node), free))
+                    parent = row_of[index, tree.parent(node)]
+                    below.append(_node_row(level[parent], parent, node, tree.token(node), free))
                     free += 1
             if sum(trees[row.tree].survival(row.node) for row in below) < _WORTH * len(trees):
                 return
@@ -160,7 +161,7 @@ class MtpDrafter(Drafter):
             level = below
 
     def _offer(self, trees: dict[int, GrowingTree], level: list[_Row], output: Tensor) -> None:
-        """Offers the candidates of every row to its tree."""
+        """Adds the candidates below every row to the row's tree."""
         found = choose(
             self.module.logits(output),
             [row.sequence.request.sampling for row in level],
@@ -174,7 +175,7 @@ class MtpDrafter(Drafter):
             trees[row.tree].offer(row.node, tokens, survival)
 
     def _run(self, rows: Many[_Row], hidden: Tensor) -> Tensor:
-        """hidden [M, H], from the target or the rows' parents -> [M, H]."""
+        """Runs the module on M rows; hidden [M, H]: the target's hidden states or the parents' outputs -> [M, H]."""
         integers = torch.tensor(
             (
                 [min(row.position, self.last_position) for row in rows],
@@ -193,7 +194,7 @@ class MtpDrafter(Drafter):
 
 
 def _kept_rows(kept: Kept) -> list[_Row]:
-    """Slots accepted in the last pass are not in the table yet, so they are passed as a path."""
+    """Slots accepted in the last pass are not in the slot table yet, so they are passed as a path."""
     sequence = kept.sequence
     rows = []
     for position in range(kept.position, kept.position + len(kept.rows)):
@@ -204,16 +205,16 @@ def _kept_rows(kept: Kept) -> list[_Row]:
 
 
 def _anchor_row(sequence: Sequence, tree: int) -> _Row:
-    """The row of the position before the pending token."""
+    """Returns the row of the position before the sequence's last token."""
     position = len(sequence.tokens) - 2
     prefix = min(sequence.num_tabled, position + 1)
     return _Row(sequence, position, sequence.tokens[-1], prefix, tuple(sequence.slots[prefix : position + 1]), tree)
 
 
-def _node_row(parent: _Row, place: int, node: int, token: int, slot: int) -> _Row:
-    """`place`: index of the parent in its level."""
+def _node_row(parent: _Row, parent_index: int, node: int, token: int, slot: int) -> _Row:
+    """`parent_index`: index of the parent in its level."""
     path = (*parent.path, slot)
-    return _Row(parent.sequence, parent.position + 1, token, parent.prefix, path, parent.tree, node, place)
+    return _Row(parent.sequence, parent.position + 1, token, parent.prefix, path, parent.tree, node, parent_index)
 
 
 def _config(folder: Path) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""Multi-token prediction modules for serving: their interface, and the dense module of mtp_model.py."""
+"""Multi-token prediction modules for serving: their interface, and the dense module of mtp_model.py.
+
+Shape letters: M rows, H hidden size, D head size, Hkv key heads, Vd draft vocabulary.
+"""
 
 from typing import Protocol
 
@@ -17,24 +20,24 @@ from kernels.rope import HeadNorms
 class PredictionModule(Protocol):
     """Implemented by `MtpModule` of engine/models/deepseek_mtp.py and by `DensePrediction`."""
 
-    vocab: Tensor | None  # [Vd] int64, the target's id of each column of the logits; None: equal to the column
+    vocab: Tensor | None  # [Vd] int64, the target's token id of each column of the logits; None: the column's index
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of `make_keys` per slot."""
+        """Memory per slot of the tensor that `make_keys` returns."""
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """Returns zeros for the keys and values of `forward`, with one slot per position."""
+        """Returns a tensor of zeros in which `forward` stores keys and values by slot."""
 
     def forward(self, hidden: Tensor, next_token_ids: Tensor, rows: DecoderRows, keys: Tensor) -> Tensor:
-        """Runs M rows and returns o [M, H]; hidden [M, H], both in the model's dtype; next_token_ids [M] int64."""
+        """Runs M rows. hidden, outputs: [M, H] in the model's dtype. next_token_ids: [M] int64."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """o [M, H] -> [M, Vd] float32."""
+        """hidden [M, H], outputs of `forward` -> [M, Vd] float32."""
 
 
 class DensePrediction:
-    """own_head: [Vd, H] for a reduced vocabulary; None: it uses the target's lm_head."""
+    """own_head: [Vd, H], the target's lm_head rows of a draft vocabulary; None: the module uses the whole lm_head."""
 
     def __init__(self, module: Mtp, model: Model) -> None:
         """Raises: SpeculatorNotLoadable: the module does not fit the model's sizes."""
@@ -82,7 +85,7 @@ class DensePrediction:
         return numbers * self._model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """Returns keys and values [2, num_slots, Hkv, D], as zeros because unwritten positions may be read."""
+        """Returns keys and values [2, num_slots, Hkv, D]; zeros, because attention may read slots never written."""
         shape = (2, num_slots, self._attention.num_kv_heads, self._attention.head_dim)
         return torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
 

@@ -1,11 +1,14 @@
 """A dense multi-token prediction module, used for training and serving, in the `mtp` layout of speculators.
 
     x_t = input_proj([RMSNorm(e(token t + 1)) | RMSNorm(h_t)])
-    o_t = RMSNorm(layer(x_0 .. x_t))            predicts token t + 2 with the target's lm_head o_t
+    o_t = RMSNorm(layer(x_0 .. x_t))
+    logits of token t + 2 = lm_head o_t         with the target's lm_head
     where the target has no hidden state yet, o_t replaces h_{t + 1}
 
-h_t is the target's hidden state after its final norm; the layer is one of Llama, Qwen2 or Qwen3. The module of DeepSeek
-(engine/models/deepseek_mtp.py) differs only in its layer.
+h_t is the target's hidden state after its final norm. The layer is a decoder layer of Llama, Qwen2 or Qwen3. DeepSeek's
+module (engine/models/deepseek_mtp.py) differs only in its layer.
+
+Shape letters: T positions, R rows, H hidden size, D head size, Hq and Hkv query and key heads, Vd draft vocabulary.
 
 Source: DeepSeek-V3, arXiv:2412.19437; FastMTP, arXiv:2509.18362, which trains one module for several steps.
 """
@@ -30,17 +33,17 @@ from kernels.rope import rotate
 WEIGHTS_FILE = "model.safetensors"
 VOCAB_FILE = "draft_vocab.json"  # not part of the layout: other engines use the whole vocabulary
 _LAYER_TYPES = ("llama", "qwen2", "qwen3")
-_IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's, or derived
+_IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's weights, or derived tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """transformer: the layer's configuration as published. num_steps: number of steps in training."""
+    """transformer: the layer's published configuration. num_steps: number of unroll steps in training."""
 
     transformer: dict[str, Any]
     num_steps: int
-    dtype: torch.dtype = torch.bfloat16  # of the weights as stored
-    verifier: dict[str, Any]  # as in speculators: name_or_path, architectures
+    dtype: torch.dtype = torch.bfloat16  # dtype of the stored weights
+    verifier: dict[str, Any]  # speculators' description of the target: name_or_path, architectures
 
     @property
     def layer(self) -> PretrainedConfig:
@@ -140,7 +143,7 @@ class MtpLayer(nn.Module):
         return self.finish(x, self.self_attn(self.input_layernorm(x), cosines, sines, visible))
 
     def read(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
-        """hidden, embeddings [R, H] -> initial residual [R, H]."""
+        """hidden, embeddings [R, H] -> x, the layer's input [R, H]."""
         x: Tensor = self.input_proj(torch.cat([self.token_layernorm(embeddings), self.hidden_layernorm(hidden)], -1))
         return x
 
@@ -152,9 +155,9 @@ class MtpLayer(nn.Module):
 
 
 class Mtp(nn.Module):
-    """Parameters have the names of the layout, so `state_dict()` is the content of the file.
+    """Parameters have the names of the `mtp` layout, so `state_dict()` is the content of the file.
 
-    draft_vocab: [Vd] int64, ascending ids of the tokens it may propose; None: all.
+    draft_vocab: [Vd] int64, ascending ids of the tokens that the module may propose; None: all tokens.
     """
 
     draft_vocab: Tensor | None
@@ -172,7 +175,7 @@ class Mtp(nn.Module):
         return layer
 
     def rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
-        """As engine.models.rotary. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
+        """Returns cosines and sines. Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length."""
         return tables_of(self.config.layer, self.layer.self_attn.head_dim, max_positions)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
@@ -180,9 +183,10 @@ class Mtp(nn.Module):
 
         Args:
             hidden: [T, H]. The target's hidden states, or the output of the previous step.
-            embeddings: [T, H] of the token after each position; in each further step, of the next token.
+            embeddings: [T, H]. In the first step, the embedding of the token after each position; each further step
+                takes the token after that of the previous step.
             positions: [T] int64.
-            visible: [T, T] bool. Positions of the same text up to the row's own.
+            visible: [T, T] bool. Which positions are in the row's text and not after the row's position.
 
         Returns: [T, H] after the final norm.
         """

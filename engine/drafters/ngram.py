@@ -1,7 +1,8 @@
-"""Prompt lookup: proposes the tokens that followed the same last tokens earlier in the request.
+"""Prompt lookup: finds an earlier occurrence of the request's last tokens and proposes the tokens that followed it.
 
-The longest match wins, and the latest among equal ones. A token proposed at depth d is supported by d - 1 more matching
-tokens than the first. The acceptance rate of proposals with this number of matching tokens determines the survival.
+The longest match wins, and the latest of equally long ones. A token proposed at depth d has d - 1 more matching tokens
+before it than the first proposed token. A token's survival is computed from the observed acceptance rates of proposals
+with as many matching tokens.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """
@@ -15,10 +16,10 @@ from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 12
-_ROOM = 4096  # index space for the answer; a longer answer overwrites the beginning of the prompt
-_ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # assumed rate by the bit length of the number of matching tokens
+_MAX_OUTPUT = 4096  # output tokens that fit in the index; a longer output overwrites the beginning of the prompt
+_ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # assumed acceptance rate by bit length of the number of matching tokens
 
-_Kind = tuple[int, bool]  # that bit length; whether the request samples
+_Kind = tuple[int, bool]  # bit length of the number of matching tokens; whether the temperature is above 0
 
 
 class NgramDrafter(Drafter):
@@ -45,7 +46,7 @@ class NgramDrafter(Drafter):
         request_id = sequence.request.request_id
         index = self._indexes.get(request_id)
         if index is None:
-            capacity = len(sequence.tokens) + min(sequence.num_remaining, _ROOM)
+            capacity = len(sequence.tokens) + min(sequence.num_remaining, _MAX_OUTPUT)
             index = self._indexes[request_id] = SuffixIndex(capacity)
         index.extend(sequence.tokens[index.num_tokens : end])
         return index
@@ -54,17 +55,17 @@ class NgramDrafter(Drafter):
         request_id, tokens = sequence.request.request_id, sequence.tokens
         index = self._read(sequence, len(tokens))
         self._record.settle(request_id, tokens)
-        found = index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), places=1)
-        agreement, guessed = found[0] if found else (0, ())
+        found = index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), enough=1)
+        num_matching, proposed = found[0] if found else (0, ())
         sampled = sequence.request.sampling.temperature > 0.0
         survival: list[float] = []
         kinds: list[_Kind] = []
         above = 1.0
-        for depth in range(len(guessed)):
-            kind = (min((agreement + depth).bit_length(), len(_ASSUMED) - 1), sampled)
+        for depth in range(len(proposed)):
+            kind = (min((num_matching + depth).bit_length(), len(_ASSUMED) - 1), sampled)
             above *= self._record.rate(kind, _ASSUMED[kind[0]])
             kinds.append(kind)
             survival.append(above)
-        draft = chain(guessed, survival)
+        draft = chain(proposed, survival)
         self._record.claim(request_id, len(tokens), draft, kinds)
         return draft

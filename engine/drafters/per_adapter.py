@@ -1,4 +1,4 @@
-"""Uses a separate drafter for each LoRA adapter, since an adapter changes the model's answers.
+"""Uses a separate drafter for each LoRA adapter, since an adapter changes the model's output.
 
 Requests with different adapters share a batch; each drafter handles only its own requests.
 """
@@ -15,7 +15,7 @@ from engine.sequence import Sequence
 
 class PerAdapterDrafter(Drafter):
     def __init__(self, general: Drafter, own: Mapping[str, Drafter]) -> None:
-        """`own`: drafters by adapter name. `general` drafts for the model itself and for all other adapters."""
+        """`own`: drafters by adapter name. `general` drafts for requests without an adapter and for other adapters."""
         self.general = general
         self.own = dict(own)
         self._drafters = (general, *self.own.values())

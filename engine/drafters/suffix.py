@@ -1,19 +1,21 @@
-"""Suffix decoding: drafts a tree of continuations of the same last tokens in this request and in past answers.
+"""Suffix decoding: finds the request's last tokens in its own text and in past answers, and drafts what followed them.
 
-Every earlier occurrence of the last tokens votes for the token that followed it, with more weight the longer the match.
-At a node of the tree, those occurrences vote that continued with the node's path, and their match is longer by the
-depth:
+Every earlier occurrence of the last tokens votes for the token that followed it; a longer match has more weight. Below
+a node of the tree, only the occurrences that continued with the node's path vote, and their matches are longer by the
+node's depth:
 
-    share(token) = votes for it / (all votes + 1)        survival(node) = survival(parent) * rate(kind of claim)
+    share(token) = weight of the token's votes / (weight of all votes + 1)
+    survival(node) = survival(parent) * rate(kind of the node)
 
-The kind consists of the number of matching tokens, the share, the source of the occurrences, and whether the request
-samples. `rate` is the observed share of right claims of the kind. Nodes are grown best first, and the maximum depth of
-a path depends on the length of the match.
+The kind of a node consists of the number of matching tokens, the token's share, the sources of the occurrences, and
+whether the temperature is above 0. `rate` is the observed acceptance rate of nodes of this kind. Nodes are grown best
+first, and the maximum depth of a path depends on the length of the match.
 
-Past answers of all requests are kept together, since a process serves one deployment and so one customer. The oldest
-are dropped first. If a request was preempted, the answer until then may vote twice.
+Past answers of all requests share one index, since a process serves one deployment and so one customer. The oldest are
+dropped first. The output of a preempted request is indexed at the preemption and again at the end, so it may vote
+twice.
 
-Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; the tree's order is that of JetSpec, arXiv:2606.18394.
+Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
 
 import heapq
@@ -31,11 +33,11 @@ from engine.sequence import Sequence
 _MAX_DEPTH = 16
 _DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth: 1 * matching tokens + 4
 _PAST_TOKENS = 200_000
-_OWN_ANSWER = 4096  # index space for the answer; a longer answer overwrites the beginning of the prompt
+_MAX_OUTPUT = 4096  # output tokens that fit in a request's index; a longer output overwrites the prompt's beginning
 _WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
 _PAST_WEIGHT = 0.5  # factor on the votes of past answers
-_ASSUMED = 0.8  # assumed rate of a claim, relative to its share
-_LEVELS = 6  # of match lengths, by bit length: 1, 2, 4, 8, 16, 32 tokens or more
+_ASSUMED = 0.8  # assumed acceptance rate of a node, relative to the token's share
+_MAX_LENGTH_BITS = 6  # kinds distinguish match lengths by bit length, up to this one: 32 tokens or more
 _LEAST_SURVIVAL = 0.02
 
 _Kind = tuple[int, int, int, bool]
@@ -85,7 +87,7 @@ class SuffixDrafter(Drafter):
         request_id = sequence.request.request_id
         request = self._requests.get(request_id)
         if request is None:
-            capacity = len(sequence.tokens) + min(sequence.num_remaining, _OWN_ANSWER)
+            capacity = len(sequence.tokens) + min(sequence.num_remaining, _MAX_OUTPUT)
             request = self._requests[request_id] = _Request(sequence, SuffixIndex(capacity))
         request.index.extend(sequence.tokens[request.index.num_tokens : end])
         return request
@@ -106,7 +108,7 @@ class SuffixDrafter(Drafter):
         return draft
 
     def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
-        """Returns the likeliest nodes by best-first search: the children of each node are pushed on the heap."""
+        """Returns the likeliest nodes and their kinds, by best-first search over a heap of candidate nodes."""
         deepest = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
         tokens: list[int] = []
         parents: list[int] = []
@@ -130,9 +132,9 @@ class SuffixDrafter(Drafter):
             above, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """Yields the claims of the votes, longest match first, about the token at `depth`."""
+        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first."""
         groups: dict[int, list[_Vote]] = {}
-        total = 1.0
+        total = 1.0  # the 1 of `all votes + 1`, so that a single vote is no certainty
         for vote in votes:
             continuation = vote[1]
             if depth < len(continuation):
@@ -149,5 +151,5 @@ class SuffixDrafter(Drafter):
                 weight += vote[3]
                 sources |= vote[2]
             share = weight / total
-            kind = (min((own[0][0] + depth).bit_length(), _LEVELS), int(share * 10), sources, sampled)
+            kind = (min((own[0][0] + depth).bit_length(), _MAX_LENGTH_BITS), int(share * 10), sources, sampled)
             yield token, self._record.rate(kind, share * _ASSUMED), kind, own

@@ -1,11 +1,12 @@
 """Finds earlier occurrences of the last tokens of a text, like the match finder of LZ77, but over token ids.
 
-For contexts of 1, 2, 4, 8 and 16 tokens, the positions after equal contexts form a chain, latest first: `head` maps a
-context's hash to its latest position, and `prev` maps a position to the previous one. Adding a token takes a constant
-number of writes, and a lookup visits a bounded number of positions. The text is a ring buffer: once it is full, its
-oldest tokens are overwritten. The hash of 2 n tokens is computed from two hashes of n tokens.
+A context is the last 1, 2, 4, 8 or 16 tokens before a position. The positions after contexts with equal hashes form a
+chain, latest first: `head` maps a context's hash to its latest position, and `prev` maps a position to the previous one
+of the chain. Adding a token takes a constant number of writes, and a lookup visits a bounded number of positions. The
+text is a ring buffer: once it is full, its oldest tokens are overwritten. The hash of 2 n tokens is computed from two
+hashes of n tokens.
 
-Memory: 4 bytes per token and 16 for each of the five lengths, together 84 bytes, allocated at once.
+Memory per token: 4 bytes, and 16 bytes for each of the five context lengths, in total 84 bytes, allocated at once.
 
 Source: hash chains as in zlib's deflate, instead of the suffix trees of suffix decoding (Oliaro et al. 2024,
 arXiv:2411.04975).
@@ -20,14 +21,14 @@ CONTEXTS = (1, 2, 4, 8, 16)  # lengths in tokens; each is twice the previous one
 LONGEST = CONTEXTS[-1]
 MAX_CONTINUATION = 48
 BREAK = -1  # separates texts
-_TAIL = MAX_CONTINUATION + LONGEST  # number of first tokens repeated after the end of the ring, so that no slice wraps
+_TAIL = MAX_CONTINUATION + LONGEST  # this many first tokens are repeated after the ring's end, so that no slice wraps
 _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
 _VISITS = 16  # positions visited per context length
-ENOUGH = 8  # with this many matches, shorter contexts are skipped
+ENOUGH = 8  # after this many matches, shorter contexts are not looked up
 
 
-# (number of matching tokens, continuation); the continuation is never empty and may contain a BREAK.
+# (number of matching tokens, the tokens that followed them); these are at least one, and may contain a BREAK
 Match = tuple[int, Many[int]]
 
 
@@ -39,30 +40,30 @@ class SuffixIndex:
         self._tokens = array("i", (BREAK,)) * (self._size + _TAIL)
         self._heads = [array("q", (-1,)) * self._size for _ in CONTEXTS]
         self._prevs = [array("q", (-1,)) * self._size for _ in CONTEXTS]
-        self._hashes = [deque([0] * n, maxlen=n) for n in CONTEXTS]  # the last n hashes of n tokens
+        self._hashes = [deque([0] * n, maxlen=n) for n in CONTEXTS]  # the last n hashes of contexts of n tokens
         self.num_tokens = 0  # number of tokens added so far
 
     def extend(self, tokens: Iterable[int]) -> None:
-        mask, ring, place = self._size - 1, self._tokens, self.num_tokens
+        mask, ring, position = self._size - 1, self._tokens, self.num_tokens
         levels = list(zip(self._hashes, self._heads, self._prevs, strict=True))
         for token in tokens:
-            ring[place & mask] = token
-            if place & mask < _TAIL:
-                ring[self._size + (place & mask)] = token
-            place += 1
+            ring[position & mask] = token
+            if position & mask < _TAIL:
+                ring[self._size + (position & mask)] = token
+            position += 1
             code = token & _MASK
             for hashes, head, prev in levels:
                 before = hashes[0]
                 hashes.append(code)
-                prev[place & mask] = head[code & mask]
-                head[code & mask] = place
+                prev[position & mask] = head[code & mask]
+                head[code & mask] = position
                 code = (before * _MULTIPLIER + (code ^ (code >> 15))) & _MASK
-        self.num_tokens = place
+        self.num_tokens = position
 
-    def matches(self, last_tokens: Many[int], depth: int, *, places: int = ENOUGH) -> list[Match]:
-        """Returns matches with up to `depth` following tokens, longest contexts first and latest first among equals.
+    def matches(self, last_tokens: Many[int], depth: int, *, enough: int = ENOUGH) -> list[Match]:
+        """Returns matches with up to `depth` following tokens: longest contexts first, and of equal ones latest first.
 
-        Shorter contexts are skipped once `places` matches are found.
+        Shorter contexts are not looked up once `enough` matches are found.
         """
         found: list[Match] = []
         seen = set()
@@ -73,25 +74,25 @@ class SuffixIndex:
         for level in range(len(codes) - 1, -1, -1):
             length, prev = CONTEXTS[level], self._prevs[level]
             wanted = context[-length:]
-            place = self._heads[level][codes[level] & mask]
+            position = self._heads[level][codes[level] & mask]
             for _ in range(_VISITS):
-                start = place - length
+                start = position - length
                 if start < oldest or start < 0:
                     break
-                if place < self.num_tokens and place not in seen:
+                if position < self.num_tokens and position not in seen:
                     start &= mask
                     if ring[start : start + length] == wanted:
-                        seen.add(place)
-                        end = min(depth, self.num_tokens - place)
-                        found.append((length, ring[place & mask : (place & mask) + end]))
-                place = prev[place & mask]
-            if len(found) >= places:
+                        seen.add(position)
+                        end = min(depth, self.num_tokens - position)
+                        found.append((length, ring[position & mask : (position & mask) + end]))
+                position = prev[position & mask]
+            if len(found) >= enough:
                 break
         return found
 
 
 def _codes(context: "array[int]") -> list[int]:
-    """Hashes of the last 1, 2, 4, ... tokens, up to the length of the context."""
+    """Returns the hashes of the last 1, 2, 4, ... tokens, up to the length of the context."""
     row = [token & _MASK for token in context]
     codes = [row[-1]] if row else []
     for length in CONTEXTS[1:]:

@@ -1,7 +1,7 @@
 """The state of decoding sequences on the device, which graph steps read and advance without the host.
 
-A batch slot is a row of the cache's slot tables. The last row belongs to no sequence and pads batches to their captured
-size.
+Each row of the cache's slot tables has a batch slot with the same index. The last one belongs to no sequence; it pads
+batches to the size for which a graph was captured.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.request import SamplingParams
 from engine.sequence import Sequence
 from kernels.candidates import RowSampling
 
-_SIGN = 2**63
+_SIGN = 2**63  # maps unsigned 64-bit seeds to int64, since torch has no arithmetic for uint64
 
 
 def is_filtered(sampling: SamplingParams) -> bool:
@@ -28,8 +28,8 @@ class BatchSlotState:
 
     rows: [B] int64, rows of the slot tables.
     lengths, tokens, ends: [B] int64. Number of tokens, the last token, and the maximum number of tokens.
-    adapters: [B] int64. Index of each sequence's adapter in the stacks, -1 for none.
-    sampling: parameters for the next token of each.
+    adapters: [B] int64. Index of each sequence's adapter in the LoRA stacks, -1 for none.
+    sampling: sampling parameters for each sequence's next token.
     """
 
     rows: Tensor
@@ -40,7 +40,7 @@ class BatchSlotState:
     sampling: RowSampling
 
     def sampling_below(self, depths: Tensor) -> RowSampling:
-        """[B n] parameters for the tokens `depths` positions after the next one; depths: [n] or [B, n] int64."""
+        """Returns sampling parameters [B n] of draft tokens; depth 0: the next token. depths: [n] or [B, n] int64."""
         n, own = depths.shape[-1], self.sampling
         positions = own.positions.unsqueeze(1) + depths
         return RowSampling(
@@ -67,7 +67,7 @@ class BatchSlots:
         self.slot_tables[self.padding_row] = self.padding_slot
 
     def load_sequence(self, sequence: Sequence, adapter: int) -> None:
-        """Copies a sequence's state to its batch slot; `adapter`: its index in the stacks, -1 for none."""
+        """Copies a sequence's state to its batch slot; `adapter`: the adapter's index in the stacks, -1 for none."""
         sampling, prompt = sequence.request.sampling, sequence.request.prompt_token_ids
         seed = (sampling.seed + _SIGN) % 2**64 - _SIGN
         end = len(prompt) + sampling.max_tokens
@@ -83,7 +83,7 @@ class BatchSlots:
         self._device.put(self._integers[row], torch.tensor((length, 0, length, -1, 0, 0), dtype=torch.int64))
 
     def state(self, rows: Tensor) -> BatchSlotState:
-        """rows: [B] int64."""
+        """Reads the state of batch slots; rows: [B] int64."""
         lengths, tokens, ends, adapters, seeds, top_ks = self._integers[rows].T.contiguous().unbind()
         temperatures, top_ps, min_ps = self._floats[rows].T.contiguous().unbind()
         sampling = RowSampling(
@@ -92,9 +92,10 @@ class BatchSlots:
         return BatchSlotState(rows, lengths, tokens, ends, adapters, sampling)
 
     def advance(self, state: BatchSlotState, counts: Tensor, tokens: Tensor) -> None:
-        """Adds counts + 1 [B] tokens, of which `tokens` [B] are the last, but never goes past the end of an answer.
+        """Lengthens each sequence by counts + 1 tokens, up to its end; `tokens` become the last tokens. [B] each.
 
-        A finished answer stays at its end until the host removes it; the host drops what later steps compute for it.
+        A finished sequence keeps its maximum length until the host removes it. The host drops the results of steps that
+        run meanwhile.
         """
         moved = torch.minimum(state.lengths + counts + 1, state.ends)
         self._integers[:, :2].index_copy_(0, state.rows, torch.stack((moved, tokens), dim=1))

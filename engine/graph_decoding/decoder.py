@@ -5,11 +5,12 @@
 The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
 sequences and free cache slots: one for the last token and one for each draft node, since acceptance is not known yet.
 The host reads the accepted nodes one step late. It then commits the tokens, frees the slots of rejected nodes, and
-applies stop tokens and limits. If an answer has ended, it drops the results of steps launched meanwhile and frees their
-slots. This is safe because the device executes in order: the next user of a cache slot or batch slot always comes
-later.
+applies stop tokens and limits. When a sequence has ended, the host drops the results of steps launched meanwhile and
+frees their slots. This is safe because the device executes in order: a step that reuses a cache slot or batch slot runs
+after the steps that used it before.
 
-The tokens are those of the synchronous step, because they depend neither on drafts nor on other sequences in the batch.
+The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
+batch.
 """
 
 import time
@@ -31,7 +32,7 @@ from engine.request import StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
-_NODE_COUNTS = (0, 3, 7, 15, 31)  # plus the last token's row, they divide or fill tiles of 16 rows
+_NODE_COUNTS = (0, 3, 7, 15, 31)  # with the last token's row, 1 to 32 rows: powers of two, which suit tiles of 16 rows
 
 
 def node_counts(draft_budget: int | None) -> tuple[int, ...]:
@@ -46,7 +47,7 @@ class Finish(Protocol):
 
 
 def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
-    """Whether the device can sample its tokens without the host; `adapters`: the device can apply LoRA."""
+    """Whether the device can sample the sequence's tokens without the host; `adapters`: the device can apply LoRA."""
     sampling = sequence.request.sampling
     return (sequence.root is None or adapters) and sampling.num_logprobs is None and not needs_adjusting(sampling)
 
@@ -64,7 +65,7 @@ class _InFlight:
     launched: LaunchedStep
     parts: tuple[_Part, ...]
     num_nodes: int
-    drafts: tuple[Draft, ...] | None  # made on the host; None: the device drafted
+    drafts: tuple[Draft, ...] | None  # drafts made on the host; None: the device drafted
 
 
 class GraphDecoder:
@@ -87,8 +88,8 @@ class GraphDecoder:
         """
         Args:
             drafter: drafts on the device; None: `drafting` drafts on the host, or there is no drafter.
-            stacks: LoRA adapters of the sequences; None: no sequence has one.
-            finish: commits tokens up to the end of the answer; returns the output and the kept nodes.
+            stacks: LoRA adapters of the sequences; None: no sequence has an adapter.
+            finish: commits tokens up to the end of the output; returns the output and the kept nodes.
             phase_seconds: the time spent in each phase is added here.
         """
         self.runner = runner
@@ -116,7 +117,7 @@ class GraphDecoder:
         outputs: list[StepOutput] = []
         while len(self._in_flight) > ahead:
             outputs += self._read()
-        if not self._scheduler.running:  # every answer has ended, so nothing more is launched
+        if not self._scheduler.running:  # every sequence has ended, so no further launch would read these steps
             outputs += self.read_all()
         return outputs
 
@@ -162,7 +163,10 @@ class GraphDecoder:
         return True
 
     def _schedule(self) -> tuple[list[Sequence], int]:
-        """Sequences of the next step and draft nodes of each; none while steps in flight hold the cache slots."""
+        """Returns the next step's sequences and its number of draft nodes per sequence.
+
+        Returns no sequences while the needed cache slots are used by steps in flight.
+        """
         sequences = self._unfinished()
         num_nodes = self._nodes(sequences) if sequences else 0
         while sequences and not self._has_room(sequences, num_nodes):
@@ -178,16 +182,16 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _unfinished(self) -> list[Sequence]:
-        """Decoding sequences that do not reach their limit if each step in flight adds one token."""
-        under_way: dict[Sequence, int] = {}
+        """Returns decoding sequences that do not reach their limit if each step in flight adds one token."""
+        num_in_flight: dict[Sequence, int] = {}
         for flight in self._in_flight:
             for part in flight.parts:
-                under_way[part.sequence] = under_way.get(part.sequence, 0) + 1
+                num_in_flight[part.sequence] = num_in_flight.get(part.sequence, 0) + 1
         running = self._scheduler.running.values()
-        return [s for s in running if s.is_decoding and s.num_remaining > under_way.get(s, 0)]
+        return [s for s in running if s.is_decoding and s.num_remaining > num_in_flight.get(s, 0)]
 
     def _nodes(self, sequences: Many[Sequence]) -> int:
-        """Draft nodes of each sequence: the budget's number, which follows from the steps read so far."""
+        """Returns the draft nodes per sequence that the budget computes from the steps read so far."""
         if self._drafts_on_host or self.drafter is None:
             return 0
         if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
@@ -211,12 +215,13 @@ class GraphDecoder:
         return len(sequences) * (1 + num_nodes) <= self._scheduler.pool.num_available
 
     def _load(self, sequences: Many[Sequence]) -> None:
-        places: tuple[list[int], list[int], list[int]] = ([], [], [])
+        """Writes new cache slots to the slot tables, and the state of new sequences to their batch slots."""
+        entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # table rows, positions, cache slots
         for sequence in sequences:
             new = range(sequence.num_tabled, len(sequence.slots))
-            places[0].extend([sequence.table_row] * len(new))
-            places[1].extend(new)
-            places[2].extend(sequence.slots[sequence.num_tabled :])
+            entries[0].extend([sequence.table_row] * len(new))
+            entries[1].extend(new)
+            entries[2].extend(sequence.slots[sequence.num_tabled :])
             sequence.num_tabled = len(sequence.slots)
             if sequence not in self._loaded:
                 adapter = -1 if self._stacks is None else self._stacks.index(sequence.root)
@@ -224,7 +229,7 @@ class GraphDecoder:
                 if self.drafter is not None:
                     self.drafter.load_sequence(sequence)
                 self._loaded.add(sequence)
-        self._cache.write_tables(*places)
+        self._cache.write_tables(*entries)
 
     def _read(self) -> list[StepOutput]:
         """Waits for the oldest graph step and commits its results."""
@@ -241,7 +246,7 @@ class GraphDecoder:
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:
                 self._loaded.discard(sequence)
-                self._scheduler.free_slots(part.slots)  # it had ended before this step
+                self._scheduler.free_slots(part.slots)  # the sequence had ended before this step
                 continue
             drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
             position, first = sequence.num_computed, index * (1 + flight.num_nodes)
@@ -264,7 +269,7 @@ class GraphDecoder:
 
     @staticmethod
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
-        """Gives the step's cache slots to the sequence; the device has written the kept ones to the slot table."""
+        """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)

@@ -1,10 +1,10 @@
 """A device for graph decoding: replayable programs, asynchronous copies, and a clock.
 
-On CUDA a program becomes a graph. Its first run launches the kernels one by one, which compiles them and warms up. Then
-it is captured, and later runs launch the whole graph at once. All graphs share one memory pool, because only one runs
-at a time. Values that outlive a run are stored in tensors allocated outside of the program.
+On CUDA a program becomes a graph. Its first run launches the kernels one by one, which compiles and warms them up. Then
+the program is captured, and later runs launch the whole graph at once. All graphs share one memory pool, because only
+one runs at a time. Values that outlive a run are stored in tensors allocated outside of the program.
 
-Source: CUDA graphs in PyTorch; one pool for all of them, as in vLLM.
+Source: CUDA graphs in PyTorch; one memory pool for all graphs, as in vLLM.
 """
 
 import logging
@@ -37,13 +37,16 @@ class Fetch(Protocol):
 
 class Device(Protocol):
     def program(self, function: Program) -> Program:
-        """`function` reads and writes tensors at fixed addresses and never synchronizes with the device."""
+        """Returns a replayable form of `function`.
+
+        `function` must read and write tensors at fixed addresses and must not synchronize with the device.
+        """
 
     def put(self, target: Tensor, values: Tensor) -> None:
-        """Copies `values` from any device after all work queued so far; the caller does not wait."""
+        """Copies `values`, from any device, to `target` after all work queued so far, without waiting."""
 
     def fetch(self, source: Tensor) -> Fetch:
-        """Copies `source` to the host as it is after all work queued so far, even if later work overwrites it."""
+        """Copies the values that `source` has after all work queued so far, even if later work overwrites them."""
 
     def mark(self) -> Mark: ...
 

@@ -1,11 +1,12 @@
 """A graph step on the device: two programs that never wait for the host.
 
-    draft    grow a tree below each sequence's last token, from the drafter's state in its batch slot verify   lay out
-    the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted nodes
-             to the slot tables, advance the batch slots, and let the drafter observe the pass
+    draft    grow a tree below each sequence's last token, from the drafter's state in the sequence's batch slot
+    verify   lay out the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted
+             nodes to the slot tables, advance the batch slots, and let the drafter observe the pass
 
-A program is captured for each batch shape (sequences, draft nodes), with its own buffers. Smaller batches are padded
-with the padding slot. Padding changes no bit of the other sequences, because no row depends on another one.
+A program is captured for each batch shape (B sequences, N draft nodes per sequence), with its own buffers. Smaller
+batches are padded with the padding batch slot. Padding changes no bit of the other sequences, because no sequence's
+rows depend on another sequence.
 """
 
 from collections.abc import Sequence as Many
@@ -27,7 +28,7 @@ from kernels.lora import StackedRows
 from kernels.tree import Accepted, Commit, Trees, accept_trees
 from kernels.tree_rows import Roots, tree_rows
 
-_FEW_SEQUENCES = 8  # batch sizes are powers of two up to this number, and its multiples above
+_FEW_SEQUENCES = 8  # captured batch sizes are powers of two up to this number, and multiples of it above
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class LaunchedStep:
     """A graph step in flight.
 
     result: the input of `Outcome.of`.
-    hidden: for drafters on the host; valid until the next step.
+    began, drafted, ended: times on the device before drafting, after drafting and after verification.
+    hidden: hidden states for a drafter on the host; valid until the next step.
     """
 
     result: Fetch
@@ -47,10 +49,10 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one sequence. tokens: those of the accepted nodes, and the one that the target adds."""
+    """The result of one sequence."""
 
-    tokens: tuple[int, ...]
-    path: tuple[int, ...]  # accepted nodes, top down
+    tokens: tuple[int, ...]  # tokens of the accepted nodes, and then the token that the target sampled after them
+    path: tuple[int, ...]  # accepted nodes, from the root down
     draft: Draft
 
     @classmethod
@@ -68,7 +70,11 @@ class Outcome:
 
 
 def _packed(accepted: Accepted, trees: Trees) -> Tensor:
-    """[B, 3 + 5 N] int64: numbers of accepted and drafted nodes, then the nodes, survivals as the bits of float64."""
+    """Packs the result of a step into one tensor [B, 3 + 5 N] int64, which needs only one copy to the host.
+
+    Columns: number of accepted nodes, number of drafted nodes, accepted nodes [N], accepted tokens and the target's
+    [N + 1], draft tokens [N], parents [N], survivals as the bits of float64 [N].
+    """
     counts = torch.stack((accepted.counts, trees.counts), dim=1)
     survival = trees.survival.double().view(torch.int64)
     return torch.cat((counts, accepted.nodes, accepted.tokens, trees.tokens, trees.parents, survival), dim=1)
@@ -107,7 +113,7 @@ class Runner:
         Args:
             drafter: None if the host drafts or there is no drafter.
             taps: layers whose hidden states the drafter reads, on the device or on the host.
-            keeps_hidden: a drafter on the host reads the hidden states.
+            keeps_hidden: whether steps keep the hidden states for a drafter on the host.
             stacks: the LoRA adapters of the sequences.
         """
         self._model = model
@@ -135,11 +141,11 @@ class Runner:
         """Returns without waiting for the device.
 
         Args:
-            rows: at least one batch slot.
-            slots: for each batch slot, the cache slot of its last token and one for each draft node.
+            rows: the batch slots of the sequences, at least one.
+            slots: for each sequence, a cache slot for its last token and one for each draft node.
             drafts: trees of at most `num_nodes` nodes made on the host; None: the device drafts.
-            filtered: some sequence has top-k, top-p or min-p.
-            adapted: some sequence has an adapter, which is in the stacks.
+            filtered: whether a sequence has top-k, top-p or min-p.
+            adapted: whether a sequence has an adapter; all adapters are in the stacks.
         """
         buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes)
         missing = buffers.rows.shape[0] - len(rows)
@@ -156,8 +162,7 @@ class Runner:
         return LaunchedStep(self._device.fetch(buffers.result), began, drafted, self._device.mark(), buffers.hidden)
 
     @property
-    def drafts(self) -> bool:
-        """Whether the device drafts."""
+    def drafts_on_device(self) -> bool:
         return self._drafter is not None
 
     def _buffers_for(self, num_sequences: int, num_nodes: int) -> _Buffers:
@@ -165,10 +170,10 @@ class Runner:
         if key not in self._buffers:
             self._buffers[key] = buffers = _Buffers(*key, self._model.device)
             if self._keeps_hidden:
-                buffers.hidden = self._kept(num_sequences * (1 + num_nodes))
+                buffers.hidden = self._hidden_buffers(num_sequences * (1 + num_nodes))
         return self._buffers[key]
 
-    def _kept(self, num_rows: int) -> Hidden:
+    def _hidden_buffers(self, num_rows: int) -> Hidden:
         """Buffers for the hidden states that a drafter on the host reads."""
         width, dtype, device = self._model.config.hidden_size, self._model.dtype, self._model.device
         final = torch.zeros(num_rows, width, dtype=dtype, device=device)
@@ -176,6 +181,7 @@ class Runner:
         return Hidden(final, taps)
 
     def _put_drafts(self, buffers: _Buffers, drafts: Many[Draft]) -> None:
+        """Copies drafts to the device, padded to N nodes with parent -2, which is no node's parent (-1 is the root)."""
         B, N = buffers.trees.tokens.shape
         padded = [
             [[*draft.tokens, *[0] * (N - len(draft))], [*draft.parents, *[-2] * (N - len(draft))]] for draft in drafts
@@ -230,17 +236,17 @@ class Runner:
         if adapted and self._stacks is not None:
             stacked = StackedRows(state.adapters.repeat_interleave(1 + N), B, self._stacks.layers)
         hidden = self._model.forward(Rows(laid.tokens, laid.rows, stacked=stacked), self._cache, self._taps)
-        below = laid.rows.positions.view(B, 1 + N) + 1 - state.lengths.unsqueeze(1)
-        chosen = self._sampler.sample(hidden.final, state.sampling_below(below), filtered=filtered).view(B, 1 + N)
+        depths = laid.rows.positions.view(B, 1 + N) + 1 - state.lengths.unsqueeze(1)
+        sampled = self._sampler.sample(hidden.final, state.sampling_below(depths), filtered=filtered).view(B, 1 + N)
         commit = Commit(
             slot_tables=batch_slots.slot_tables,
             table_rows=state.rows,
             positions=state.lengths,
             node_slots=buffers.slots[:, 1:].contiguous(),
         )
-        accepted = accept_trees(chosen, trees, commit)
-        added = accepted.tokens.gather(1, accepted.counts.unsqueeze(1)).squeeze(1)
-        batch_slots.advance(state, accepted.counts, added)
+        accepted = accept_trees(sampled, trees, commit)
+        last_tokens = accepted.tokens.gather(1, accepted.counts.unsqueeze(1)).squeeze(1)
+        batch_slots.advance(state, accepted.counts, last_tokens)
         if self._drafter is not None:
             self._drafter.observe(Verified(hidden, state, accepted, buffers.slots, depth))
         buffers.result.copy_(_packed(accepted, trees))
@@ -250,13 +256,13 @@ class Runner:
                 buffers.hidden.taps.copy_(hidden.taps)
 
     def max_path(self, num_nodes: int) -> int:
-        """The maximum depth of a tree of `num_nodes` nodes."""
+        """Returns the maximum depth of a tree of `num_nodes` nodes, but at least 1."""
         deepest = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
         return max(1, min(num_nodes, deepest))
 
 
 def _rounded(num_sequences: int, most: int) -> int:
-    """The batch size that `num_sequences` are padded to."""
+    """Returns the batch size that `num_sequences` are padded to, at most `most`."""
     if num_sequences <= _FEW_SEQUENCES:
         return min(1 << (num_sequences - 1).bit_length(), most)
     return min(-(-num_sequences // _FEW_SEQUENCES) * _FEW_SEQUENCES, most)

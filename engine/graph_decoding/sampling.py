@@ -1,7 +1,7 @@
-"""Samples the target's next token of every row of a graph step at once.
+"""Samples the target's next token for all rows of a graph step at once.
 
-A row's own sampling parameters decide how its token is sampled, whatever other rows are in the batch. Rows without
-top-k, top-p or min-p are sampled from hidden states without storing logits; the others are sampled from logits.
+The token of a row depends only on the row's own sampling parameters, not on other rows in the batch. Rows without
+top-k, top-p and min-p are sampled from hidden states without storing logits; other rows are sampled from logits.
 """
 
 from typing import Protocol
@@ -18,7 +18,7 @@ from kernels.sampling import sample_token
 
 class TokenSampler(Protocol):
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
-        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: some row has top-k, top-p or min-p."""
+        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: a row has top-k, top-p or min-p."""
 
 
 def token_sampler_for(model: Decoder) -> TokenSampler:

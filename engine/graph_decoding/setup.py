@@ -14,7 +14,10 @@ from engine.models.dense import Decoder
 
 
 def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
-    """Only dense decoders can: a forward pass with routed experts, or one of transformers, needs the host."""
+    """Whether the config asks for graph decoding and the model is a dense decoder.
+
+    Other models can't be captured: routed experts and the models of transformers need the host during a forward pass.
+    """
     wanted = config.graph_decoding == "on" or (config.graph_decoding == "auto" and model.device.type == "cuda")
     return wanted and isinstance(model, Decoder)
 
@@ -31,7 +34,7 @@ class GraphDecodingSetup:
         self._stacks = stacks
 
     def runner(self, drafter: Drafter) -> tuple[Runner, GraphDrafter | None]:
-        """Returns the runner, and the drafter's implementation on the device; None if it drafts on the host."""
+        """Returns the runner and the drafter's implementation on the device, or None if it has none."""
         own = graph_drafter(drafter, self._model, self.batch_slots, self.device)
         runner = Runner(
             self._model,

@@ -18,8 +18,8 @@ class GraphStepTimes:
     """Medians over several graph steps."""
 
     verify_seconds: float  # forward pass, sampling, acceptance, and the drafter's observation of the pass
-    draft_seconds: float  # 0 where the device does not draft
-    host_seconds: float  # to launch the step; hidden while the device takes longer
+    draft_seconds: float  # 0 if the device does not draft
+    host_seconds: float  # time to launch the step, which overlaps with the device's previous step
 
 
 @torch.inference_mode()
@@ -35,7 +35,7 @@ def time_graph_step(
 ) -> GraphStepTimes:
     """Times graph steps of sequences that have `context` tokens and `num_nodes` draft nodes each.
 
-    Where the device does not draft, the drafts are chains, or binary trees if they have more than 64 nodes.
+    If the device does not draft, the drafts are chains up to `MAX_DEPTH` nodes and binary trees above.
 
     Raises: ValueError: too many sequences or tokens.
     Effects: overwrites batch slots and cache slots, so no request may be running and no prefix may be cached.
@@ -51,7 +51,7 @@ def time_graph_step(
         batch_slots.fill_for_timing(row, context)
     unused = iter(range(num_sequences * context, needed))
     slots = [[next(unused) for _ in range(1 + num_nodes)] for _ in rows]
-    drafts = None if runner.drafts else [_tree(num_nodes)] * num_sequences
+    drafts = None if runner.drafts_on_device else [_tree(num_nodes)] * num_sequences
     for _ in range(2):  # the first launch compiles the kernels, the second captures the graph
         runner.launch(rows, slots, num_nodes, drafts=drafts).result.wait()
     host: list[float] = []
@@ -69,9 +69,9 @@ def time_graph_step(
 
 @torch.inference_mode()
 def measure_graph_steps(runner: Runner, batch_slots: BatchSlots, node_counts: Sequence[int]) -> CostModel:
-    """Returns a cost model of verification in graph steps of one sequence with each number of draft nodes.
+    """Returns a cost model of verification, measured by graph steps of one sequence with each number of draft nodes.
 
-    It runs on the padding slot, so sequences may be decoding, but no graph step may be in flight.
+    The steps run on the padding slot, so sequences may be decoding, but no graph step may be in flight.
     """
     row_counts = [1 + count for count in node_counts]
     return CostModel.measure(lambda num_rows: _verify_seconds(runner, batch_slots, num_rows - 1), row_counts)
@@ -79,7 +79,7 @@ def measure_graph_steps(runner: Runner, batch_slots: BatchSlots, node_counts: Se
 
 def _verify_seconds(runner: Runner, batch_slots: BatchSlots, num_nodes: int) -> float:
     slots = [[batch_slots.padding_slot] * (1 + num_nodes)]
-    drafts = None if runner.drafts else [_tree(num_nodes)]
+    drafts = None if runner.drafts_on_device else [_tree(num_nodes)]
     launched = runner.launch([batch_slots.padding_row], slots, num_nodes, drafts=drafts)
     launched.result.wait()
     return launched.ended.seconds_since(launched.drafted)

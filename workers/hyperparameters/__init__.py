@@ -1,4 +1,5 @@
-"""The hyperparameters of each kind of speculator: names, types, ranges, defaults. Standard library only.
+"""The hyperparameters of each kind of speculator: names, types, ranges and defaults.
 
-The API refuses wrong values before a job begins; the trainer reads the same classes.
+The API checks values with these classes before a job is created, so this package imports only the standard library; the
+trainer reads the same classes.
 """

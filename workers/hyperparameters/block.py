@@ -9,20 +9,21 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHyperparameters:
-    block_size: int = 5  # rows of a block
-    sample_from_anchor: bool = True  # as DSpark: each row guesses the token after its own; else, as DFlash, its own
-    causal: bool = False  # within the block, as JetSpec
+    block_size: int = 5  # input tokens of a block: the anchor (the last known token) and mask tokens
+    # True: each row predicts the token after its position, as in DSpark; False: the token at it, as in DFlash
+    sample_from_anchor: bool = True
+    causal: bool = False  # whether attention within the block is causal, as in JetSpec
     num_layers: int = 2
-    num_taps: int = 5  # residual streams of the target, evenly spread, the last included
-    intermediate_size: int = 0  # of the layers' MLPs; 0: the target's
+    num_taps: int = 5  # intermediate hidden states of the target, at evenly spread layers up to the last
+    intermediate_size: int = 0  # of the layers' MLPs; 0: as in the target
     markov_rank: int = 64  # 0: no Markov head
-    confidence: bool = True  # a head that learns how far the drafter can be trusted
-    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers are kept
-    anchors: int = 32  # blocks drawn from a conversation each time it comes up
-    soft_target_weight: float = 0.5  # weight of the target's distribution against its chosen token
-    decay: float = 4.0  # the loss of depth d counts exp(-d / decay)
-    confidence_weight: float = 0.2  # of the confidence head's loss
-    # measured as in mtp.py: batches of eight at 1e-3 1.93, of three at 1.5e-3 2.11
+    confidence: bool = True  # a head that predicts the probability that a draft token is accepted
+    draft_vocab_size: int = 8192  # a maximum: tokens that do not occur in the answers are left out
+    anchors: int = 32  # blocks drawn at random from a conversation in each epoch
+    soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
+    decay: float = 4.0  # the loss at depth d has weight exp(-d / decay)
+    confidence_weight: float = 0.2  # weight of the confidence head's loss
+    # Acceptance length, measured as in mtp.py: 1.93 with batches of 8 at learning rate 1e-3, 2.11 with 3 at 1.5e-3.
     loop: LoopParameters = field(
         default_factory=partial(LoopParameters, epochs=6, batch_rows=3, learning_rate=1.5e-3, evaluate_every=250)
     )

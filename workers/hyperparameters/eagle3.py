@@ -8,13 +8,13 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Hyperparameters:
-    steps: int = 3  # of the unroll: depths the drafter is trained for; it is served deeper
+    steps: int = 3  # depths that are trained; the served drafter may draft deeper
     intermediate_size: int = 0  # of the layer's MLP; 0: as in the target
-    draft_vocab_size: int = 8192  # at most; only tokens that occur in the answers are kept
-    fc_norm: bool = True  # a norm per tap: small targets have residual streams of very different size
-    norm_output: bool = True  # feed back what was normed: depths beyond the trained ones stay stable
-    soft_target_weight: float = 0.5  # weight of the target's distribution against its chosen token
-    step_decay: float = 0.9  # loss of step s counts step_decay ** s
+    draft_vocab_size: int = 8192  # a maximum: tokens that do not occur in the answers are left out
+    fc_norm: bool = True  # normalize each intermediate hidden state of the target, since their sizes differ
+    norm_output: bool = True  # feed back the normalized output, which keeps depths beyond `steps` stable
+    soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
+    step_decay: float = 0.9  # the loss of step s has weight step_decay ** s
     # many small steps learn more in a given time than few large ones
     loop: LoopParameters = field(default_factory=LoopParameters)
 

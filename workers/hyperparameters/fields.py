@@ -6,9 +6,9 @@ from typing import Any
 
 
 class HyperparameterError(ValueError):
-    """A value of another type or out of range, or an unknown name; the message names both sides.
+    """A wrong type, a value out of range, or an unknown name; the message tells the value and what is allowed.
 
-    name: the hyperparameter at fault; "kind" for an unknown kind.
+    name: the rejected hyperparameter; "kind" for an unknown kind.
     known: whether a hyperparameter of that name exists.
     """
 

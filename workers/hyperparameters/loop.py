@@ -1,4 +1,4 @@
-"""Hyperparameters of every kind: the loop, memory, the simulation of acceptance, and the export format."""
+"""Hyperparameters that every kind has: those of the training loop, memory, validation, and the export format."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParameters:
     epochs: int = 8
-    max_steps: int | None = None  # ends training before the epochs do
-    max_seconds: float | None = None  # ends after this time, the schedule stretched to fit; not reproducible to the bit
-    batch_rows: int = 4  # conversations; for medusa single rows
+    max_steps: int | None = None  # ends training even if epochs remain
+    max_seconds: float | None = None  # ends training; the learning rate then follows the clock, so runs differ
+    batch_rows: int = 4  # conversations; for medusa, answer tokens
     accumulate: int = 1  # batches that make up a step
-    optimizer: str = "adamw"  # muon: for matrices, with adamw for all other parameters at the same learning rate
+    optimizer: str = "adamw"  # muon updates matrices, and adamw the other parameters, at the same learning rate
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup_steps: int = 20
     grad_clip: float = 1.0
     validation_fraction: float = 0.05
     evaluate_every: int = 200  # steps
-    patience: int = 3  # evaluations without a longer acceptance before training stops; 0 never stops early
+    patience: int = 3  # training stops after this many evaluations without a new best; 0: never
     draft_budget: int = 15  # nodes of the simulated draft tree; with the root it fills one tile of 16 rows
     cache_memory_bytes: int = 4 << 30  # hidden states beyond this go to a file
-    precision: str = "auto"  # of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
+    precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 
     def __post_init__(self) -> None:

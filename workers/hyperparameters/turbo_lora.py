@@ -10,15 +10,15 @@ from workers.hyperparameters.loop import LoopParameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurboLoraHyperparameters:
     rank: int = 16
-    alpha: int = 16  # the update counts alpha / rank
-    adapted_layers: int = 0  # the target's last so many; 0: a quarter. The layers below cost nothing
+    alpha: int = 16  # the adapter's update is multiplied by alpha / rank
+    adapted_layers: int = 0  # number of last layers with an adapter; 0: a quarter. The other layers run only once
     num_heads: int = 4
-    num_layers: int = 1  # ResBlocks per head
-    token_input: bool = True  # heads read the last token beside the hidden state that chose it
-    draft_vocab_size: int = 8192  # of the heads, at most; only tokens that the answers use are kept
-    soft_target_weight: float = 0.9  # in the heads' loss, of the adapted model's own distribution
-    depth_decay: float = 0.8  # loss of head i counts depth_decay ** i
-    heads_weight: float = 0.2  # of the heads' loss against the adapter's
+    num_layers: int = 1  # residual blocks per head
+    token_input: bool = True  # heads read the last token and the hidden state from which it was sampled
+    draft_vocab_size: int = 8192  # a maximum, of the heads: tokens that do not occur in the answers are left out
+    soft_target_weight: float = 0.9  # weight of the adapted model's distribution in the heads' loss
+    depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i
+    heads_weight: float = 0.2  # weight of the heads' loss; the adapter's loss has weight 1
     loop: LoopParameters = field(
         default_factory=partial(LoopParameters, epochs=3, batch_rows=2, learning_rate=5e-4, evaluate_every=200)
     )

@@ -1,11 +1,11 @@
-"""Trains a speculator from prompts in one command, without the service: the steps of its batch and training jobs.
+"""Trains a speculator from prompts in one command, without the service: runs a batch job and then a training job.
 
     python -m workers.training MODEL PROMPTS.jsonl FOLDER --method eagle3 --hyperparameters '{"epochs": 8}'
 
-PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes some). The model answers them greedily or as
-each row says, then the speculator is trained on the answers. FOLDER keeps both: tokens.jsonl and output/speculator.
-A second run resumes where the first ended: existing answers are kept, and training continues. With
-`torchrun --nproc-per-node N -m workers.training ...` N processes share each batch.
+PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes such a file). The model answers the prompts,
+greedily unless a row sets other sampling parameters. Then the speculator is trained on the answers. FOLDER receives
+tokens.jsonl with the answers and output/speculator. A second run resumes where the first ended: it reuses the answers
+and continues training. With `torchrun --nproc-per-node N -m workers.training ...` N processes share each batch.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in workers.run
-    from workers.training.job import run_training  # late: torch must see the environment set above
+    from workers.training.job import run_training  # imported here, because torch must see the environment set above
     from workers.training.kept_states import KeptStates
     from workers.training.processes import joined_processes
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
     return TrainingSpec(
-        job_id=args.folder.resolve().name,  # what trackers call the run
+        job_id=args.folder.resolve().name,  # trackers show it as the name of the run
         model_dir=str(args.model),
         target_revision=args.revision,
         method=args.method,
@@ -74,7 +74,7 @@ def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
 
 
 def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
-    """Effects: `tokens` is written completely or not at all. Rows without an answer are left out; events count them."""
+    """Effects: `tokens` is written completely or not at all. It omits failed rows, which the batch's events count."""
     from workers.inference.batch import run_batch
 
     with prompts.open(encoding="utf-8") as rows:

@@ -1,15 +1,15 @@
 """Predicts the acceptance length that a drafter will have when served, without serving it.
 
-At temperature 0 the answer does not depend on the drafter. The true continuation is therefore known, and a verify pass
-accepts the longest path of the drafted tree that agrees with it. A drafter that reads one hidden state only (Medusa)
-drafts the same tree for row j wherever the previous pass ended, so `replay_answer` jumps over accepted rows:
+At temperature 0 an answer c[0], c[1], ... does not depend on the drafter. The answer is therefore known, and a verify
+pass accepts the longest path of the drafted tree that agrees with it. A drafter that reads only one hidden state
+(Medusa) drafts the same tree at row j wherever the previous pass ended, so `replay_answer` skips the accepted rows:
 
     row j          the last known token is c[j]; the tree drafts c[j + 1], c[j + 2], ...
-    accepted       longest prefix of c[j + 1 ...] that is a path of the tree. The last token of the answer is left
-                   out: whether drafted or not, it ends the answer and counts as the target's own
+    accepted       the longest prefix of c[j + 1 ...] that is a path of the tree, without the answer's last token, which
+                   is always counted as sampled by the target
     next row       j + accepted + 1
 
-Candidates come from the drafter that serves and trees from the engine's `grow_tree`, so nothing is modelled twice.
+The candidates come from the drafter that is served, and the trees from the engine's `grow_tree`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from engine.draft import Draft
 
 @dataclass(slots=True)
 class Acceptance:
-    """Sums over passes and conversations; ratios are formed last."""
+    """Sums over passes and conversations; ratios are computed only from the final sums."""
 
     num_passes: int = 0
     num_accepted: int = 0
@@ -28,7 +28,7 @@ class Acceptance:
 
     @property
     def length(self) -> float:
-        """Returns tokens per pass, including the target's own."""
+        """Returns tokens per pass, including the token that the target samples."""
         return 1.0 + self.num_accepted / max(1, self.num_passes)
 
     def rate_per_position(self) -> list[float]:

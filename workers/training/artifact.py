@@ -1,6 +1,7 @@
 """The artifact of a training job: the speculator's files, its provenance, its report and its curves.
 
-config.json  weights  report.json  plots/  tensorboard/  provenance.json: lists all other files with their hashes
+The folder has config.json, the weights, report.json, plots/ and tensorboard/. provenance.json lists all other files
+with their hashes.
 """
 
 import json
@@ -61,10 +62,7 @@ def write_artifact(
     corpus: Corpus,
     report: dict[str, Any],
 ) -> None:
-    """`save` writes the speculator's own files into a folder.
-
-    Effects: the folder is written completely or not at all.
-    """
+    """Effects: the folder is written completely or not at all. `save` writes the speculator's files into a folder."""
     partial = folder.with_name(f".{folder.name}.partial")
     for old in (partial, folder):
         shutil.rmtree(old, ignore_errors=True)
@@ -74,14 +72,14 @@ def write_artifact(
     write_plots(report, partial / PLOTS)
     _copy_curves(folder.parent, partial)
     command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
-    made_from = provenance(
+    origin = provenance(
         target_revision=spec.target_revision,
         data_sha256=corpus.sha256,
         initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
         command=command,
         folder=partial,
     )
-    (partial / "provenance.json").write_text(json.dumps(made_from, indent=2) + "\n")
+    (partial / "provenance.json").write_text(json.dumps(origin, indent=2) + "\n")
     for path in partial.rglob("*"):
         sync(path)
     sync(partial)
@@ -90,7 +88,7 @@ def write_artifact(
 
 
 def _copy_curves(source: Path, folder: Path) -> None:
-    """Copies the files of trackers. A tracker that hangs may still be writing; files that fail to copy are left out."""
+    """Copies the folders of trackers; omits a folder that fails to copy, since a hanging tracker may still write it."""
     for name in FOLDERS:
         if not (source / name).is_dir():
             continue

@@ -24,7 +24,7 @@ from torch import Tensor
 
 _PREFIX = "checkpoint-"
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_KEPT = 2  # the newest may be damaged, and a supervisor may still be reading the one before
+_KEPT = 2  # the newest may be damaged, and the supervisor may still be reading the previous one
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Snapshot:
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Effects: older checkpoints but one are deleted. A checkpoint of the same step is replaced."""
+    """Effects: only this checkpoint and the previous one remain. A checkpoint of the same step is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{_PREFIX}{snapshot.step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -65,10 +65,10 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def load_newest_checkpoint(folder: Path) -> Snapshot | None:
-    """The newest whole checkpoint in `folder`, else `folder` itself if it is one; damaged ones are passed over."""
+    """Returns the newest undamaged checkpoint in `folder`, else `folder` itself if it is a checkpoint, else None."""
     if not folder.is_dir():
         return None
-    itself = [folder] if (folder / _MANIFEST).is_file() else []  # a supervisor may put back the files alone
+    itself = [folder] if (folder / _MANIFEST).is_file() else []  # a supervisor may restore only a checkpoint's files
     for candidate in [*_newest_first(folder), *itself]:
         try:
             return read_checkpoint(candidate)
@@ -94,7 +94,7 @@ def read_checkpoint(folder: Path) -> Snapshot:
 
 
 def sync(path: Path) -> None:
-    """fsync of a file or of a folder's entries."""
+    """Calls fsync on a file, or on a folder, whose entries it makes durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

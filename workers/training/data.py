@@ -1,10 +1,10 @@
 """Training rows: answers of the target as token ids, never as text that is tokenised again.
 
-A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target's final hidden state h[j] at
-absolute position P - 1 + j (0 <= j < N) chose c[j]. A drafter that reads h[j] also knows c[j] (it was just sampled)
-and drafts c[j + 1], c[j + 2], ... Row j of a conversation therefore has the labels c[j + 1 + depth], and only tokens
-of the model contribute to the loss. An answer that was cut by the length limit has no end: nothing after its last
-token is learned, and such answers are counted.
+A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target sampled c[j] from its final
+hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
+c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth, and prompts have
+no labels. An answer that was cut by the length limit lacks its end, so nothing is learned after its last token; such
+answers are counted.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.failures import InvalidInputError
 
-IGNORED = -1  # label of positions without a loss
+IGNORED = -1  # label of positions without a loss; as an index it selects the last entry, see `draft_indices`
 MIN_VALIDATION_CONVERSATIONS = 4
 MIN_CONVERSATIONS = 8
 
@@ -82,21 +82,24 @@ def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
 def split_by_hash(
     conversations: Sequence[Conversation], *, fraction: float
 ) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
-    """Holds out the conversations with the smallest hashes. Equal ids share a side, and both sides keep file order."""
+    """Returns conversations for training and for validation, which are those with the smallest hashes of their ids.
+
+    Conversations with equal ids are in the same part, and both parts keep the file's order.
+    """
     hashes = sorted({split_key(c.custom_id) for c in conversations})
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
     if size >= len(hashes):
         raise InvalidInputError(
             "too_few_conversations", f"{size} validation conversations leave none of {len(hashes)} to train on"
         )
-    chosen = set(hashes[:size])
-    train = tuple(c for c in conversations if split_key(c.custom_id) not in chosen)
-    validation = tuple(c for c in conversations if split_key(c.custom_id) in chosen)
+    held_out = set(hashes[:size])
+    train = tuple(c for c in conversations if split_key(c.custom_id) not in held_out)
+    validation = tuple(c for c in conversations if split_key(c.custom_id) in held_out)
     return train, validation
 
 
 def split_key(custom_id: str) -> str:
-    """Returns the hash; the smallest are held out."""
+    """Returns the hash by which conversations are split."""
     return hashlib.sha256(custom_id.encode()).hexdigest()
 
 
@@ -117,7 +120,7 @@ def _parse(line: bytes, *, where: str) -> Conversation:
 
 
 def depth_labels(completion: Tensor, *, num_depths: int) -> Tensor:
-    """Labels of every row of one conversation.
+    """Returns the labels of every row of one conversation.
 
     Args:
         completion: [N] int64, the answer's token ids.
@@ -136,22 +139,22 @@ def depth_labels(completion: Tensor, *, num_depths: int) -> Tensor:
 
 
 def token_counts(conversations: Sequence[Conversation], *, vocab_size: int) -> Tensor:
-    """[V] int64: how often each token occurs in the answers."""
+    """Returns [V] int64: how often each token occurs in the answers."""
     ids = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
     return torch.bincount(ids, minlength=vocab_size)
 
 
 def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = ()) -> Tensor:
-    """The reduced draft vocabulary: tokens that occur, most frequent first, ties to the smaller id.
+    """Returns the draft vocabulary: the `size` most frequent tokens; of equally frequent ones, the smaller ids.
 
     Args:
         counts: [V] int64.
-        size: the maximal number of tokens.
-        always: tokens kept even if they do not occur (ends of sequence).
+        size: the maximum number of tokens.
+        always: tokens that are included even if they do not occur (ends of sequence).
 
     Returns:
-        [Vd] int64, sorted, Vd <= size.
-    Source: FR-Spec's frequency-ranked vocabulary; the order is that of the `speculators` package.
+        [Vd] int64, ascending, Vd <= size. Tokens that do not occur are omitted.
+    Source: FR-Spec's frequency-ranked vocabulary, with the tie rule of the `speculators` package.
     """
     ranked = counts.clone()
     ranked[torch.tensor(sorted(always), dtype=torch.int64)] = counts.max() + 1
@@ -159,11 +162,11 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
     return order[ranked[order] > 0].sort().values
 
 
-def draft_places(draft_vocab: Tensor, vocab_size: int) -> Tensor:
-    """draft_vocab [Vd] int64 -> [V + 1] int64 on its device: each token's place in it, or `IGNORED`.
+def draft_indices(draft_vocab: Tensor, vocab_size: int) -> Tensor:
+    """Returns [V + 1] int64: each token's index in `draft_vocab` [Vd] int64, or `IGNORED` if it is not in there.
 
-    The last entry is `IGNORED` too, so that a token that is `IGNORED` itself may be looked up.
+    The last entry is `IGNORED`: looking up `IGNORED`, which is -1, selects it.
     """
-    places = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
-    places[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)
-    return places
+    indices = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
+    indices[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)
+    return indices

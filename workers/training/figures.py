@@ -1,4 +1,4 @@
-"""Sums over rows, and the figures that are computed from the totals."""
+"""Sums over training rows, and the figures that are computed from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from workers.training.loop import Validation
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    nats: float  # of the chosen tokens
-    correct: int  # rows whose first guess was right
-    count: int
+    nats: float  # cross entropy of the labels
+    correct: int  # rows whose likeliest token was right
+    count: int  # rows with a label
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(self.nats + other.nats, self.correct + other.correct, self.count + other.count)
 
 
 def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> Validation:
-    """batches: the sums of every depth, for each batch."""
+    """batches: for each batch, the sums of every depth."""
     depths = [sum(at[1:], start=at[0]) for at in zip(*batches, strict=True)]
     return Validation(
         acceptance_length=acceptance.length,
@@ -29,5 +29,5 @@ def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> 
 
 
 def batches_of(count: int, size: int) -> list[list[int]]:
-    """Yields 0 .. count - 1 in order, `size` at a time."""
+    """Splits the indices 0 .. count - 1 into consecutive batches of at most `size`."""
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]

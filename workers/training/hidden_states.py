@@ -1,7 +1,10 @@
 """The hidden states of the target for every conversation, computed once and kept in memory or in a file.
 
-Training reads each row many times, and the target's pass costs far more than the drafter's. One row takes
-H elements of the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
+Training reads each row many times, and the target's pass costs far more than the drafter's. One row has H elements of
+the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
+
+A tap is an intermediate hidden state: the residual stream at the input of one of the target's layers. Shape letters:
+R rows, C conversations, T taps, H hidden size; P and N the tokens of a prompt and of its answer c[0 .. N - 1].
 """
 
 import itertools
@@ -21,11 +24,11 @@ from workers.training.processes import ALONE, Processes
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """Rows of several conversations, one after the other.
+    """Rows of the answers of several conversations, one after the other.
 
-    hidden: [R, H] in the model's dtype; row `starts[i] + j` chose token c[j] of conversation i's answer.
-    completions: [R] int64. The chosen tokens c[j].
-    starts: [C + 1]. First row of each conversation, and R.
+    hidden: [R, H] in the model's dtype; token c[j] of conversation i was sampled from row `starts[i] + j`.
+    completions: [R] int64. The sampled tokens c[j].
+    starts: [C + 1]. First row of each conversation, and then R.
     """
 
     hidden: Tensor
@@ -53,10 +56,10 @@ def compute_hidden_rows(
     """Runs the target over each conversation.
 
     Args:
-        file: holds the rows, mapped into memory; None keeps them in memory.
+        file: stores the rows and is mapped into memory; None: the rows stay in memory.
         on_done: called with the number of conversations done.
-        kept: hidden states of earlier runs, to which this run adds.
-        processes: each runs the target over its share, and all receive all rows.
+        kept: hidden states of earlier runs, to which this run adds its own.
+        processes: each process runs the target over its share of the conversations, and receives all rows.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -76,17 +79,19 @@ def compute_hidden_rows(
 
 @dataclass(frozen=True, slots=True)
 class TapRows:
-    """Every position of several conversations, one after the other, and the hidden states that chose their answers.
+    """The positions of several conversations, one after the other, and the hidden states of their answers.
 
-    taps: [R, T, H] in the model's dtype, the residual streams of each position; where none were asked for, T is 1 and
-        it is the final hidden state.
-    first_tokens: [C]. The token at position 0.
-    tokens: [R] int64. The token after each position; the last P and N of a conversation are its answer's.
+    A conversation of P + N tokens has P + N - 1 positions, since the last token is not an input.
+
+    taps: [R, T, H] in the model's dtype, the taps of each position. If no tap layers were requested, T is 1 and the tap
+        is the final hidden state.
+    tokens: [R] int64. The token after each position; the last N of a conversation are its answer.
     positions: [R] int64, from 0 in each conversation.
-    starts: [C + 1]. First row of each conversation, and R.
-    prompt_lengths: [C].
-    hidden: [A, H] in the model's dtype; row `answer_starts[i] + j` chose token c[j] of conversation i's answer.
-    answer_starts: [C + 1].
+    starts: [C + 1]. First row of each conversation, and then R.
+    first_tokens: [C]. The token at position 0 of each conversation.
+    prompt_lengths: [C]. P of each conversation.
+    hidden: [A, H] in the model's dtype; token c[j] of conversation i was sampled from row `answer_starts[i] + j`.
+    answer_starts: [C + 1]. First row of `hidden` of each conversation, and then A.
     """
 
     taps: Tensor
@@ -113,9 +118,9 @@ def compute_tap_rows(
     kept: KeptStates | None = None,
     processes: Processes = ALONE,
 ) -> TapRows:
-    """Works like `compute_hidden_rows`; `file` holds the taps, which need most of the memory.
+    """Works like `compute_hidden_rows`; `file` stores only the taps, which need most of the memory.
 
-    tap_layers: as the model's `hidden_states`; may be empty, as said of `TapRows`.
+    tap_layers: numbered as in `Model.hidden_states`; may be empty, see `TapRows.taps`.
     """
     lengths = [c.num_tokens - 1 for c in conversations]
     starts = (0, *itertools.accumulate(lengths))

@@ -1,6 +1,6 @@
 """A training job: reads answers and writes the folder of a speculator.
 
-tokens ─ corpus ─ hidden states of the target, once ─ loop ─ best weights ─ artifact
+token files ─▶ corpus ─▶ hidden states of the target, computed once ─▶ loop ─▶ best weights ─▶ artifact
 """
 
 import shutil
@@ -38,7 +38,7 @@ def run_training(
 ) -> Finished:
     """Only rank 0 writes the artifact; the results of other processes are empty.
 
-    clock: seconds, of which `max_seconds` are for the loop.
+    clock: returns seconds; the hyperparameter `max_seconds` of the loop is measured by it.
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop
@@ -51,7 +51,7 @@ def run_training(
         model_dir=Path(spec.model_dir),
         target=target,
         corpus=corpus,
-        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),  # beside the output, not in it
+        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),  # outside of the uploaded folder
         seed=spec.seed,
         emit=emit if processes.is_first else lambda event: None,
         processes=processes,

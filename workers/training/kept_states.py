@@ -1,6 +1,6 @@
-"""Hidden states that are kept across runs: many speculators learn from the same answers, and the target costs most.
+"""Hidden states that are kept across runs, because running the target costs most and many runs use the same answers.
 
-A folder belongs to one model, device and dtype, and has one file per conversation, named by the hash of its tokens. A
+A folder belongs to one model, device and dtype. It has one file per conversation, named by the hash of the tokens. A
 run that needs further layers recomputes the file of a conversation with all layers.
 """
 

@@ -2,10 +2,11 @@
 
 A step is a pure function of the snapshot before it: its rows and all other random draws follow from (seed, step). A run
 that is killed and resumed from its last checkpoint therefore gives the same bits, with the same machine, build and
-number of threads and processes. This does not hold for a budget in seconds, whose schedule follows the clock.
+number of threads and processes. This does not hold with `max_seconds`, because the learning rate then follows the
+clock.
 
-    snapshot ─ rows(step) ─ loss of every part ─ gradients summed ─ clip ─ AdamW, Muon
-             ─ every n steps: validate, keep the best, checkpoint
+    every step       rows(step) ─▶ loss of each part ─▶ sum of gradients ─▶ clip ─▶ AdamW, Muon
+    every n steps    validate ─▶ keep the best weights ─▶ checkpoint
 """
 
 import hashlib
@@ -31,18 +32,18 @@ from workers.training.optimizers import (
 )
 from workers.training.processes import ALONE, Processes
 
-_FINAL_LEARNING_RATE = 0.05  # as a share of the highest
-_LIVE_EVERY = 10  # steps between two events with the training loss only
+_FINAL_LEARNING_RATE = 0.05  # as a share of the highest learning rate
+_LIVE_EVERY = 10  # steps between two events with the training loss, in addition to those of evaluations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     """Figures on held-out conversations."""
 
-    acceptance_length: float  # simulated as served
+    acceptance_length: float  # from a simulation with the drafter that is served
     acceptance_rate_per_position: tuple[float, ...]
     accuracy_per_depth: tuple[float, ...]
-    loss: float  # nats per token, all depths weighted equally
+    loss: float  # nats per token; all depths have equal weight
 
 
 class Method(Protocol):
@@ -66,7 +67,7 @@ class Method(Protocol):
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
     total: Tensor  # scalar, differentiable; a mean over tokens
-    nats: float  # sum over tokens and depths
+    nats: float  # sum of the cross entropy over tokens and depths
     num_tokens: int  # a token counts once per depth
 
 
@@ -77,10 +78,10 @@ class Progression:
     step: int = 0
     elapsed_seconds: float = 0.0
     best_step: int = 0
-    best: Validation | None = None  # of the weights of `best_step`
-    num_worse: int = 0  # evaluations in a row without a new best
+    best: Validation | None = None  # with the weights of `best_step`
+    num_worse: int = 0  # evaluations since the best one
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
-    stopped: str = ""  # the reason: steps, seconds or patience; "" while it runs
+    stopped: str = ""  # why training ended: steps, seconds or patience; "" while it runs
 
     @property
     def best_acceptance_length(self) -> float:
@@ -89,10 +90,10 @@ class Progression:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`method.module` holds the best weights when this is returned."""
+    """When `train` returns this, `method.module` has the best weights."""
 
     progression: Progression
-    validation: Validation  # of the best weights
+    validation: Validation  # with the best weights
 
 
 def train(
@@ -106,7 +107,7 @@ def train(
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Trains to the end, from the newest complete checkpoint if there is one. All processes share the folder."""
-    return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).to_the_end()
+    return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).run()
 
 
 class _Run:
@@ -124,48 +125,48 @@ class _Run:
         self._config = config
         self._seed = seed
         self._folder = checkpoint_dir
-        self._to = emit
+        self._emit_event = emit
         self._processes = processes
         self._clock = clock
         self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
-        self._mine = processes.my_share(self._parameters)
-        self._optimizers = make_optimizers(self._mine, config)
-        self._best = _copies(self._mine)
-        self._at = Progression()
+        self._owned = processes.my_share(self._parameters)
+        self._optimizers = make_optimizers(self._owned, config)
+        self._best = _copies(self._owned)
+        self._progress = Progression()
         self._started = clock()
         self._window = _Window(self._started)
         self._live = _Window(self._started)
 
-    def to_the_end(self) -> Outcome:
+    def run(self) -> Outcome:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
             self._restore(snapshot)
         else:
             self._evaluate()  # the untrained weights are the fallback of early stopping
-        while not self._at.stopped:
+        while not self._progress.stopped:
             self._step()
-            if self._at.stopped or self._at.step % self._config.evaluate_every == 0:
+            if self._progress.stopped or self._progress.step % self._config.evaluate_every == 0:
                 self._evaluate()
                 self._checkpoint()
-            elif self._at.step % _LIVE_EVERY == 0:
-                self._emit(Metrics(step=self._at.step, data={"loss": self._live.loss, **self._speed(self._live)}))
+            elif self._progress.step % _LIVE_EVERY == 0:
+                self._emit(Metrics(step=self._progress.step, data={"loss": self._live.loss, **self._speed(self._live)}))
                 self._live = _Window(self._clock())
-        self._emit(Progress(done=self._at.step, total=self._at.step, unit="steps"))
+        self._emit(Progress(done=self._progress.step, total=self._progress.step, unit="steps"))
         with torch.no_grad():
-            for name, parameter in self._mine.items():
+            for name, parameter in self._owned.items():
                 parameter.copy_(self._best[name])
         self._processes.share(self._parameters)
         self._method.module.eval()
-        assert self._at.best is not None, "the first evaluation is better than none"
-        return Outcome(self._at, self._at.best)
+        assert self._progress.best is not None, "the first evaluation always sets it"
+        return Outcome(self._progress, self._progress.best)
 
     def _emit(self, event: Event) -> None:
         if self._processes.is_first:
-            self._to(event)
+            self._emit_event(event)
 
     def _step(self) -> None:
-        factor = learning_rate_factor(self._at.step, self._fraction_done(), self._config.warmup_steps)
+        factor = learning_rate_factor(self._progress.step, self._fraction_done(), self._config.warmup_steps)
         set_learning_rate(self._optimizers, self._config.learning_rate * factor)
         nats, num_tokens = self._add_gradients()
         nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
@@ -173,21 +174,23 @@ class _Run:
             optimizer.step()
         self._processes.share(self._parameters)
         elapsed = self._processes.broadcast_from_rank0(self._clock() - self._started)
-        self._at = replace(self._at, step=self._at.step + 1, elapsed_seconds=elapsed)
+        self._progress = replace(self._progress, step=self._progress.step + 1, elapsed_seconds=elapsed)
         if self._fraction_done() >= 1.0:
-            self._at = replace(self._at, stopped="steps" if self._at.step >= self._total_steps else "seconds")
+            self._progress = replace(
+                self._progress, stopped="steps" if self._progress.step >= self._total_steps else "seconds"
+            )
         for window in (self._window, self._live):
             window.nats, window.num_tokens = window.nats + nats, window.num_tokens + num_tokens
-        self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
+        self._emit(Progress(done=self._progress.step, total=int(self._total_steps), unit="steps"))
 
     def _add_gradients(self) -> tuple[float, int]:
         """Sets the gradients of the mean loss over all tokens of the step. Returns nats and tokens of the step."""
-        torch.manual_seed(_step_seed(self._seed, self._at.step, self._processes.rank))
+        torch.manual_seed(_step_seed(self._seed, self._progress.step, self._processes.rank))
         self._method.module.train()
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         sums = [0.0, 0.0]  # nats, tokens
-        for part in self._order.batch(self._at.step).tensor_split(self._config.accumulate):
+        for part in self._order.batch(self._progress.step).tensor_split(self._config.accumulate):
             if len(mine := self._processes.my_rows(part)):
                 loss = self._method.loss(mine)
                 torch.autograd.backward(loss.total * loss.num_tokens)
@@ -199,29 +202,29 @@ class _Run:
         return nats, int(num_tokens)
 
     def _fraction_done(self) -> float:
-        of_steps = self._at.step / self._total_steps
+        of_steps = self._progress.step / self._total_steps
         if self._config.max_seconds is None:
             return of_steps
-        return min(1.0, max(of_steps, self._at.elapsed_seconds / self._config.max_seconds))
+        return min(1.0, max(of_steps, self._progress.elapsed_seconds / self._config.max_seconds))
 
     def _evaluate(self) -> None:
         self._method.module.eval()
         found = self._method.validate()
-        better = self._processes.broadcast_from_rank0(found.acceptance_length) > self._at.best_acceptance_length
+        better = self._processes.broadcast_from_rank0(found.acceptance_length) > self._progress.best_acceptance_length
         if better:
-            self._best = _copies(self._mine)
-        num_worse = 0 if better else self._at.num_worse + 1
+            self._best = _copies(self._owned)
+        num_worse = 0 if better else self._progress.num_worse + 1
         entry = self._figures(found)
-        self._at = replace(
-            self._at,
-            best_step=self._at.step if better else self._at.best_step,
-            best=found if better else self._at.best,
+        self._progress = replace(
+            self._progress,
+            best_step=self._progress.step if better else self._progress.best_step,
+            best=found if better else self._progress.best,
             num_worse=num_worse,
-            history=(*self._at.history, {"step": float(self._at.step), **entry}),
+            history=(*self._progress.history, {"step": float(self._progress.step), **entry}),
         )
-        if not self._at.stopped and 0 < self._config.patience <= num_worse:
-            self._at = replace(self._at, stopped="patience")
-        self._emit(Metrics(step=self._at.step, data=entry | self._speed(self._window)))
+        if not self._progress.stopped and 0 < self._config.patience <= num_worse:
+            self._progress = replace(self._progress, stopped="patience")
+        self._emit(Metrics(step=self._progress.step, data=entry | self._speed(self._window)))
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, found: Validation) -> dict[str, float]:
@@ -229,7 +232,7 @@ class _Run:
         figures = {
             "validation_loss": found.loss,
             "acceptance_length": found.acceptance_length,
-            "epoch": self._at.step / self._order.steps_per_epoch,
+            "epoch": self._progress.step / self._order.steps_per_epoch,
         }
         if self._window.num_tokens:
             figures["loss"] = self._window.loss
@@ -237,43 +240,43 @@ class _Run:
 
     def _speed(self, window: "_Window") -> dict[str, float]:
         seconds = self._clock() - window.started
-        if self._at.step == 0 or seconds <= 0:
+        if self._progress.step == 0 or seconds <= 0:
             return {}
         done = self._fraction_done()
         return {
             "tokens_per_second": window.num_tokens / seconds,
-            "eta_seconds": self._at.elapsed_seconds / done * (1.0 - done),
+            "eta_seconds": self._progress.elapsed_seconds / done * (1.0 - done),
         }
 
     def _checkpoint(self) -> None:
-        tensors = optimizer_tensors(self._mine, self._optimizers)
-        for name, parameter in self._mine.items():
+        tensors = optimizer_tensors(self._owned, self._optimizers)
+        for name, parameter in self._owned.items():
             tensors[f"weights.{name}"] = parameter.detach()
             tensors[f"best.{name}"] = self._best[name]
         tensors = self._processes.gather_to_rank0({name: tensor.cpu() for name, tensor in tensors.items()})
         if not self._processes.is_first:
             return
-        snapshot = Snapshot(self._at.step, tensors, self._state())
+        snapshot = Snapshot(self._progress.step, tensors, self._state())
         path = save_checkpoint(self._folder, snapshot)
-        self._emit(Checkpoint(path=str(path), step=self._at.step))
+        self._emit(Checkpoint(path=str(path), step=self._progress.step))
 
     def _state(self) -> dict[str, object]:
-        values = asdict(self._at)
+        values = asdict(self._progress)
         del values["step"]  # the snapshot has it
         return values
 
     def _restore(self, snapshot: Snapshot) -> None:
         state, best = _with_tuples(snapshot.state), _with_tuples(snapshot.state["best"])
-        self._at = Progression(step=snapshot.step, **state | {"best": Validation(**best)})
-        self._started = self._clock() - self._at.elapsed_seconds
+        self._progress = Progression(step=snapshot.step, **state | {"best": Validation(**best)})
+        self._started = self._clock() - self._progress.elapsed_seconds
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(snapshot.tensors[f"weights.{name}"])
-        for name, parameter in self._mine.items():
+        for name, parameter in self._owned.items():
             self._best[name] = snapshot.tensors[f"best.{name}"].to(parameter.device)
-        restore_optimizers(self._mine, self._optimizers, snapshot.tensors)
-        self._emit(Progress(done=self._at.step, total=int(self._total_steps), unit="steps"))
+        restore_optimizers(self._owned, self._optimizers, snapshot.tensors)
+        self._emit(Progress(done=self._progress.step, total=int(self._total_steps), unit="steps"))
 
 
 @dataclass(slots=True)
@@ -303,15 +306,15 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._num_rows // self._batch_rows  # the remaining rows are left out of this epoch
+        return self._num_rows // self._batch_rows  # the last rows of the permutation that fill no batch are left out
 
     def batch(self, step: int) -> Tensor:
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, batch = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self._seed << 20) + epoch)
             self._permutation = torch.randperm(self._num_rows, generator=generator)
             self._epoch = epoch
-        return self._permutation[place * self._batch_rows : (place + 1) * self._batch_rows]
+        return self._permutation[batch * self._batch_rows : (batch + 1) * self._batch_rows]
 
 
 def learning_rate_factor(step: int, fraction_done: float, warmup_steps: int) -> float:

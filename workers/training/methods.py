@@ -11,7 +11,7 @@ from workers.training.preparation import Preparation
 
 
 class SpeculatorMethod(Method, Protocol):
-    """A method that makes a speculator. Its class has `prepare(preparation, parameters)`, which returns one."""
+    """The training method of a kind. Its class has `prepare(preparation, parameters)`, which returns an instance."""
 
     @property
     def draft_vocab_size(self) -> int:
@@ -20,7 +20,7 @@ class SpeculatorMethod(Method, Protocol):
 
     @property
     def cached_bytes(self) -> int:
-        """Returns the size of the target's hidden states that are kept."""
+        """Returns the size of the target's hidden states that the method keeps in memory or in a file."""
         ...
 
     def save(self, folder: Path, *, base_model: str) -> None:
@@ -32,7 +32,7 @@ def make_method(kind: str, parameters: Hyperparameters, preparation: Preparation
     """Runs the target over all conversations if the kind learns from the target's hidden states.
 
     Args:
-        parameters: those of this kind.
+        parameters: the hyperparameters of this kind.
 
     Raises: SpeculatorNotLoadable: `preparation.initial` holds no speculator of this kind for this model.
     """
@@ -40,7 +40,7 @@ def make_method(kind: str, parameters: Hyperparameters, preparation: Preparation
     return method
 
 
-def trainer_class(kind: str) -> Any:  # a class with `prepare`, which no type checker knows
+def trainer_class(kind: str) -> Any:  # Any, because type checkers can't see a class imported by name
     reference = KINDS[kind].trainer
     assert reference is not None, f"{kind} is not trained"
     module, _, name = reference.partition(":")

@@ -9,14 +9,17 @@ from workers.hyperparameters.loop import LoopParameters
 
 _BETAS = (0.9, 0.95)
 _PREFIX = "optimizer."
-_NOT_MATRICES = ("lm_head.weight", "markov_w1.weight")  # one row per token: rows without a label must not change
+_NOT_FOR_MUON = ("lm_head.weight", "markov_w1.weight")  # rows are tokens, and Muon would change rows without a gradient
 
 
 def make_optimizers(parameters: Mapping[str, nn.Parameter], loop: LoopParameters) -> list[Optimizer]:
-    """Muon updates the matrices of hidden layers at AdamW's learning rate (arXiv:2502.16982), AdamW the rest."""
+    """Returns AdamW for all parameters, or Muon for the matrices of hidden layers and AdamW for the others.
+
+    Muon's updates are scaled so that both use the same learning rate (arXiv:2502.16982).
+    """
     of_muon: list[nn.Parameter] = []
     if loop.optimizer == "muon":
-        of_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_MATRICES)]
+        of_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_FOR_MUON)]
     taken = set(map(id, of_muon))
     rest = [p for p in parameters.values() if id(p) not in taken]
     lr, weight_decay = loop.learning_rate, loop.weight_decay
@@ -40,7 +43,7 @@ def optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizers: Sequen
 def restore_optimizers(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """The inverse of `optimizer_tensors`."""
+    """Restores the state that `optimizer_tensors` returned."""
     for optimizer in optimizers:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():

@@ -1,4 +1,4 @@
-"""The inputs of a training method, and where it may keep hidden states that it computes once."""
+"""The inputs of a training method, and the places where it may store the target's hidden states."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -25,7 +25,7 @@ class Preparation:
     """
     cache: a folder for tensors that do not fit into memory, created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.
-    kept: hidden states of other runs.
+    kept: hidden states that are shared with other runs.
     processes: the process group.
     """
 
@@ -44,13 +44,19 @@ class Preparation:
         return (*self.corpus.train, *self.corpus.validation)
 
     def draft_vocab(self, size: int) -> Tensor:
-        """Returns [Vd] int64. Only training answers are counted, because validation must include unseen tokens."""
+        """Returns [Vd] int64, at most `size` tokens.
+
+        Only training answers are counted, so that validation includes tokens that the drafter cannot propose.
+        """
         config = self.target.config
         counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
         return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
 
     def file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
-        """Returns None if `needed_bytes` for all conversations may stay in memory or on a device."""
+        """Returns the file for hidden states; None if the `needed_bytes` of all conversations fit in memory.
+
+        On other devices than the CPU they always stay on the device.
+        """
         in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
         return None if in_memory else self.cache / f"{name}.bin"
 

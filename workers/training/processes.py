@@ -1,6 +1,7 @@
-"""Data-parallel training. Each process has both models, runs the target over a share of the conversations once, and
-takes a share of every batch; gradients are summed. Each process updates a share of the parameters and broadcasts it, so
-that the optimizer state and the best weights so far, which need most of the memory beside the target, exist only once.
+"""Data-parallel training. Each process has both models, runs the target once over a share of the conversations, and
+computes the loss of a share of every batch; gradients are summed. Each process updates a share of the parameters and
+broadcasts it. So each tensor of the optimizer state and of the best weights, which need the most memory after the
+target, exists in only one process.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
 
@@ -40,13 +41,16 @@ class Processes:
         return index % self.count == self.rank
 
     def exchange(self, parts: Sequence[Tensor]) -> None:
-        """Broadcasts each part from the process that owns it, bit for bit. All parts are contiguous."""
+        """Broadcasts part i from the process of rank i mod count, bit for bit. All parts are contiguous."""
         if self.count > 1:
             for index, part in enumerate(parts):
-                distributed.broadcast(part.view(torch.uint8), index % self.count)  # as bytes: gloo knows few dtypes
+                distributed.broadcast(part.view(torch.uint8), index % self.count)  # bytes, as gloo supports few dtypes
 
     def all_reduce(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
-        """Replaces each tensor by its sum over processes, equal to the bit in all. Returns the sums of the numbers."""
+        """Replaces each tensor by its sum over processes, and returns the sums of the numbers.
+
+        All processes get the same bits.
+        """
         if self.count == 1:
             return list(numbers)
         own = tensors[0].new_tensor(numbers)
@@ -66,10 +70,10 @@ class Processes:
         self.exchange([parameters[name].detach() for name in _largest_first(parameters)])
 
     def gather_to_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors of all processes in rank 0, and the own ones in others. Names differ between processes.
+        """Returns the tensors of all processes in rank 0; in other processes, only the tensors given.
 
         Args:
-            tensors: on the CPU.
+            tensors: on the CPU; no two processes use the same name.
         """
         own = dict(tensors)
         if self.count == 1:
@@ -91,7 +95,7 @@ class Processes:
 
 
 def _largest_first(parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """Returns names by size, so that shares have about the same size."""
+    """Returns names by decreasing size, so that taking every n-th name gives n shares of about the same size."""
     return sorted(parameters, key=lambda name: (-parameters[name].numel(), name))
 
 

@@ -13,7 +13,7 @@ def provenance(
     """
     Args:
         initial: folder of the speculator from which training continued.
-        command: the parameters of the job, without paths of this machine.
+        command: the parameters of the job, without local paths.
         folder: holds the files of the artifact, which are listed with their hashes.
     """
     return {

@@ -1,8 +1,8 @@
-"""Simulates decoding of known answers with the drafter that serves: its acceptance length at temperature 0.
+"""Measures a drafter's acceptance length at temperature 0 by decoding known answers with the drafter that is served.
 
-Only the target is not run, because its taps are known. As in the engine, each pass observes positions, the drafter
-proposes drafts for a batch, and the draft tokens that the answer confirms are kept. The last token of an answer counts
-as the target's own.
+The target is not run, because its taps (intermediate hidden states) are known. As in the engine, the drafter proposes
+drafts for a batch, the draft tokens that agree with the answer are accepted, and the drafter observes the pass. The
+last token of an answer is always counted as sampled by the target.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(slots=True)
 class _Conversation:
-    """A running conversation: `sequence` holds the tokens decoded so far, `ids` all tokens."""
+    """A conversation that is being decoded."""
 
-    sequence: Sequence
-    ids: list[int]
-    first_row: int  # of its taps
+    sequence: Sequence  # with the tokens decoded so far
+    ids: list[int]  # all tokens
+    first_row: int  # row of position 0 in `TapRows.taps`
 
     @property
     def done(self) -> bool:
         return len(self.sequence.tokens) == len(self.ids)
 
     def decode(self, count: int) -> Kept:
-        """Appends the next `count` tokens and returns the positions before them, with their rows in the taps."""
+        """Appends the next `count` tokens; returns the positions computed for them, with their rows in the taps."""
         sequence, start = self.sequence, self.sequence.num_computed
         sequence.tokens += self.ids[len(sequence.tokens) : len(sequence.tokens) + count]
         sequence.num_computed = len(sequence.tokens) - 1
@@ -47,8 +47,8 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
         drafts = drafter.propose([conversation.sequence for conversation in running], budget)
         kept = []
         for conversation, draft in zip(running, drafts, strict=True):
-            coming = conversation.ids[len(conversation.sequence.tokens) : -1]
-            accepted = accepted_tokens(draft, coming)
+            continuation = conversation.ids[len(conversation.sequence.tokens) : -1]
+            accepted = accepted_tokens(draft, continuation)
             acceptance.record(accepted)
             kept.append(conversation.decode(accepted + 1))
         _observe(drafter, rows, kept)

@@ -1,11 +1,11 @@
 """Sends metrics to experiment trackers, in addition to the events that the supervisor reads.
 
-TensorBoard's files are always written. SLIPSTREAM_TRACKERS=mlflow,wandb adds others, whose packages must be installed:
-MLflow writes to MLFLOW_TRACKING_URI, Weights & Biases as WANDB_MODE says, offline by default. By default both write
-into the artifact, beside TensorBoard.
+TensorBoard's files are always written. SLIPSTREAM_TRACKERS=mlflow,wandb adds other trackers, whose packages must be
+installed. MLflow writes to MLFLOW_TRACKING_URI; Weights & Biases follows WANDB_MODE, which is offline by default. By
+default, the artifact contains the files of all trackers.
 
-Each tracker works in a thread of its own, behind a queue. If it raises, hangs or cannot keep up, this is logged once,
-and the run continues without it.
+Each tracker has a thread and a queue. If a tracker raises, hangs or cannot keep up, this is logged once, and the run
+continues without it.
 """
 
 import logging
@@ -26,10 +26,10 @@ from workers.contracts import Event, Metrics
 from workers.emitter import Emit
 
 TRACKERS_VARIABLE = "SLIPSTREAM_TRACKERS"
-FOLDERS = ("tensorboard", "mlflow", "wandb")  # of the trackers, in the folder of the run
-_FLUSH_SECONDS = 10  # the largest delay of what TensorBoard shows
-_LAST_SECONDS = 20.0  # for all trackers together, once the run has ended
-_QUEUED = 1000  # the most metrics that wait for a tracker
+FOLDERS = ("tensorboard", "mlflow", "wandb")  # the trackers' folders in the folder of the run
+_FLUSH_SECONDS = 10  # maximum delay until TensorBoard shows a value
+_LAST_SECONDS = 20.0  # how long the ended run waits for all trackers together
+_MAX_QUEUED = 1000  # metrics that may wait for a tracker
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Tracker(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
     name: str
-    folder: Path  # for files of a tracker
+    folder: Path  # trackers create their folders in it
     parameters: Mapping[str, Any]
 
 
@@ -62,7 +62,10 @@ def configured_trackers() -> list[Open]:
 def tracked(
     emit: Emit, run: TrackedRun, trackers: Sequence[Open], *, last_seconds: float = _LAST_SECONDS
 ) -> Iterator[Emit]:
-    """Passes every event on, and metrics also to the trackers. At the end it waits for them for a limited time."""
+    """Yields a function that emits every event, and sends metrics to the trackers as well.
+
+    At the end it waits up to `last_seconds` for the trackers.
+    """
     followers = [_Follower(run, tracker) for tracker in trackers]
 
     def watched(event: Event) -> None:
@@ -82,11 +85,11 @@ def tracked(
 
 
 class _Follower:
-    """The thread of one tracker; a daemon, so that a tracker that hangs does not keep the process alive."""
+    """The thread of one tracker; a daemon thread, so that a hanging tracker does not keep the process alive."""
 
     def __init__(self, run: TrackedRun, open_tracker: Open) -> None:
         self._name = open_tracker.__name__
-        self._queue: Queue[Metrics | None] = Queue(_QUEUED)
+        self._queue: Queue[Metrics | None] = Queue(_MAX_QUEUED)
         self._is_lost = False
         self._thread = threading.Thread(target=self._follow, args=(run, open_tracker), name=self._name, daemon=True)
         self._thread.start()
@@ -136,7 +139,7 @@ class Mlflow:
         if "MLFLOW_TRACKING_URI" not in os.environ:
             folder = run.folder.resolve() / "mlflow"
             folder.mkdir(parents=True, exist_ok=True)
-            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # it does not write plain files any more
+            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # MLflow no longer writes plain files
         self._mlflow.start_run(run_name=run.name)
         self._mlflow.log_params(dict(run.parameters))
 
@@ -155,7 +158,7 @@ class Wandb:
             name=run.name,
             id=run.name,
             resume="allow",  # a killed run resumes under its name
-            dir=str(folder),  # it makes a folder `wandb` there
+            dir=str(folder),  # wandb creates its folder `wandb` there
             config=dict(run.parameters),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )

@@ -19,12 +19,15 @@ from kernels.tree import Accepted, Trees
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Kept rows of a pass: for each of B sequences the last token and the accepted nodes, n rows at most.
+    """Kept rows of a pass: for each of B sequences, the row of its last token and those of the accepted nodes.
 
-    rows, positions, tokens, slots, num_keys: [B, n] int64. Index in the pass, position in the sequence, following
-    token,
-        cache slot, and number of positions to attend to. The slot tables have all of these positions. Unused entries
-        repeat the last token's row with the padding slot.
+    There are n entries per sequence. Unused entries repeat the last token's row with the padding slot.
+
+    rows: [B, n] int64. Index of the row in the pass.
+    positions: [B, n] int64. Position in the sequence.
+    tokens: [B, n] int64. The token after the position.
+    slots: [B, n] int64. Cache slot of the position.
+    num_keys: [B, n] int64. Number of positions that the row attends to, all of which are in the slot tables.
     last: [B] int64. Index of the last used entry.
     """
 
@@ -38,10 +41,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A verified pass of B (1 + N) rows.
+    """A verified pass of B (1 + N) rows: for each of B sequences, its last token and N draft nodes.
 
     state: the batch slots before the pass.
-    slots: [B, 1 + N] int32, cache slots.
+    slots: [B, 1 + N] int32, the rows' cache slots.
     depth: the maximum depth of a tree.
     """
 
@@ -52,7 +55,7 @@ class Verified:
     depth: int
 
     def last_rows(self) -> Tensor:
-        """[B] int64: the row whose output is each sequence's last token."""
+        """Returns [B] int64: the row from which each sequence's new last token was sampled."""
         accepted = self.accepted
         B, N = accepted.nodes.shape
         first = torch.arange(B, device=accepted.counts.device) * (1 + N)
@@ -66,14 +69,14 @@ class Verified:
         B, N = accepted.nodes.shape
         n = 1 + min(self.depth, N)
         device = accepted.counts.device
-        place = torch.arange(n, device=device)
-        inside = place <= accepted.counts.unsqueeze(1)  # [B, n]
+        index = torch.arange(n, device=device)
+        used = index <= accepted.counts.unsqueeze(1)  # [B, n]
         nodes = torch.cat([accepted.counts.new_full((B, 1), -1), accepted.nodes[:, : n - 1]], dim=1)
-        own = torch.where(inside, nodes, -1) + 1  # [B, n], in 0..N
+        own = torch.where(used, nodes, -1) + 1  # [B, n], in 0..N
         rows = torch.arange(B, device=device).unsqueeze(1) * (1 + N) + own
-        num_keys = state.lengths.unsqueeze(1) + torch.where(inside, place, 0)
-        slots = torch.where(inside, self.slots.long().gather(1, own), spare_slot)
-        tokens = torch.where(inside, accepted.tokens[:, :n], 0)
+        num_keys = state.lengths.unsqueeze(1) + torch.where(used, index, 0)
+        slots = torch.where(used, self.slots.long().gather(1, own), spare_slot)
+        tokens = torch.where(used, accepted.tokens[:, :n], 0)
         positions = (num_keys - 1).clamp(max=last_position)
         return Kept(rows, positions, tokens, slots, num_keys, accepted.counts)
 
@@ -88,4 +91,4 @@ class GraphDrafter(Protocol):
         """Returns trees [B, budget]; a batch slot without drafter state gets no nodes."""
 
     def observe(self, verified: Verified) -> None:
-        """Called in every graph step, also without drafts."""
+        """Called in every graph step, also if nothing was drafted."""

@@ -1,7 +1,10 @@
 """The block drafter on the device: one pass proposes candidates for every depth, and a tree is grown from them.
 
 With a Markov head, a candidate's score depends on its parent. All pairs of candidates of two adjacent depths are then
-scored at once, and the tree grows level by level: a node finds its children by its index among its depth's candidates.
+scored at once, and the tree grows level by level: a node's children are looked up by its index among the candidates of
+its depth.
+
+Shape letters: B sequences, H hidden size, P paired candidates per depth, k children of a node, W nodes of a level.
 """
 
 import torch
@@ -25,7 +28,7 @@ _WIDTH = 8  # nodes of a level that may have children
 
 
 class BlockGraphDrafter:
-    """It keeps no state in batch slots: its keys and values are stored by the target's cache slots."""
+    """This drafter has no state in batch slots; its keys and values are stored by the target's cache slots."""
 
     def __init__(self, drafter: BlockDrafter, target: Decoder, batch_slots: BatchSlots) -> None:
         self.max_depth = drafter.max_depth
@@ -60,7 +63,7 @@ class BlockGraphDrafter:
         return self._conditional(guessing, state, budget)
 
     def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
-        """A row attends to its block and to the contexts before the anchor, all or those in the attention window."""
+        """Lets a row attend to its block and to the contexts before the anchor, within the window if there is one."""
         B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
         tables, seqs, prefix_lens = self._batch_slots.slot_tables, state.rows, anchors
         if attention.window is not None:
@@ -81,7 +84,7 @@ class BlockGraphDrafter:
         )
 
     def _independent(self, hidden: Tensor, state: BatchSlotState) -> Candidates:
-        """[B, depths, k] candidates."""
+        """Returns candidates [B, depths, k] that do not depend on their parents."""
         B, depths, _ = hidden.shape
         best = self._head.best(hidden.flatten(0, 1), CANDIDATES)
         vocab = self._heads.vocab
@@ -103,10 +106,10 @@ class BlockGraphDrafter:
         parents = torch.cat([first, tokens[:, :-1]], dim=1)
         scores = best.values.view(B, depths, 1, P) + heads.corrections(hidden, parents, columns)  # [B, depths, P, P]
         share = mass_share(best.totals, best.values, scores.flatten(0, 1)).view(B, depths, P)
-        values, places = scores.flatten(0, 2).topk(min(CANDIDATES, P), dim=-1)  # [B depths P, k]
+        values, best_pairs = scores.flatten(0, 2).topk(min(CANDIDATES, P), dim=-1)  # [B depths P, k]
         under = BestTokens(
             values,
-            tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P).gather(1, places),
+            tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P).gather(1, best_pairs),
             scores.flatten(0, 2).logsumexp(-1),
         )
         below = torch.arange(depths, device=hidden.device).repeat_interleave(P)
@@ -134,9 +137,9 @@ def _grown(tokens: Tensor, under: Candidates, budget: int) -> Trees:
     for depth in range(1, depths):
         nodes = pool.frontier(first, count, width)  # [B, W]
         same = pool.tokens.gather(1, nodes).unsqueeze(-1) == tokens[:, depth - 1].unsqueeze(1)  # [B, W, P]
-        places = same.int().argmax(-1).unsqueeze(-1).expand(-1, -1, k)  # [B, W, k]
+        indices = same.int().argmax(-1).unsqueeze(-1).expand(-1, -1, k)  # [B, W, k]
         first, count = first + count, width * k
         below = slice(depth, depth + 1)
-        offered = [part[:, below].squeeze(1).gather(1, places) for part in (under.tokens, under.survival)]
+        offered = [part[:, below].squeeze(1).gather(1, indices) for part in (under.tokens, under.survival)]
         pool.offer(first, nodes, *offered)
     return pool.trees(budget)

@@ -1,11 +1,15 @@
 """EAGLE-3 and multi-token prediction on the device, which draft a tree level by level.
 
-    observe   run the module over the kept rows, at the target's cache slots; store the last output in the batch slot
-    draft     propose candidates from that output, run the likeliest as the next level, and repeat to a fixed depth
+    observe   runs the module on the kept rows, with keys and values in the target's cache slots, and stores the output
+              of each sequence's last row in the batch slot
+    draft     proposes candidates from that output, runs the likeliest of them as the next level, and repeats to a fixed
+              depth
 
-The input at position t includes token t + 1, so the keys that a draft starts from end one position before the last
-token. The depth of a tree depends on the budget alone, because the device cannot ask the host whether another level
-pays.
+The module's input at position t includes token t + 1. The last token has no successor yet, so the cached keys end one
+position before it. The depth of a tree depends only on the budget, because a captured graph cannot decide whether
+another level is worth its time.
+
+Shape letters: B sequences, H hidden size, M rows, W nodes of a level, k candidates of a node.
 """
 
 from typing import Protocol
@@ -30,23 +34,29 @@ _CANDIDATES = 6  # per node
 
 
 class Levels(Protocol):
-    """A drafting module over rows. For each row it returns the output for the head and the feedback input."""
+    """A module that drafts level by level.
+
+    For each row, `run` returns the output that the head reads, and the feedback: the module's input at the next level.
+    """
 
     max_depth: int
     hidden_size: int
     dtypes: tuple[torch.dtype, torch.dtype]
     last_position: int
-    scratch: int  # first of its scratch slots, which follow the cache's: WIDTH for each tree and level
+    scratch: int  # the first scratch slot; the scratch slots follow the cache's, WIDTH for each tree and level
     head: GuessHead
 
     def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
-        """The inputs [M, H] for rows [M] of the target's pass."""
+        """Returns the module's inputs [M, H] for rows [M] of the target's pass."""
 
     def run(self, inputs: Tensor, tokens: Tensor, rows: DecoderRows) -> tuple[Tensor, Tensor]:
-        """inputs [M, H], overwritten; tokens [M] int64, the tokens after the rows'. Writes keys and values."""
+        """Returns outputs and feedback of M rows, and writes their keys and values.
+
+        inputs: [M, H], overwritten. tokens: [M] int64, the token after each row's position.
+        """
 
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
-        """The host drafter's output and feedback for the sequence's last position, [H] each; None if it has none."""
+        """Returns the host drafter's output and feedback [H] for the next draft; None if it observed no such pass."""
 
 
 class GrowingTreeGraphDrafter:
@@ -100,16 +110,16 @@ class GrowingTreeGraphDrafter:
         self._last_output.write(verified.state.rows, (output[last], feedback[last]))
 
     def _depth(self, budget: int) -> int:
-        """Number of levels: 3, 5, 6 and 7 for budgets of 3, 7, 15 and 31 nodes, but at most the module's depth."""
+        """Returns the number of levels: 3, 5, 6, 7 for budgets of 3, 7, 15, 31 nodes, at most the module's depth."""
         return max(1, min(self.max_depth, budget, 1 + (budget + 1).bit_length()))
 
     def _scratch(self, num_trees: int, level: int, device: torch.device) -> Tensor:
-        """[B, W] scratch slots of a level."""
+        """Returns the scratch slots [B, W] of a level."""
         trees = torch.arange(num_trees, device=device).unsqueeze(1) * (self.max_depth - 1) + level - 1
         return self._module.scratch + trees * WIDTH + torch.arange(WIDTH, device=device)
 
     def _level_rows(self, state: BatchSlotState, paths: Tensor) -> DecoderRows:
-        """paths [B, W, level]: scratch slots on the path to each node, top down."""
+        """paths: [B, W, level], the scratch slots on the path to each node, from the root down."""
         _, W, level = paths.shape
         positions = (state.lengths - 2 + level).clamp(max=self._module.last_position)
         attention = AttentionRows(
@@ -122,6 +132,6 @@ class GrowingTreeGraphDrafter:
         return DecoderRows(positions.repeat_interleave(W), paths[..., -1].flatten().contiguous(), attention)
 
 
-def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    """values [B, n, x], places [B, W] int64 in 0..n - 1 -> [B, W, x]."""
-    return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+def _gathered(values: Tensor, index: Tensor) -> Tensor:
+    """values [B, n, x], index [B, W] int64 in 0..n - 1 -> [B, W, x]."""
+    return values.gather(1, index.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

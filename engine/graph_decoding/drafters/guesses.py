@@ -1,4 +1,4 @@
-"""The likeliest tokens of a drafter's rows, ranked with the target's sampling noise; on CUDA no logits are stored."""
+"""Finds a drafter's likeliest tokens, ranked with the target's sampling noise; on CUDA without storing logits."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from kernels.top_k import top_k
 
 @dataclass(frozen=True, slots=True)
 class GuessHead:
-    """weight: [Vd, H]. vocab: [Vd] int64, the target's token id of each row; None if the rows are token ids."""
+    """weight: [Vd, H]. vocab: [Vd] int64, the target's token id of each weight row; None: the row's index."""
 
     weight: LinearWeight
     vocab: Tensor | None = None
 
     def best(self, x: Tensor, count: int) -> BestTokens:
-        """x [M, H] in the weight's dtype -> the `count` best tokens of each row, or the whole vocabulary."""
+        """Returns the best tokens of each row of x [M, H]: `count`, or all of a smaller vocabulary."""
         count = min(count, self.weight.out_features)
         if x.is_cuda:
             return best_tokens(x, Head(data=self.weight.data, scales=self.weight.scales, vocab=self.vocab), count)

@@ -14,7 +14,7 @@ from kernels.decoder import DecoderRows
 
 
 class Eagle3Levels:
-    """The feedback input is g: computed from the target's taps first, then the layer's own output."""
+    """The module's input is g, computed from the target's taps; at draft nodes it is the layer's own output."""
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self._drafter = drafter
@@ -33,8 +33,8 @@ class Eagle3Levels:
     def run(self, inputs: Tensor, tokens: Tensor, rows: DecoderRows) -> tuple[Tensor, Tensor]:
         keys_values = self._drafter.keys_values
         assert keys_values is not None  # set by `prepare`
-        made = self._layer.run(inputs, tokens, rows.positions, rows.slots, rows.attention, keys_values)
-        return made.read, made.fed_back
+        features = self._layer.run(inputs, tokens, rows.positions, rows.slots, rows.attention, keys_values)
+        return features.read, features.fed_back
 
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
         anchor = self._drafter.anchor(sequence)
@@ -42,7 +42,7 @@ class Eagle3Levels:
 
 
 class MtpLevels:
-    """The feedback input is the target's hidden state first, then the module's output, which also feeds the head."""
+    """The module's input is the target's hidden state; at draft nodes it is the module's own output."""
 
     def __init__(self, drafter: MtpDrafter, module: DensePrediction, target: Decoder) -> None:
         self._drafter = drafter
@@ -58,8 +58,8 @@ class MtpLevels:
         return hidden.final[rows]
 
     def run(self, inputs: Tensor, tokens: Tensor, rows: DecoderRows) -> tuple[Tensor, Tensor]:
-        made = self._module.forward(inputs, tokens, rows, self._drafter.keys)
-        return made, made
+        output = self._module.forward(inputs, tokens, rows, self._drafter.keys)
+        return output, output
 
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
         anchor = self._drafter.anchor(sequence)

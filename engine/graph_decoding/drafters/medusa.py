@@ -1,4 +1,4 @@
-"""Medusa heads on the device: one product for all heads, candidates without logits, and a tree of them."""
+"""Medusa heads on the device: one product runs all heads, candidates are found without storing logits."""
 
 import torch
 
@@ -19,26 +19,26 @@ class MedusaGraphDrafter:
         self.max_depth = drafter.max_depth
         self._drafter = drafter
         self._heads = [GuessHead(head, drafter.vocab) for head in drafter.heads]
-        self._taps = BatchSlotBuffers(batch_slots, device, drafter.hidden_size, (drafter.dtype,))
+        self._last_hidden = BatchSlotBuffers(batch_slots, device, drafter.hidden_size, (drafter.dtype,))
 
     def load_sequence(self, sequence: Sequence) -> None:
-        tap = self._drafter.tap(sequence.request.request_id)
-        self._taps.load(sequence.table_row, None if tap is None else (tap,))
+        hidden = self._drafter.last_hidden(sequence.request.request_id)
+        self._last_hidden.load(sequence.table_row, None if hidden is None else (hidden,))
 
     def draft(self, state: BatchSlotState, budget: int) -> Trees:
-        (taps,), ready = self._taps.read(state.rows)
-        features = self._drafter.features(taps, state.tokens)  # [B, K, H]
+        (hidden,), ready = self._last_hidden.read(state.rows)
+        features = self._drafter.features(hidden, state.tokens)  # [B, K, H]
         B, K, _ = features.shape
-        sampling = state.sampling_below(torch.arange(K, device=taps.device))
+        sampling = state.sampling_below(torch.arange(K, device=hidden.device))
         found = candidates(self._best(features), sampling)
         trees = grow_trees(found.tokens.view(B, K, -1), found.survival.view(B, K, -1), budget)
         return Trees(trees.tokens, trees.parents, trees.survival, trees.counts * ready)
 
     def observe(self, verified: Verified) -> None:
-        self._taps.write(verified.state.rows, (verified.hidden.final[verified.last_rows()],))
+        self._last_hidden.write(verified.state.rows, (verified.hidden.final[verified.last_rows()],))
 
     def _best(self, features: torch.Tensor) -> BestTokens:
-        """features [B, K, H] -> the best tokens of B K rows."""
+        """Returns the best tokens of each head for each sequence, as B K rows; features [B, K, H] of K heads."""
         if len(self._heads) == 1:
             return self._heads[0].best(features.flatten(0, 1), CANDIDATES)
         each = [head.best(features[:, k].contiguous(), CANDIDATES) for k, head in enumerate(self._heads)]

@@ -8,7 +8,7 @@ from engine.graph_decoding.device import Device
 
 
 class BatchSlotBuffers:
-    """One or more vectors per batch slot, and whether they belong to the sequence's last token."""
+    """One or more vectors per batch slot, and whether they are valid for the sequence's last token."""
 
     def __init__(self, batch_slots: BatchSlots, device: Device, width: int, dtypes: tuple[torch.dtype, ...]) -> None:
         tables = batch_slots.slot_tables
@@ -17,13 +17,13 @@ class BatchSlotBuffers:
         self._ready = torch.zeros(tables.shape[0], dtype=torch.int64, device=tables.device)
 
     def load(self, row: int, vectors: tuple[Tensor, ...] | None) -> None:
-        """vectors: [H] each, from the drafter on the host; None if it has none for this sequence."""
+        """vectors: [H] each, from the drafter on the host; None if the drafter has no state for this sequence."""
         self._device.put(self._ready[row], torch.tensor(int(vectors is not None)))
         for own, vector in zip(self._vectors, vectors or (), strict=False):
             self._device.put(own[row], vector)
 
     def read(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Returns the vectors [B, H] each, and [B] int64: 1 where they are valid, else 0."""
+        """Returns the vectors, [B, H] each, and whether they are valid, [B] int64: 1 or 0."""
         return [own[rows] for own in self._vectors], self._ready[rows]
 
     def write(self, rows: Tensor, vectors: tuple[Tensor, ...]) -> None:

@@ -19,10 +19,10 @@ def test_a_block_is_to_guess_what_follows_its_anchor(tiny_model: Path) -> None:
     prompt, answer = (5, 6, 4), (7, 8, 9, 10)
     one = Conversation(custom_id="c", prompt_token_ids=prompt, completion_token_ids=answer, cut_by_length=True)
     rows = compute_tap_rows(target, [one, one], tap_layers=(1,), file=None)
-    place = torch.arange(260)
-    place[[9, 259]] = IGNORED  # 9 is not in the draft vocabulary
+    draft_index = torch.arange(260)
+    draft_index[[9, 259]] = IGNORED  # 9 is not in the draft vocabulary
 
-    blocks = blocks_of(rows, 1, torch.tensor([0, 2]), depths=2, place=place)
+    blocks = blocks_of(rows, 1, torch.tensor([0, 2]), depths=2, draft_index=draft_index)
 
     assert num_anchors(rows, 1) == 3
     assert blocks.anchors.tolist() == [3, 5]

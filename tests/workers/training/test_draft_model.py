@@ -55,12 +55,12 @@ def test_a_batch_asks_at_the_answers_tokens_for_the_ones_after(tiny_model: Path)
         for p, c in (long, short)
     ]
     rows = compute_tap_rows(target, conversations, tap_layers=(), file=None)
-    place = torch.arange(259)
-    place[9] = IGNORED  # not in the draft vocabulary
+    draft_index = torch.arange(259)
+    draft_index[9] = IGNORED  # not in the draft vocabulary
 
-    batch = make_batch(rows, [0, 1], place=place)
+    batch = make_batch(rows, [0, 1], draft_index=draft_index)
 
     assert batch.tokens.tolist() == [[5, 6, 4, 7, 8, 9], [20, 21, 0, 0, 0, 0]]
-    assert batch.tokens.flatten()[batch.places].tolist() == [7, 8, 9, 21]
+    assert batch.tokens.flatten()[batch.flat_index].tolist() == [7, 8, 9, 21]
     assert batch.labels.tolist() == [8, IGNORED, 10, 22]  # nothing follows 10, because the answer was cut there
     assert torch.equal(batch.hidden[0], target.hidden_states(torch.tensor((5, 6, 4, 7))).final[-1])

@@ -61,9 +61,9 @@ def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model) -> No
     module = make_module(config)
     conversations = [conversation((5, 6, 7, 8), (9, 10, 11, 12, 13)), conversation((20, 21), (22, 23, 24))]
     rows = compute_tap_rows(target, conversations, tap_layers=config.taps_of(2), file=None)
-    place = torch.full((config.vocab_size + 1,), IGNORED)
-    place[module.draft_vocab] = torch.arange(config.draft_vocab_size)
-    batch = make_batch(rows, [0, 1], steps=2, place=place)
+    draft_index = torch.full((config.vocab_size + 1,), IGNORED)
+    draft_index[module.draft_vocab] = torch.arange(config.draft_vocab_size)
+    batch = make_batch(rows, [0, 1], steps=2, draft_index=draft_index)
     tables = tables_of(config.layer_config(), config.head_dim, 64)
     with torch.no_grad():
         first, second = Unroll(module, target.weights.embedding, tables).outputs(batch, 2)
@@ -90,12 +90,12 @@ def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model) -> No
 
 def test_labels_are_the_tokens_after_the_last_known_one(target: Model) -> None:
     rows = compute_tap_rows(target, [conversation((5, 6), (7, 8, 9, 10))], tap_layers=(1,), file=None)
-    place = torch.arange(260)
-    place[[9, 259]] = IGNORED  # 9 is not in the draft vocabulary
-    batch = make_batch(rows, [0], steps=2, place=place)
+    draft_index = torch.arange(260)
+    draft_index[[9, 259]] = IGNORED  # 9 is not in the draft vocabulary
+    batch = make_batch(rows, [0], steps=2, draft_index=draft_index)
     assert batch.anchors.tolist() == [1, 2, 3]  # where 7, 8 and 9 were chosen
-    assert batch.tokens[batch.anchors].tolist() == batch.drafted[:, 0].tolist() == [7, 8, 9]
-    assert batch.drafted[:, 1].tolist() == [8, 9, 10]
+    assert batch.tokens[batch.anchors].tolist() == batch.input_tokens[:, 0].tolist() == [7, 8, 9]
+    assert batch.input_tokens[:, 1].tolist() == [8, 9, 10]
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]
     assert batch.chosen[:, 0].tolist() == [1, 2, 3]
     assert batch.hidden.shape[0] == 4

@@ -16,7 +16,7 @@ from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.data import Conversation, Corpus
 from workers.training.eagle3.data import make_batch
 from workers.training.hidden_states import compute_tap_rows
-from workers.training.mtp.model import known_module
+from workers.training.mtp.model import existing_module
 from workers.training.mtp.unroll import MtpUnroll
 from workers.training.preparation import Preparation
 
@@ -38,7 +38,7 @@ def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model, layer
     """Compares every anchor of two conversations of different lengths with the forward pass over each text."""
     module = make_mtp(model_type=layer)
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
-    batch = make_batch(rows, [0, 1], steps=2, place=torch.arange(260))
+    batch = make_batch(rows, [0, 1], steps=2, draft_index=torch.arange(260))
     with torch.no_grad():
         first, second = MtpUnroll(module, target.weights.embedding, module.rotary_tables(64)).outputs(batch, 2)
     anchor = 0
@@ -81,13 +81,13 @@ def preparation(folder: Path, initial: Path | None = None) -> Preparation:
 def test_a_models_own_module_is_where_training_begins(tmp_path: Path) -> None:
     """Published models with such a module have it among their weights."""
     folder = make_tiny_model(tmp_path / "model")
-    assert known_module(preparation(folder), MtpHyperparameters()) is None
+    assert existing_module(preparation(folder), MtpHyperparameters()) is None
     own = make_mtp(model_type="llama", intermediate_size=96, head_dim=16)
     tensors = load_file(folder / "model.safetensors")
     tensors |= {f"model.{name}": tensor.contiguous() for name, tensor in own.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    found = known_module(preparation(folder), MtpHyperparameters(steps=2))
+    found = existing_module(preparation(folder), MtpHyperparameters(steps=2))
 
     assert found is not None
     assert found.config.num_steps == 2

@@ -20,7 +20,7 @@ from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
 from workers.inference.evaluation import load_arms, run_evaluation
 from workers.training.data import Conversation, Corpus
 from workers.training.hidden_states import compute_tap_rows
-from workers.training.medusa.model import first_heads
+from workers.training.medusa.model import initial_heads
 from workers.training.preparation import Preparation
 from workers.training.turbo_lora.data import make_batch
 from workers.training.turbo_lora.model import AdaptedLayers
@@ -39,9 +39,9 @@ CONVERSATIONS = (conversation((5, 6, 4), (7, 8, 9, 10)), conversation((20,), (21
 def test_a_batch_holds_whole_answers_and_nothing_after_them(tiny_model: Path) -> None:
     rows = compute_tap_rows(load_model(tiny_model), CONVERSATIONS, tap_layers=(1,), file=None)
     batch = make_batch(rows, [0, 1])
-    assert torch.equal(batch.entering[1, :2], rows.taps[6:, 0])
-    assert not batch.entering[1, 2:].any()
-    assert batch.places.tolist() == [2, 3, 4, 5, 6, 7]
+    assert torch.equal(batch.layer_inputs[1, :2], rows.taps[6:, 0])
+    assert not batch.layer_inputs[1, 2:].any()
+    assert batch.flat_index.tolist() == [2, 3, 4, 5, 6, 7]
     assert batch.completions.tolist() == [7, 8, 9, 10, 21, 22]
     assert batch.starts == (0, 4, 6)
 
@@ -50,7 +50,7 @@ def test_a_batch_holds_whole_answers_and_nothing_after_them(tiny_model: Path) ->
 def speculator(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes an adapter that changes the answers of the model, and untrained heads."""
     folder = tmp_path_factory.mktemp("speculator")
-    first_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
+    initial_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
     adapted = AdaptedLayers(preparation(tiny_model), TurboLoraHyperparameters(rank=4))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -78,11 +78,11 @@ def test_the_layers_under_training_are_those_that_are_served(speculator: Path, t
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)
     adapted = AdaptedLayers(preparation(tiny_model, speculator), TurboLoraHyperparameters())
-    entering = target.hidden_states(tokens, (adapted.first,)).taps
-    assert entering is not None
+    layer_inputs = target.hidden_states(tokens, (adapted.first,)).taps
+    assert layer_inputs is not None
     with torch.no_grad():
         expected = whole.get_base_model().get_decoder()(tokens.unsqueeze(0)).last_hidden_state  # type: ignore[operator]
-        found = adapted(entering.transpose(0, 1))
+        found = adapted(layer_inputs.transpose(0, 1))
     assert adapted.first == 1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found[0], target.hidden_states(tokens).final, atol=0.1)  # the adapter has an effect

@@ -1,8 +1,9 @@
-"""Blocks at anchors of a conversation.
+"""Blocks of a block drafter at anchors of a conversation.
 
-A conversation is a prompt of P tokens and an answer c[0 .. N - 1]; the target's taps are known at positions 0 .. P + N
-- 2. Anchor j (0 <= j < N - 1) is the answer's token c[j], at position P + j: the taps before that position are its
-context, and depth d of its block is to guess c[j + 1 + d], which the target chose with hidden state j + 1 + d.
+A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
+states) are known at the positions before P + N - 1. Anchor j (0 <= j < N - 1) is the answer's token c[j], at position
+P + j. Its block reads the taps before that position. The label at depth d of the block is c[j + 1 + d], which the
+target sampled from row j + 1 + d of the answer's hidden states.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A blocks of one conversation, D deep.
+    """A blocks of one conversation, with D predicted tokens each.
 
-    taps: [S, T, H] float32. Of positions 0 .. S - 1.
-    anchors: [A] int64. Positions.
-    tokens: [A, D + 1] int64. The anchor and those that follow it; 0 past the answer's end.
-    labels: [A, D] int64. What each depth is to guess, as a place in the draft vocabulary; `IGNORED` past the end and
-        outside of it.
-    hidden: [A, D, H] float32. The target's final hidden states that chose them; meaningless without a label.
+    taps: [S, T, H] float32. The T taps of size H at positions 0 .. S - 1.
+    anchors: [A] int64. Positions of the anchors.
+    tokens: [A, D + 1] int64. The anchor and the D tokens after it; 0 past the answer's end.
+    labels: [A, D] int64. Index of the token at each depth in the draft vocabulary; `IGNORED` past the answer's end and
+        for tokens that are not in the draft vocabulary.
+    hidden: [A, D, H] float32. The final hidden states from which the target sampled the labels; meaningless for
+        `IGNORED`.
     """
 
     taps: Tensor
@@ -34,27 +36,27 @@ class Blocks:
 
 
 def num_anchors(rows: TapRows, conversation: int) -> int:
-    """N - 1."""
+    """Returns N - 1, the number of anchors of a conversation."""
     return rows.starts[conversation + 1] - rows.starts[conversation] - rows.prompt_lengths[conversation]
 
 
-def blocks_of(rows: TapRows, conversation: int, chosen: Tensor, *, depths: int, place: Tensor) -> Blocks:
-    """The blocks at anchors `chosen` [A] int64, each below `num_anchors`.
+def blocks_of(rows: TapRows, conversation: int, anchors: Tensor, *, depths: int, draft_index: Tensor) -> Blocks:
+    """Returns the blocks at `anchors` [A] int64, numbers below `num_anchors`.
 
-    place: [V + 1] int64. Each token's place in the draft vocabulary or `IGNORED`; the last entry is `IGNORED`.
+    draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
     """
     start, end = rows.starts[conversation], rows.starts[conversation + 1]
     prompt = rows.prompt_lengths[conversation]
     completion = rows.tokens[start + prompt - 1 : end]  # c[0 .. N - 1]
-    chosen = chosen.to(completion.device)
-    at = chosen.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1]
+    anchors = anchors.to(completion.device)
+    at = anchors.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1]
     tokens = torch.cat([completion, completion.new_full((depths + 1,), IGNORED)])[at]
     first = rows.answer_starts[conversation]
-    chose = first + at[:, 1:].clamp(max=completion.shape[0] - 1)
+    target_rows = first + at[:, 1:].clamp(max=completion.shape[0] - 1)
     return Blocks(
         taps=rows.taps[start:end].float(),
-        anchors=prompt + chosen,
+        anchors=prompt + anchors,
         tokens=tokens.clamp(min=0),
-        labels=place[tokens[:, 1:]],
-        hidden=rows.hidden[chose].float(),
+        labels=draft_index[tokens[:, 1:]],
+        hidden=rows.hidden[target_rows].float(),
     )

@@ -1,7 +1,8 @@
-"""The training method of block drafters, from rows, blocks and loss. The serving drafter validates.
+"""The training method of block drafters. Validation simulates decoding with the drafter that is served.
 
-Taps are trained on at unit size, each dimension divided by its root mean square over the training rows, because a
-target's residual streams differ by orders of magnitude; the served `fc` takes them as they are.
+The taps (the target's intermediate hidden states) differ in size by orders of magnitude. In training, each of their
+dimensions is therefore divided by its root mean square over the training rows. The saved `fc` includes the division, so
+the served drafter reads the unscaled taps.
 """
 
 from copy import deepcopy
@@ -20,13 +21,13 @@ from workers.hyperparameters.block import BlockHyperparameters
 from workers.training.acceptance import Acceptance
 from workers.training.block.data import Blocks, blocks_of, num_anchors
 from workers.training.block.loss import DepthSums, block_loss, weighted
-from workers.training.data import draft_places
+from workers.training.data import draft_indices
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
-_INITIAL_SCALE = 0.02  # standard deviation of matrices
+_INITIAL_SCALE = 0.02  # standard deviation of initial matrices
 _SCALE_ROWS = 16_384  # rows from which scales are estimated
 
 
@@ -40,7 +41,7 @@ class BlockMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`module`: the module as it is served."""
+        """`module`: its `fc` reads scaled taps."""
         self._target, self._parameters = target, parameters
         self._train, self._validation = train, validation
         sizes = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
@@ -48,7 +49,7 @@ class BlockMethod:
         self.block = module.to(target.device)
         vocab = module.draft_vocab
         self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
-        self._place = draft_places(vocab.to(target.device), module.config.vocab_size)
+        self._draft_index = draft_indices(vocab.to(target.device), module.config.vocab_size)
         self._bfloat16 = in_bfloat16(parameters.loop.precision, target.device)
 
     @classmethod
@@ -93,7 +94,7 @@ class BlockMethod:
 
     @torch.no_grad()
     def served(self) -> BlockModel:
-        """Returns the module with an `fc` for unscaled taps of the target."""
+        """Returns a copy whose `fc` reads unscaled taps."""
         served = deepcopy(self.block)
         served.fc.weight.mul_(self._scale.flatten())
         return served
@@ -104,12 +105,12 @@ class BlockMethod:
             possible = num_anchors(self._train, conversation)
             drawn = torch.randperm(possible)[: self._parameters.anchors]
             parts.append(self._blocks_loss(self._train, conversation, drawn))
-        tokens, trusts, sums = zip(*parts, strict=True)
+        token_losses, confidence_losses, sums = zip(*parts, strict=True)
         total = sum(sums[1:], start=sums[0])
         parameters = self._parameters
         loss = weighted(
-            torch.stack(tokens).sum(0),
-            torch.stack(trusts).sum(0),
+            torch.stack(token_losses).sum(0),
+            torch.stack(confidence_losses).sum(0),
             total.count,
             decay=parameters.decay,
             confidence_weight=parameters.confidence_weight,
@@ -139,12 +140,12 @@ class BlockMethod:
 
     def _blocks_loss(self, rows: TapRows, conversation: int, anchors: Tensor) -> tuple[Tensor, Tensor, DepthSums]:
         config = self.block.config
-        blocks = blocks_of(rows, conversation, anchors, depths=config.max_depth, place=self._place)
+        blocks = blocks_of(rows, conversation, anchors, depths=config.max_depth, draft_index=self._draft_index)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            guessing = self._hidden(blocks)
-            before = blocks.tokens[:, :-1]
-            logits = self.block.logits(guessing, self._lm_head, before)
-            confidence = self.block.confidence(guessing, before) if config.confidence else None
+            hidden = self._hidden(blocks)
+            previous = blocks.tokens[:, :-1]
+            logits = self.block.logits(hidden, self._lm_head, previous)
+            confidence = self.block.confidence(hidden, previous) if config.confidence else None
             with torch.no_grad():
                 target = blocks.hidden @ self._lm_head.T
         return block_loss(
@@ -152,7 +153,7 @@ class BlockMethod:
         )
 
     def _hidden(self, blocks: Blocks) -> Tensor:
-        """Returns [A, D, H], the hidden states of the guessing rows."""
+        """Returns the hidden states [A, D, H] of the predicting rows."""
         config = self.block.config
         tokens = torch.full((len(blocks.anchors), config.block_size), config.mask_token_id, device=blocks.tokens.device)
         tokens[:, 0] = blocks.tokens[:, 0]
@@ -184,13 +185,13 @@ def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, d
         "max_position_embeddings": preparation.target.max_positions,
         "is_causal": parameters.causal,
     }
-    spread = range(1, parameters.num_taps + 1)
+    tap_numbers = range(1, parameters.num_taps + 1)
     values = {
         "speculators_model_type": "dspark",
         "transformer_layer_config": transformer,
         "draft_vocab_size": draft_vocab_size,
         "block_size": parameters.block_size,
-        "aux_hidden_state_layer_ids": sorted({tap * target.num_layers // parameters.num_taps for tap in spread}),
+        "aux_hidden_state_layer_ids": sorted({tap * target.num_layers // parameters.num_taps for tap in tap_numbers}),
         "mask_token_id": _unused_token(preparation),
         "sample_from_anchor": parameters.sample_from_anchor,
         "markov_rank": parameters.markov_rank,
@@ -202,7 +203,7 @@ def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, d
 
 
 def _unused_token(preparation: Preparation) -> int:
-    """Returns the first token that no conversation holds: its embedding only marks the places of guesses."""
+    """Returns the first token that no conversation contains, to serve as the mask token; 0 if all tokens occur."""
     used = {t for c in preparation.conversations for t in (*c.prompt_token_ids, *c.completion_token_ids)}
     return next((token for token in range(preparation.target.config.vocab_size) if token not in used), 0)
 

@@ -1,1 +1,1 @@
-"""Draft models: the target with layers removed, distilled: model, data, method; EAGLE-3's loss, at one depth."""
+"""Draft models: the target with layers removed, trained by distillation. The loss is that of one EAGLE-3 step."""

@@ -1,6 +1,7 @@
-"""Batches of whole conversations for a draft model, which reads tokens alone.
+"""Batches of whole conversations for a draft model, which reads only tokens.
 
-It reads the answer's token c[j] at position P + j and is to guess c[j + 1]; c[0] is the target's, from the prefill.
+A conversation is a prompt of P tokens and an answer c[0], c[1], ... The draft model reads c[j] at position P + j and
+predicts c[j + 1]. It never drafts c[0], which the target samples in the prefill.
 """
 
 from collections.abc import Sequence
@@ -16,28 +17,28 @@ from workers.training.hidden_states import TapRows
 class DraftModelBatch:
     """B conversations.
 
-    tokens: [B, L] int64, of positions 0 .. L - 1; 0 past a conversation's end.
-    places: [A] int64. Where in the flattened [B L] something is to be guessed.
-    labels: [A] int64. As a place in the draft vocabulary; `IGNORED` outside of it.
-    hidden: [A, H] float32. The target's final hidden states that chose the labels.
+    tokens: [B, L] int64, the tokens at positions 0 .. L - 1; 0 past a conversation's end.
+    flat_index: [A] int64. Indices in the flattened [B L] of the positions that predict an answer's token.
+    labels: [A] int64. Index of that token in the draft vocabulary; `IGNORED` for tokens that are not in it.
+    hidden: [A, H] float32. The final hidden states from which the target sampled these tokens.
     """
 
     tokens: Tensor
-    places: Tensor
+    flat_index: Tensor
     labels: Tensor
     hidden: Tensor
 
 
-def make_batch(rows: TapRows, conversations: Sequence[int], *, place: Tensor) -> DraftModelBatch:
-    """place: [V] int64. Each token's place in the draft vocabulary or `IGNORED`."""
+def make_batch(rows: TapRows, conversations: Sequence[int], *, draft_index: Tensor) -> DraftModelBatch:
+    """draft_index: [V + 1] int64, from `workers.training.data.draft_indices`."""
     lengths = [rows.starts[c + 1] - rows.starts[c] for c in conversations]
     tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64, device=rows.tokens.device)
-    places, labels, hidden = [], [], []
+    flat_index, labels, hidden = [], [], []
     for index, (c, length) in enumerate(zip(conversations, lengths, strict=True)):
         following, prompt = rows.tokens[rows.starts[c] : rows.starts[c + 1]], rows.prompt_lengths[c]
         tokens[index, 0] = rows.first_tokens[c]
         tokens[index, 1:length] = following[:-1]
-        places.append(index * tokens.shape[1] + torch.arange(prompt, length, device=tokens.device))
-        labels.append(place[following[prompt:]])
+        flat_index.append(index * tokens.shape[1] + torch.arange(prompt, length, device=tokens.device))
+        labels.append(draft_index[following[prompt:]])
         hidden.append(rows.hidden[rows.answer_starts[c] + 1 : rows.answer_starts[c + 1]])
-    return DraftModelBatch(tokens, torch.cat(places), torch.cat(labels), torch.cat(hidden).float())
+    return DraftModelBatch(tokens, torch.cat(flat_index), torch.cat(labels), torch.cat(hidden).float())

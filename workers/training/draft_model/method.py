@@ -1,4 +1,4 @@
-"""The training method of draft models, from model, batches and loss. The serving drafter validates."""
+"""The training method of draft models. Validation simulates decoding with the drafter that is served."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from engine.drafters.draft_model import DraftModelDrafter
 from engine.load import load_model
 from workers.hyperparameters.draft_model import DraftModelHyperparameters
 from workers.training.acceptance import Acceptance
-from workers.training.data import draft_places
+from workers.training.data import draft_indices
 from workers.training.draft_model.data import make_batch
 from workers.training.draft_model.model import DraftModel, trained_head
 from workers.training.eagle3.loss import step_loss
@@ -37,7 +37,7 @@ class DraftModelMethod:
         device, lm_head = self._target.device, self._target.lm_head
         self.model = model.to(device)
         self._head = trained_head(lm_head, model.draft_vocab)  # [Vd + 1, H + 1]
-        self._place = draft_places(model.draft_vocab.to(device), lm_head.shape[0])
+        self._draft_index = draft_indices(model.draft_vocab.to(device), lm_head.shape[0])
         self._train, self._validation = train, validation
         self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
 
@@ -93,21 +93,21 @@ class DraftModelMethod:
         return simulate(drafter, self._validation, target, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, Sums]:
-        batch = make_batch(source, conversations, place=self._place)
+        batch = make_batch(source, conversations, draft_index=self._draft_index)
         target = self._target_probabilities(batch.hidden)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            hidden = self.model(batch.tokens).flatten(0, 1)[batch.places]  # [A, H]
+            hidden = self.model(batch.tokens).flatten(0, 1)[batch.flat_index]  # [A, H]
             return step_loss(
                 functional.pad(hidden.float(), (0, 1), value=1.0),
                 self._head,
                 batch.labels,
                 target,
-                torch.arange(len(batch.places), device=hidden.device),
+                torch.arange(len(batch.flat_index), device=hidden.device),
                 self._parameters.soft_target_weight,
             )
 
     @torch.no_grad()
     def _target_probabilities(self, hidden: Tensor) -> Tensor:
-        """Returns [A, Vd + 1]: the target's probabilities of draft tokens, renormalised, and 0 for all others."""
+        """Returns [A, Vd + 1]: the target's renormalised probabilities of the draft tokens, and 0 for all others."""
         logits = functional.linear(hidden, self._head[:-1, :-1])
         return functional.pad(logits.softmax(-1), (0, 1))

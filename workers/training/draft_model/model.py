@@ -1,9 +1,9 @@
-"""A draft model cut out of its target: some of the layers, the target's embedding, rows of its output head.
+"""A draft model made from its target: some of the layers, the embedding, and lm_head rows of a draft vocabulary.
 
-Rows of the head are kept for the tokens that answers use, the others are zero: such tokens get the logit 0, in training
-and when served, and are as good as never drafted. Layers learn; embedding and head stay the target's.
+The lm_head rows of other tokens are zero, so these tokens get the logit 0, in training and when served, and are almost
+never drafted. Only the layers are trained; the embedding and lm_head remain copies of the target's.
 
-The layers are those of `transformers`, which the engine's own are tested against.
+The layers are those of `transformers`; the engine's layers are tested against them.
 """
 
 import shutil
@@ -20,14 +20,14 @@ from engine.errors import SpeculatorNotLoadable
 
 _WEIGHTS_FILE = "model.safetensors"
 _HEAD = "lm_head.weight"
-_BESIDE = (  # what else makes a folder a model
+_OTHER_FILES = (  # files of a model's folder that are copied from the target
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
 )
 
 
 class DraftModel(nn.Module):
-    """layers: as AutoModel makes them, embedding and last norm included. draft_vocab: [Vd] int64, ascending."""
+    """layers: a decoder of AutoModel, with embedding and final norm. draft_vocab: [Vd] int64, ascending token ids."""
 
     draft_vocab: Tensor
 
@@ -39,15 +39,18 @@ class DraftModel(nn.Module):
 
     @classmethod
     def from_target(cls, model_dir: Path, *, num_layers: int, draft_vocab: Tensor) -> "DraftModel":
-        """In float32; `num_layers` 0: an eighth. Raises: SpeculatorNotLoadable: not of the dense models' family."""
+        """Loads `num_layers` of the target's layers in float32; 0: an eighth of them.
+
+        Raises: SpeculatorNotLoadable: the target is not a dense decoder.
+        """
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         if config.model_type not in MODEL_TYPES or config.model_type == "deepseek_v3":
             raise SpeculatorNotLoadable(f"no draft model can be cut out of a {config.model_type}")
         layers = AutoModel.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
         kept = kept_layers(config.num_hidden_layers, num_layers)
         layers.layers = nn.ModuleList([layers.layers[index] for index in kept])
-        for place, layer in enumerate(layers.layers):
-            layer.self_attn.layer_idx = place
+        for index, layer in enumerate(layers.layers):
+            layer.self_attn.layer_idx = index
         layers.config.num_hidden_layers = len(kept)
         if types := getattr(config, "layer_types", None):
             layers.config.layer_types = [types[index] for index in kept]
@@ -55,7 +58,7 @@ class DraftModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "DraftModel":
-        """One that `save` wrote, in float32. Raises: SpeculatorNotLoadable."""
+        """Loads a folder that `save` wrote, in float32. Raises: SpeculatorNotLoadable."""
         try:
             head = load_file(folder / _WEIGHTS_FILE)[_HEAD]
             layers = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
@@ -69,12 +72,12 @@ class DraftModel(nn.Module):
         return config
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids [B, L] int64, padded at their ends -> hidden states [B, L, H] after the final norm."""
+        """token_ids [B, L] int64, padded at the end -> hidden states [B, L, H] after the final norm."""
         out: Tensor = self.layers(input_ids=token_ids, use_cache=False).last_hidden_state
         return out
 
     def save(self, folder: Path, *, model_dir: Path, lm_head: Tensor, base_model: str) -> None:
-        """Writes a model's folder. lm_head: [V, H], the target's, whose dtype the weights get."""
+        """Writes a model's folder, with weights in the dtype of `lm_head` [V, H], the target's lm_head."""
         head = torch.zeros_like(lm_head)
         head[self.draft_vocab] = lm_head[self.draft_vocab]
         tensors = {f"model.{name}": tensor.detach().to(head.dtype) for name, tensor in self.layers.state_dict().items()}
@@ -85,7 +88,7 @@ class DraftModel(nn.Module):
             metadata={"format": "pt"},
         )
         (folder / "config.json").write_text(self._published(head.dtype, base_model).to_json_string())
-        for name in _BESIDE:
+        for name in _OTHER_FILES:
             if (model_dir / name).exists():
                 shutil.copyfile(model_dir / name, folder / name)
 
@@ -101,18 +104,19 @@ class DraftModel(nn.Module):
 
 
 def kept_layers(num_layers: int, wanted: int) -> list[int]:
-    """Evenly spread, the first and the last included. wanted: 0 is an eighth; never more than there are."""
+    """Returns the indices of `wanted` layers (0: an eighth of them), spread evenly from the first layer to the last."""
     count = min(num_layers, wanted or max(1, num_layers // 8))
     return [index * (num_layers - 1) // max(1, count - 1) for index in range(count)]
 
 
 def trained_head(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
-    """[Vd + 1, H + 1] float32, for features with a 1 behind them: the last row stands for all tokens of logit 0.
+    """Returns a head [Vd + 1, H + 1] float32 that has the same softmax as the served lm_head, without storing V rows.
 
-    So its softmax over the draft vocabulary is exactly that of the served head, over all V tokens.
+    It reads hidden states with a 1 appended. Its last row stands for the V - Vd tokens of logit 0: it gives the logit
+    log(V - Vd) for any hidden state.
     """
     num_others = lm_head.shape[0] - draft_vocab.shape[0]
     rows = nn.functional.pad(lm_head[draft_vocab].float(), (0, 1))
     rest = torch.zeros(1, rows.shape[1], device=rows.device)
-    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf where there are none
+    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf if there are no others, which is clamped below
     return torch.cat([rows, rest.clamp(min=-1e4)])

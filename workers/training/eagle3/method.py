@@ -1,4 +1,4 @@
-"""The training method of EAGLE-3, from rows, unroll and loss. The serving drafter validates."""
+"""The training method of EAGLE-3. Validation simulates decoding with the drafter that is served."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from engine.models.base import Model
 from engine.models.rotary import tables_of
 from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
 from workers.training.acceptance import Acceptance
-from workers.training.data import draft_places
+from workers.training.data import draft_indices
 from workers.training.eagle3.steps import UnrolledLoss
 from workers.training.eagle3.unroll import Unroll
 from workers.training.figures import validation_of
@@ -22,7 +22,7 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
-_INITIAL_SCALE = 0.02  # standard deviation of weights the target has nothing to offer for
+_INITIAL_SCALE = 0.02  # standard deviation of initial matrices that are not copied from the target
 
 
 class Eagle3Method:
@@ -39,7 +39,7 @@ class Eagle3Method:
             unroll=Unroll(module, embedding, (cosines.to(device), sines.to(device))),
             lm_head=module.lm_head.weight,
             target_head=target.lm_head[module.draft_vocab].float(),
-            place=draft_places(module.draft_vocab.to(device), config.vocab_size),
+            draft_index=draft_indices(module.draft_vocab.to(device), config.vocab_size),
             parameters=parameters,
             bfloat16=in_bfloat16(parameters.loop.precision, device),
         )
@@ -79,7 +79,7 @@ class Eagle3Method:
         return len(self._train.prompt_lengths)
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        return self._loss.of(self._train, rows.tolist())
+        return self._loss.batch_loss(self._train, rows.tolist())
 
     def validate(self) -> Validation:
         return validation_of(self.simulate(), self._loss.sums(self._validation))
@@ -113,7 +113,7 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
 
 
 def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:
-    """lm_head: the target's [V, H]; the drafter's starts as its rows where the sizes agree."""
+    """lm_head: the target's [V, H]; initializes the drafter's lm_head if both have the same hidden size."""
     module = Eagle3(config, draft_vocab)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

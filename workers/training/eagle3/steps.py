@@ -22,26 +22,26 @@ from workers.training.loop import BatchLoss
 
 class Unrolled(Protocol):
     def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """[A, H] of step after step: what lm_head reads."""
+        """Yields the inputs of lm_head [A, H] for each step, with A anchors."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
     """
-    lm_head: [Vd, H]. The drafter's own; gets a gradient if it requires one.
-    target_head: [Vd, Ht] float32. The target's, cut to the draft vocabulary.
-    place: [V + 1] int64, as `make_batch` wants it.
+    lm_head: [Vd, H]. The drafter's lm_head; gets a gradient if it requires one.
+    target_head: [Vd, Ht] float32. The target's lm_head rows of the draft vocabulary.
+    draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
     """
 
     unroll: Unrolled
     lm_head: Tensor
     target_head: Tensor
-    place: Tensor
+    draft_index: Tensor
     parameters: Eagle3Hyperparameters | MtpHyperparameters
     bfloat16: bool
 
-    def of(self, rows: TapRows, conversations: Sequence[int]) -> BatchLoss:
+    def batch_loss(self, rows: TapRows, conversations: Sequence[int]) -> BatchLoss:
         losses, sums = self._steps(rows, conversations)
         decay = self.parameters.step_decay
         total = torch.stack([decay**step * loss for step, loss in enumerate(losses)]).sum()
@@ -49,7 +49,7 @@ class UnrolledLoss:
 
     @torch.no_grad()
     def sums(self, rows: TapRows) -> list[list[Sums]]:
-        """Yields the sums of every step, for each batch."""
+        """Returns for each batch the sums of every step."""
         batches = batches_of(len(rows.prompt_lengths), self.parameters.loop.batch_rows)
         return [self._steps(rows, conversations)[1] for conversations in batches]
 
@@ -58,13 +58,13 @@ class UnrolledLoss:
         soft_weight = (
             self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
         )  # validation figures need no soft targets
-        batch = make_batch(rows, conversations, steps=steps, place=self.place)
+        batch = make_batch(rows, conversations, steps=steps, draft_index=self.draft_index)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         losses, sums = [], []
-        with torch.autocast(self.place.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(self.draft_index.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             for step, features in enumerate(self.unroll.outputs(batch, steps)):
-                labels, chosen = batch.labels[:, step], batch.chosen[:, step]
-                loss, found = step_loss(features.float(), self.lm_head, labels, target, chosen, soft_weight)
+                labels, target_rows = batch.labels[:, step], batch.target_rows[:, step]
+                loss, found = step_loss(features.float(), self.lm_head, labels, target, target_rows, soft_weight)
                 losses.append(loss)
                 sums.append(found)
         return losses, sums

@@ -1,8 +1,10 @@
 """The unroll of EAGLE-3's training ("training-time test"): every step reads the output of the step before it.
 
-At step 0 every position offers its key and value and every anchor a query; step s > 0 continues each anchor by one
-position, which attends to the positions up to the anchor and to the steps before it at this anchor. Only keys and
-values are computed for prompts, because prompts have no loss.
+Step 0 computes a key and a value at every position, and a query at every anchor. Step s > 0 runs one further position
+after each anchor, which attends to the positions up to the anchor and to the anchor's steps 1 .. s. Prompts have no
+loss, so only keys and values are computed for them.
+
+Shape letters as in data.py, and Hq and Hkv query and key heads, G query heads per key head, D head size.
 """
 
 from collections.abc import Iterator
@@ -17,29 +19,29 @@ from workers.training.eagle3.data import Eagle3Batch
 
 class Unroll:
     def __init__(self, module: Eagle3, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], what the drafter reads. tables: rotary cosines and sines [P, D / 2]."""
+        """embedding: [V, H], which the drafter reads. tables: rotary cosines and sines, [positions, D / 2] each."""
         self._module = module
         self._embedding = embedding
         self._cosines, self._sines = tables
 
     def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """[A, H] of step after step: what lm_head reads."""
+        """Yields the inputs of lm_head [A, H] for each step."""
         module, attention = self._module, self._module.layer.self_attn
         residual, x = module.read(module.fuse(batch.taps), self._embed(batch.tokens))
         keys, values = self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))  # [R, Hkv, D]
         keys = self._rotate(keys, batch.positions)
         residual, x = residual[batch.anchors], x[batch.anchors]
-        prefix = Prefix(keys[batch.keys], values[batch.keys], batch.reach)
+        prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
         own: list[tuple[Tensor, Tensor]] = []
         fed_back = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
             if step:
-                residual, x = module.read(fed_back, self._embed(batch.drafted[:, step]))
+                residual, x = module.read(fed_back, self._embed(batch.input_tokens[:, step]))
                 key = self._rotate(self._heads(attention.k_proj(x)), positions)
                 own.append((key, self._heads(attention.v_proj(x))))
             query = self._rotate(self._heads(attention.q_proj(x)), positions)
-            features, fed_back = module.split(module.finish(residual, prefix.attend(query, own, batch.places)))
+            features, fed_back = module.split(module.finish(residual, prefix.attend(query, own, batch.grid_index)))
             yield features
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -54,38 +56,42 @@ class Unroll:
 
 
 class Prefix:
-    """Keys and values of the true positions, padded to [B, Lmax, Hkv, D]: every step's queries attend to them."""
+    """Keys and values of step 0, padded to [B, Lmax, Hkv, D], which the queries of every step attend to."""
 
-    def __init__(self, keys: Tensor, values: Tensor, reach: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, num_keys: Tensor) -> None:
         self._keys = keys.permute(0, 2, 3, 1).unsqueeze(2)  # [B, Hkv, 1, D, Lmax]
         self._values = values.permute(0, 2, 1, 3).unsqueeze(2)  # [B, Hkv, 1, Lmax, D]
-        hidden = torch.arange(keys.shape[1], device=keys.device) >= reach.clamp(min=1).unsqueeze(-1)  # [B, Nmax, Lmax]
-        self._bias = torch.where(hidden, float("-inf"), 0.0)[:, None, None]
-        self._grid = (*reach.shape,)
+        # Where there is no anchor, one key is read, because the softmax over no keys would be NaN. [B, Amax, Lmax]
+        masked = torch.arange(keys.shape[1], device=keys.device) >= num_keys.clamp(min=1).unsqueeze(-1)
+        self._bias = torch.where(masked, float("-inf"), 0.0)[:, None, None]
+        self._grid = (*num_keys.shape,)
 
-    def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], places: Tensor) -> Tensor:
-        """query [A, Hq, D] -> [A, Hq D]. own: keys and values [A, Hkv, D] of the anchor's steps, this one the last."""
+    def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], grid_index: Tensor) -> Tensor:
+        """query [A, Hq, D] -> [A, Hq D].
+
+        own: keys and values [A, Hkv, D] of the anchors' steps from 1 up to the current one.
+        """
         A, Hq, D = query.shape
         num_kv_heads, L = self._keys.shape[1], self._keys.shape[-1]
         query = query.view(A, num_kv_heads, -1, D) * D**-0.5  # [A, Hkv, G, D]
-        scores = self._to_grid(query, places) @ self._keys + self._bias  # [B, Hkv, G, N, L]
+        scores = self._to_grid(query, grid_index) @ self._keys + self._bias  # [B, Hkv, G, Amax, L]
         if own:
-            mine = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in own], dim=-1)  # [A, Hkv, G, s]
-            scores = torch.cat([scores, self._to_grid(mine, places)], dim=-1)
+            own_scores = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in own], dim=-1)  # [A, Hkv, G, s]
+            scores = torch.cat([scores, self._to_grid(own_scores, grid_index)], dim=-1)
         weights = scores.softmax(-1)
-        out = self._from_grid(weights[..., :L] @ self._values, places)  # [A, Hkv, G, D]
+        out = self._from_grid(weights[..., :L] @ self._values, grid_index)  # [A, Hkv, G, D]
         if own:
-            shares = self._from_grid(weights[..., L:], places)  # [A, Hkv, G, s]
+            shares = self._from_grid(weights[..., L:], grid_index)  # [A, Hkv, G, s]
             for step, (_, value) in enumerate(own):
                 out = out + shares[..., step, None] * value.unsqueeze(2)
         return out.reshape(A, Hq * D)
 
-    def _to_grid(self, x: Tensor, places: Tensor) -> Tensor:
-        """[A, Hkv, G, n] -> [B, Hkv, G, Nmax, n], zeros where there is no anchor."""
+    def _to_grid(self, x: Tensor, grid_index: Tensor) -> Tensor:
+        """[A, Hkv, G, n] -> [B, Hkv, G, Amax, n], zeros where there is no anchor."""
         B, N = self._grid
-        grid = x.new_zeros(B * N, *x.shape[1:]).index_copy(0, places, x)
+        grid = x.new_zeros(B * N, *x.shape[1:]).index_copy(0, grid_index, x)
         return grid.view(B, N, *x.shape[1:]).permute(0, 2, 3, 1, 4)
 
-    def _from_grid(self, x: Tensor, places: Tensor) -> Tensor:
-        """The inverse."""
-        return x.permute(0, 3, 1, 2, 4).flatten(0, 1)[places]
+    def _from_grid(self, x: Tensor, grid_index: Tensor) -> Tensor:
+        """[B, Hkv, G, Amax, n] -> [A, Hkv, G, n], the inverse of `_to_grid`."""
+        return x.permute(0, 3, 1, 2, 4).flatten(0, 1)[grid_index]

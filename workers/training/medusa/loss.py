@@ -1,6 +1,6 @@
 """The loss of Medusa heads, in nats per token of each depth.
 
-    loss = sum_k depth_decay**k * loss_k        loss_k: the loss of one EAGLE-3 step, for head k's distribution
+    loss = sum_k depth_decay**k * loss_k        loss_k: the loss of one EAGLE-3 step with the logits of head k
 
 Source: Cai et al. 2024, arXiv:2401.10774 (decay, self-distillation).
 """
@@ -19,24 +19,24 @@ def medusa_loss(
     heads: Sequence[Tensor],
     labels: Tensor,
     target: Tensor | None,
-    chosen: Tensor,
+    target_rows: Tensor,
     *,
     soft_target_weight: float,
     depth_decay: float,
 ) -> tuple[Tensor, list[Sums]]:
-    """Returns the mean over labelled rows of each depth, weighted by depth, and the sums of each depth.
+    """Returns the loss, in which loss_k is a mean over rows with a label, and the sums of each depth.
 
     Args:
         features: [B, K, H].
-        heads: of each depth [Vd, H].
+        heads: the head [Vd, H] of each depth.
         labels: [B, K] int64, `IGNORED` at positions without a loss.
-        target: [R, Vd] float32, the target's probabilities, or None where `soft_target_weight` is 0.
-        chosen: [B, K] int64. Row of `target` for each label.
+        target: [R, Vd] float32, the target's probabilities; may be None if `soft_target_weight` is 0.
+        target_rows: [B, K] int64. Row of `target` for each label.
     """
     total, sums = features.new_zeros((), dtype=torch.float32), []
     for depth, head in enumerate(heads):
         loss, found = step_loss(
-            features[:, depth], head, labels[:, depth], target, chosen[:, depth], soft_target_weight
+            features[:, depth], head, labels[:, depth], target, target_rows[:, depth], soft_target_weight
         )
         total = total + depth_decay**depth * loss
         sums.append(found)

@@ -1,4 +1,4 @@
-"""The training method of Medusa heads, from rows, heads and loss. The serving drafter validates."""
+"""The training method of Medusa heads. Validation simulates decoding with the drafter that is served."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.acceptance import simulate_heads
 from workers.training.medusa.data import MedusaRows, medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
-from workers.training.medusa.model import first_heads
+from workers.training.medusa.model import initial_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 
-_VALIDATION_ROWS = 1024  # rows per pass: bounds the logits in memory
+_VALIDATION_ROWS = 1024  # rows per validation pass, which bounds the memory for logits
 
 
 class MedusaMethod:
@@ -47,7 +47,7 @@ class MedusaMethod:
     def prepare(cls, preparation: Preparation, parameters: MedusaHyperparameters) -> "MedusaMethod":
         """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
         target, corpus = preparation.target, preparation.corpus
-        heads = first_heads(preparation, parameters)
+        heads = initial_heads(preparation, parameters)
         size = target.config.hidden_size
         needed = rows_bytes(preparation.conversations, hidden_size=size, dtype=target.dtype)
         memory = parameters.loop.cache_memory_bytes
@@ -119,31 +119,31 @@ class MedusaMethod:
         with torch.autocast(self._decoder.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             if self.heads.training and self._parameters.dropout > 0.0:
                 hidden = functional.dropout(hidden, self._parameters.dropout)
-            target, chosen = self._target(source, index)
+            target, target_rows = self._target(source, index)
             return medusa_loss(
                 self.heads.features(hidden, self._token_features(source, index)).float(),  # [B, K, H]
                 self.heads.output_heads(self._lm_head),
                 labelled.labels[rows],
                 target,
-                chosen,
+                target_rows,
                 soft_target_weight=0.0 if target is None else self._parameters.soft_target_weight,
                 depth_decay=self._parameters.depth_decay,
             )
 
     def _token_features(self, source: HiddenRows, index: Tensor) -> Tensor | None:
-        """Returns [B, H], features of the token that the hidden state of each row chose."""
+        """Returns [B, H], features of the token that was sampled from the hidden state of each row."""
         if not self.heads.config.token_input:
             return None
         return token_features(self._decoder.weights.embedding[source.completions[index]])
 
     @torch.no_grad()
     def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Returns [R, Vd], the target's probabilities, and [B, K], the row that chose the token of each head."""
+        """Returns the target's probabilities [R, Vd], and for each label the row of these probabilities [B, K]."""
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         if self._parameters.soft_target_weight == 0.0 or not self.heads.training:
             return None, shifted
-        used, chosen = shifted.unique(return_inverse=True)
-        return functional.linear(source.hidden[used].float(), self._lm_head).float().softmax(-1), chosen
+        used, target_rows = shifted.unique(return_inverse=True)
+        return functional.linear(source.hidden[used].float(), self._lm_head).float().softmax(-1), target_rows
 
     def _validation_sums(self) -> list[list[Sums]]:
         labels = self._validation_rows.labels

@@ -1,4 +1,4 @@
-"""The heads that training begins with: new ones, or those of an earlier speculator."""
+"""The heads that training starts from: new heads, or the heads of an earlier speculator."""
 
 from engine.drafters.medusa import MedusaDrafter
 from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
@@ -6,7 +6,7 @@ from workers.hyperparameters.medusa import MedusaHyperparameters
 from workers.training.preparation import Preparation
 
 
-def first_heads(preparation: Preparation, parameters: MedusaHyperparameters) -> MedusaHeads:
+def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -> MedusaHeads:
     """Raises: SpeculatorNotLoadable: `preparation.initial` holds no heads, or heads of another model."""
     target = preparation.target
     if preparation.initial is not None:

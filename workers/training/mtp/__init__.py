@@ -1,4 +1,5 @@
-"""Multi-token-prediction modules: unroll and method. The module itself is `engine.drafters.mtp_model`, as served.
+"""Training of multi-token-prediction modules. The module itself is `engine.drafters.mtp_model`, as served.
 
-Batches and loss are EAGLE-3's: both read position t with token t + 1, guess token t + 2 and go on from their output.
+Batches and loss are those of EAGLE-3, because both kinds read position t together with token t + 1, predict token
+t + 2, and run on their own output.
 """

@@ -1,4 +1,4 @@
-"""The training method of multi-token-prediction modules, from unroll and loss. The serving drafter validates."""
+"""The training method of multi-token-prediction modules. Validation simulates decoding with the served drafter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,12 @@ from engine.drafters.mtp_model import Mtp
 from engine.models.base import Model
 from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.acceptance import Acceptance
-from workers.training.data import draft_places
+from workers.training.data import draft_indices
 from workers.training.eagle3.steps import UnrolledLoss
 from workers.training.figures import validation_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
-from workers.training.mtp.model import known_module, new_module
+from workers.training.mtp.model import existing_module, new_module
 from workers.training.mtp.unroll import MtpUnroll
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
@@ -27,7 +27,7 @@ class MtpMethod:
     def __init__(
         self, target: Model, parameters: MtpHyperparameters, module: Mtp, *, train: TapRows, validation: TapRows
     ) -> None:
-        """The taps of `train` and `validation` are final hidden states."""
+        """`train` and `validation` have one tap, which is the final hidden state."""
         self._target, self._parameters = target, parameters
         device, size = target.device, target.config.vocab_size
         self.mtp = module.to(device)
@@ -39,7 +39,7 @@ class MtpMethod:
             unroll=MtpUnroll(module, target.weights.embedding, (cosines, sines)),
             lm_head=head,
             target_head=head,
-            place=draft_places(vocab.to(device), size),
+            draft_index=draft_indices(vocab.to(device), size),
             parameters=parameters,
             bfloat16=in_bfloat16(parameters.loop.precision, device),
         )
@@ -47,7 +47,7 @@ class MtpMethod:
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MtpHyperparameters) -> "MtpMethod":
         """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
-        module = known_module(preparation, parameters)
+        module = existing_module(preparation, parameters)
         train, validation = preparation.tap_rows((), memory_bytes=parameters.loop.cache_memory_bytes)
         if module is None:
             module = new_module(preparation, parameters, train.taps[:, 0])
@@ -74,7 +74,7 @@ class MtpMethod:
         self.mtp.save(folder)
 
     def loss(self, rows: Tensor) -> BatchLoss:
-        return self._loss.of(self._train, rows.tolist())
+        return self._loss.batch_loss(self._train, rows.tolist())
 
     def validate(self) -> Validation:
         return validation_of(self.simulate(), self._loss.sums(self._validation))

@@ -1,4 +1,4 @@
-"""The module that training begins with: an earlier one, the model's own, or a new one."""
+"""The module that training starts from: an earlier module, the module published with the model, or a new module."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +15,21 @@ from engine.errors import SpeculatorNotLoadable
 from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.preparation import Preparation
 
-_INITIAL_SCALE = 0.02  # standard deviation of matrices
-_SIZE_ROWS = 16_384  # rows from which scales are estimated
-_LAYER_TYPES = {"mistral": "llama"}  # other models: a layer of the target's type
-_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # prefixes of the model's own module in its files
+_INITIAL_SCALE = 0.02  # standard deviation of initial matrices
+_SIZE_ROWS = 16_384  # rows from which the size of the target's hidden states is estimated
+_LAYER_TYPES = {"mistral": "llama"}  # target type -> layer type, if they differ
+_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # tensor names of a module in the model's files
 
 
-def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
-    """Returns the earlier module, else the model's own, else None; in float32.
+def existing_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
+    """Returns the earlier module, else the module in the model's files, else None; in float32.
 
-    Raises: SpeculatorNotLoadable: it cannot be read, or does not fit the target.
+    Raises: SpeculatorNotLoadable: the module cannot be read, or does not fit the target.
     """
     if preparation.initial is not None:
         module = Mtp.load(preparation.initial)
         module.config = replace(module.config, num_steps=parameters.steps)
-    elif (own := own_tensors(preparation.model_dir)) is not None:
+    elif (own := published_tensors(preparation.model_dir)) is not None:
         try:
             width = own["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
             module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
@@ -43,7 +43,7 @@ def known_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mt
 
 
 def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden: Tensor) -> Mtp:
-    """hidden: [R, H], the target's final hidden states; the module's output begins as large in every dimension."""
+    """hidden: [R, H], the target's final hidden states; the initial output has their size in every dimension."""
     config = _config(
         preparation, parameters, parameters.intermediate_size or preparation.target.config.intermediate_size
     )
@@ -59,8 +59,8 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
     return module
 
 
-def own_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """Returns the tensors of the module that the model was published with, named as in the layout, or None."""
+def published_tensors(model_dir: Path) -> dict[str, Tensor] | None:
+    """Returns the tensors of the module in the model's files, with the names of the `mtp` layout; None: it has none."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:

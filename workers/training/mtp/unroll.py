@@ -1,7 +1,7 @@
 """The unroll of a multi-token-prediction module: one set of weights, run again and again on its own output, as served.
 
-At step 0 it reads the target's final hidden state at every position, whose key and value stay; step s > 0 continues
-each anchor by one position and reads the output of the previous step there.
+Step 0 reads the target's final hidden state at every position and computes keys and values that later steps attend to.
+Step s > 0 runs one further position after each anchor, which reads the output of the previous step.
 
 Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 """
@@ -18,31 +18,31 @@ from workers.training.eagle3.unroll import Prefix
 
 class MtpUnroll:
     def __init__(self, module: Mtp, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], the target's. tables: rotary cosines and sines [P, D / 2]."""
+        """embedding: [V, H], the target's. tables: rotary cosines and sines, [positions, D / 2] each."""
         self._layer = module.layer
         self._embedding = embedding
         self._cosines, self._sines = tables
 
     def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """[A, H] of step after step: what lm_head reads. `batch.taps` [R, 1, H] are final hidden states."""
+        """Yields the inputs of lm_head [A, H] for each step. `batch.taps` [R, 1, H] are final hidden states."""
         layer, attention = self._layer, self._layer.self_attn
         residual = layer.read(batch.taps[:, 0], self._embed(batch.tokens))
         x = layer.input_layernorm(residual)
         keys, values = attention.keys_values(x)  # [R, Hkv, D]
         keys = self._rotate(keys, batch.positions)
-        prefix = Prefix(keys[batch.keys], values[batch.keys], batch.reach)
+        prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
         residual, x = residual[batch.anchors], x[batch.anchors]
         own: list[tuple[Tensor, Tensor]] = []
         output = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
             if step:
-                residual = layer.read(output, self._embed(batch.drafted[:, step]))
+                residual = layer.read(output, self._embed(batch.input_tokens[:, step]))
                 x = layer.input_layernorm(residual)
                 key, value = attention.keys_values(x)
                 own.append((self._rotate(key, positions), value))
             query = self._rotate(attention.query(x), positions)
-            output = layer.finish(residual, attention.o_proj(prefix.attend(query, own, batch.places)))
+            output = layer.finish(residual, attention.o_proj(prefix.attend(query, own, batch.grid_index)))
             yield output
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""A LoRA adapter of the target's last layers and Medusa heads, trained jointly: model, data and method.
+"""A LoRA adapter of the target's last layers and Medusa heads, which are trained together.
 
-The result is one folder with peft's adapter files and the heads. The adapter changes the answers of the model, as every
-adapter does; the heads draft for the adapted model and change no answer.
+The result is one folder with peft's adapter files and the heads. Like every adapter, it changes the model's answers;
+the heads draft for the adapted model and do not change its answers.
 """

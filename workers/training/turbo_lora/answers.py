@@ -1,4 +1,4 @@
-"""Answers of the target with an adapter, and the hidden states that chose their tokens, as serving has them."""
+"""Generates answers of the target with an adapter, and records the hidden states from which they were sampled."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from workers.training.data import Conversation
 from workers.training.hidden_states import HiddenRows
 
 
-class _Listener(NoDrafter):
+class _HiddenStateRecorder(NoDrafter):
     """A drafter that drafts nothing and observes every pass.
 
-    hidden: for each request, by the number of tokens read, the hidden state that chose the next token.
+    hidden: request id -> number of tokens -> the hidden state from which the next token was sampled.
     """
 
     name = "listener"
-    max_depth = 1  # with 0 the engine would not let it observe
+    max_depth = 1  # with 0 the engine would not call `observe`
 
     def __init__(self) -> None:
         self.hidden: dict[str, dict[int, Tensor]] = {}
@@ -36,13 +36,14 @@ class _Listener(NoDrafter):
             known[kept.position + len(kept.rows)] = done.hidden[kept.rows[-1]].clone()
 
 
-def answer_anew(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
-    """Answers each prompt at temperature 0, with the length of the given answer.
+def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
+    """Answers each prompt at temperature 0, with at most as many tokens as the given answer.
 
-    Returns: what chose an answer's last token is unknown and 0; no draft follows that token.
+    Returns: rows of the new answers. The last hidden state of an answer is 0, because the recorder does not observe the
+        last pass; no draft needs it.
     """
-    listener = _Listener()
-    engine = Engine(target, listener, EngineConfig(draft_budget=1))
+    recorder = _HiddenStateRecorder()
+    engine = Engine(target, recorder, EngineConfig(draft_budget=1))
     apply_adapter(engine, "turbo_lora", adapter)
     requests = [
         Request(str(n), c.prompt_token_ids, SamplingParams(max_tokens=len(c.completion_token_ids), temperature=0.0))
@@ -52,7 +53,7 @@ def answer_anew(target: Model, adapter: Path, conversations: Sequence[Conversati
     nothing = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
     hidden, starts = [], [0]
     for request, answer in zip(requests, answers, strict=True):
-        known, first = listener.hidden.get(request.request_id, {}), len(request.prompt_token_ids)
+        known, first = recorder.hidden.get(request.request_id, {}), len(request.prompt_token_ids)
         hidden += [*(known[first + row] for row in range(len(answer) - 1)), nothing]
         starts.append(starts[-1] + len(answer))
     completions = torch.tensor([token for answer in answers for token in answer], device=target.device)

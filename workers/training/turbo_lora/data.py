@@ -1,7 +1,8 @@
-"""Batches of whole conversations: the inputs of the adapted layers, and the positions that chose the answers.
+"""Batches of whole conversations: the inputs of the adapted layers, and the positions that answers are sampled from.
 
-Row j of an answer is position P - 1 + j, whose hidden state chooses c[j]; the last one's label is the answer's last
-token, so nothing is learned about the end of an answer that was cut by the length limit.
+A conversation is a prompt of P tokens and an answer c[0 .. N - 1]. Row j of the answer is position P - 1 + j, from
+whose final hidden state c[j] is sampled. The last row's label is the last token c[N - 1], so nothing is learned about
+the end of an answer that was cut by the length limit.
 """
 
 from collections.abc import Sequence
@@ -17,27 +18,30 @@ from workers.training.hidden_states import TapRows
 class TurboLoraBatch:
     """B conversations.
 
-    entering: [B, L, H] float32, the residual stream at all positions but each conversation's last; 0 past its end.
-    places: [A] int64. Where in the flattened [B L] the answers' tokens are chosen, answer after answer.
-    completions: [A] int64. Those tokens.
-    starts: [B + 1]. First row of each answer, and A.
+    layer_inputs: [B, L, H] float32, the input of the first adapted layer at all positions except each conversation's
+        last; 0 past a conversation's end.
+    flat_index: [A] int64. Indices in the flattened [B L] of the rows of all answers, answer after answer.
+    completions: [A] int64. The answers' tokens.
+    starts: [B + 1]. First of the A rows of each answer, and then A.
     """
 
-    entering: Tensor
-    places: Tensor
+    layer_inputs: Tensor
+    flat_index: Tensor
     completions: Tensor
     starts: tuple[int, ...]
 
 
 def make_batch(rows: TapRows, conversations: Sequence[int]) -> TurboLoraBatch:
-    """rows: with one tap."""
+    """rows: their only tap is the input of the first adapted layer."""
     lengths = [rows.starts[c + 1] - rows.starts[c] for c in conversations]
-    entering = torch.zeros(len(lengths), max(lengths), rows.taps.shape[-1], device=rows.taps.device)
-    places, completions, starts = [], [], [0]
+    layer_inputs = torch.zeros(len(lengths), max(lengths), rows.taps.shape[-1], device=rows.taps.device)
+    flat_index, completions, starts = [], [], [0]
     for index, (c, length) in enumerate(zip(conversations, lengths, strict=True)):
-        start, chosen = rows.starts[c], rows.prompt_lengths[c] - 1
-        entering[index, :length] = rows.taps[start : start + length, 0].float()
-        places.append(index * entering.shape[1] + torch.arange(chosen, length, device=entering.device))
-        completions.append(rows.tokens[start + chosen : start + length])
-        starts.append(starts[-1] + length - chosen)
-    return TurboLoraBatch(entering, torch.cat(places), torch.cat(completions), tuple(starts))
+        start, first_answer_row = rows.starts[c], rows.prompt_lengths[c] - 1
+        layer_inputs[index, :length] = rows.taps[start : start + length, 0].float()
+        flat_index.append(
+            index * layer_inputs.shape[1] + torch.arange(first_answer_row, length, device=layer_inputs.device)
+        )
+        completions.append(rows.tokens[start + first_answer_row : start + length])
+        starts.append(starts[-1] + length - first_answer_row)
+    return TurboLoraBatch(layer_inputs, torch.cat(flat_index), torch.cat(completions), tuple(starts))

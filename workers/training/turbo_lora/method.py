@@ -1,9 +1,10 @@
 """The training method of an adapter and heads, with one loss for both. Validation uses the engine with the adapter.
 
-    loss = -log p(c[j]) + heads_weight * Medusa's, of the adapted model's hidden states
+    loss = mean over j of -log p(c[j]) + heads_weight * loss of the Medusa heads on the adapted model's hidden states
 
 Acceptance depends on the answers of the adapted model, which differ from the training answers. Acceptance is therefore
-simulated on new answers of the engine with the adapter; it needs no drafts for them, since drafts change no answer.
+simulated on new answers, which the engine generates with the adapter. It generates them without drafts, since drafts do
+not change answers.
 """
 
 import tempfile
@@ -25,9 +26,9 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.medusa.acceptance import simulate_heads
 from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
-from workers.training.medusa.model import first_heads
+from workers.training.medusa.model import initial_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
-from workers.training.turbo_lora.answers import answer_anew
+from workers.training.turbo_lora.answers import generate_answers
 from workers.training.turbo_lora.data import make_batch
 from workers.training.turbo_lora.model import AdaptedLayers
 
@@ -43,7 +44,7 @@ class TurboLoraMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """The tap of `train` and `validation` is the input of the first adapted layer."""
+        """`train` and `validation` have one tap, the input of the first adapted layer."""
         self._target, self._parameters = preparation.target, parameters
         self._train, self._validation = train, validation
         self._prompts = preparation.corpus.validation
@@ -57,7 +58,7 @@ class TurboLoraMethod:
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: TurboLoraHyperparameters) -> "TurboLoraMethod":
         """Runs the target over all conversations. Raises: SpeculatorNotLoadable."""
-        heads = first_heads(
+        heads = initial_heads(
             preparation,
             MedusaHyperparameters(
                 num_heads=parameters.num_heads,
@@ -99,22 +100,22 @@ class TurboLoraMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """Simulates serving the validation prompts at temperature 0, with answers as long as the given ones."""
+        """Simulates serving the validation prompts at temperature 0, with answers at most as long as the given ones."""
         with tempfile.TemporaryDirectory() as folder:
             self.adapted.save(Path(folder), base_model="")
-            answers = answer_anew(self._target, Path(folder), self._prompts)
+            answers = generate_answers(self._target, Path(folder), self._prompts)
         drafter = MedusaDrafter(as_stored(self.heads), self._target)
         return simulate_heads(drafter, answers, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
-        """Returns the loss of both, and the sums of the heads by depth."""
+        """Returns the loss of adapter and heads, and the heads' sums by depth."""
         parameters = self._parameters
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-            hidden = self.adapted(batch.entering).flatten(0, 1)[batch.places].float()  # [A, H]
+            hidden = self.adapted(batch.layer_inputs).flatten(0, 1)[batch.flat_index].float()  # [A, H]
             heads, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))
             loss = parameters.heads_weight * heads
-            if torch.is_grad_enabled():  # over the whole vocabulary, and no figure needs it
+            if torch.is_grad_enabled():  # validation does not need this product with the whole lm_head
                 everywhere = torch.arange(len(hidden), device=hidden.device)
                 loss = loss + step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)[0]
         return loss, sums

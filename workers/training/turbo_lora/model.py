@@ -1,4 +1,4 @@
-"""The target's last layers with LoRA on every product, as peft trains it.
+"""The target's last layers with LoRA on every linear layer, as peft trains it.
 
 The lower layers do not change, so the engine computes the input of the first adapted layer once. The layers come from
 `transformers`; tests compare the engine's layers with them, with adapters too.
@@ -28,11 +28,17 @@ _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
 
 class AdaptedLayers(nn.Module):
-    """Only the adapter's weights require a gradient. first: the target's index of the lowest layer here."""
+    """Only the adapter's weights require a gradient. first: index in the target of the first adapted layer."""
 
     def __init__(self, preparation: Preparation, parameters: TurboLoraHyperparameters) -> None:
-        """In float32. Raises: SpeculatorNotLoadable: it takes no adapter, or `preparation.initial` holds none."""
-        from peft import get_peft_model, set_peft_model_state_dict  # late: seconds, and other kinds need none of it
+        """Loads the layers in float32.
+
+        Raises: SpeculatorNotLoadable: the target supports no adapter, or `preparation.initial` has none.
+        """
+        from peft import (
+            get_peft_model,
+            set_peft_model_state_dict,
+        )  # here, because it takes seconds and few kinds need it
 
         super().__init__()
         target = preparation.target.config
@@ -52,14 +58,14 @@ class AdaptedLayers(nn.Module):
         if known is not None:
             set_peft_model_state_dict(self.peft, _renumbered(known[1], -self.first))
 
-    def forward(self, entering: Tensor) -> Tensor:
-        """entering [B, L, H], the residual stream, padded at its ends -> final hidden states [B, L, H]."""
+    def forward(self, layer_inputs: Tensor) -> Tensor:
+        """layer_inputs [B, L, H], padded at the end -> final hidden states [B, L, H]."""
         decoder = self.peft.get_base_model().get_decoder()  # type: ignore[operator]
-        out: Tensor = decoder(inputs_embeds=entering, use_cache=False).last_hidden_state
+        out: Tensor = decoder(inputs_embeds=layer_inputs, use_cache=False).last_hidden_state
         return out
 
     def save(self, folder: Path, *, base_model: str) -> None:
-        """Writes what peft would for the whole model into an existing folder."""
+        """Writes the files that peft would write for the whole model into an existing folder."""
         from peft import LoraConfig, get_peft_model_state_dict
 
         tensors = {n: t.detach().cpu().contiguous() for n, t in get_peft_model_state_dict(self.peft).items()}
@@ -83,8 +89,8 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
 
     try:
         config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
-        config.base_model_name_or_path = None  # peft warns where it is another name
-        config.layers_to_transform = None  # all that are here
+        config.base_model_name_or_path = None  # peft warns about another name
+        config.layers_to_transform = None  # `AdaptedLayers` has only the layers to transform
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise SpeculatorNotLoadable(f"{folder.name} holds no adapter: {error!r}") from error

@@ -1,4 +1,4 @@
-"""The arms of a comparison: an arm is an engine with a drafting method, in its own process.
+"""The arms of a comparison. An arm is an engine with a drafting method and a weight format, in its own process.
 
 slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
 vllm         plain · ngram · suffix          bf16, like ours
@@ -79,7 +79,7 @@ def vllm_arms(model: Path) -> list[Arm]:
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Thread binding and waiting are those of vLLM's setup of Intel's OpenMP (vllm/utils/ompmultiprocessing.py)."""
+    """Binds threads to cores and configures waiting as vLLM does for Intel's OpenMP (ompmultiprocessing.py)."""
     bound = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",
@@ -137,7 +137,7 @@ def llama_cpp_arms() -> list[Arm]:
 
 
 class Process:
-    """The process of an arm's runner. It waits without spinning while other arms have their turn."""
+    """The process of an arm's runner. While other arms run, it waits for its next job without using the processor."""
 
     def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
         """Waits until the model is loaded. Raises: PeerMissing: the peer cannot be installed or started."""

@@ -7,7 +7,7 @@ from benchmarks.arms import OURS, PLAIN
 from benchmarks.samples import Samples, Spread
 from benchmarks.workload import WITHOUT_WEIGHTS
 
-_CLOSE_ENOUGH = 0.01  # a ratio with at most this uncertainty needs no more rounds
+_SMALL_UNCERTAINTY = 0.01  # a ratio with at most this uncertainty needs no more rounds
 OUR_PLAIN = f"{OURS} {PLAIN}"
 
 
@@ -17,16 +17,16 @@ class Claim:
     batch_size: int
     at_least: float
     arms: tuple[str, ...]
-    over: tuple[str, ...]  # the reference is the fastest of these
-    each: bool = False  # every arm must reach the threshold, not only the fastest
-    aim: float | None = None  # a goal that is not required
+    over: tuple[str, ...]  # arms to compare with; the fastest of them is the denominator of the ratio
+    each: bool = False  # whether every arm must reach the threshold, or only the fastest
+    aim: float | None = None  # a higher ratio that is desired but not required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     claim: Claim
-    arm: str | None  # the arm that decides: the fastest, or the slowest if each must reach the threshold
-    over: str | None
+    arm: str | None  # the arm that decides the claim: the fastest, or the slowest if each must reach the threshold
+    over: str | None  # the arm that it is compared with
     ratio: Spread | None  # None: an arm is missing
 
     @property
@@ -42,11 +42,11 @@ class Verdict:
             return True
         uncertainty = self.ratio.uncertainty
         clear = abs(self.ratio.median - self.claim.at_least) > uncertainty
-        return clear or uncertainty < _CLOSE_ENOUGH * self.ratio.median
+        return clear or uncertainty < _SMALL_UNCERTAINTY * self.ratio.median
 
 
 def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
-    """The claims for these batch sizes. `our_arms`: names of our arms, including those of trained speculators."""
+    """Returns the claims for these batch sizes. `our_arms`: names of our arms, including trained speculators."""
     without_weights = tuple(f"{OURS} {drafter}" for drafter in WITHOUT_WEIGHTS)
     speculative = tuple(arm for arm in our_arms if not arm.startswith(OUR_PLAIN))
     trained = tuple(arm for arm in speculative if arm not in without_weights)

@@ -1,12 +1,13 @@
-"""Compares our engine with its peers: same prompts, same model, same machine, alternating in one run.
+"""Compares our engine with its peers on the same prompts, model and machine; the engines alternate in one run.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
 writes table.md, results.json and plot.png and prints the table. The exit code is 1 if a claim fails, 0 if none does,
 2 if nothing could be measured. docs/benchmarks.md explains the figures.
 
-At every batch size all arms take turns and answer the same prompts in a round. Every round has new prompts, so that no
-engine can reuse an earlier answer. Rounds are repeated until every claim is decided or the time is over.
+An arm is an engine with a drafting method (benchmarks/arms.py). In a round, all arms answer the same prompts in turn,
+at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer. Rounds are repeated until
+every claim (benchmarks/claims.py) is settled or the time is over.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
 _WARM_UP_TOKENS = 16
-_LONGEST_PROMPT = 512  # tokens; longer prompts are refused
+_MAX_PROMPT_LEN = 512  # tokens; longer prompts are refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +57,14 @@ class Plan:
     @property
     def settings(self) -> dict[str, int]:
         """The settings common to all runners."""
-        return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _LONGEST_PROMPT + self.max_tokens + 32}
+        return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _MAX_PROMPT_LEN + self.max_tokens + 32}
 
     def num_prompts(self, batch_size: int) -> int:
-        """Prompts in a round: enough that the end of it, with fewer answers in flight, does not dominate."""
+        """The number of prompts in a round: enough that the last answers, with a smaller batch, do not dominate."""
         return max(8, 2 * batch_size)
 
     @property
-    def most_prompts(self) -> int:
+    def max_num_prompts(self) -> int:
         return sum(self.max_rounds * self.num_prompts(size) + size for size in self.batch_sizes)
 
 
@@ -86,11 +87,11 @@ class Field:
 def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
     samples = Samples()
     for done, batch_size in enumerate(plan.batch_sizes):
-        own = [claim for claim in checks if claim.batch_size == batch_size]
+        claims_of_size = [claim for claim in checks if claim.batch_size == batch_size]
         deadline = time.monotonic() + (plan.deadline - time.monotonic()) / (len(plan.batch_sizes) - done)
         _warm_up(batch_size, arms, prompts)
         for number in range(plan.max_rounds):
-            arms_wanted = _wanted(own, samples) if number >= plan.min_rounds else None
+            arms_wanted = _undecided_arms(claims_of_size, samples) if number >= plan.min_rounds else None
             if arms_wanted == set() or (number > 0 and time.monotonic() > deadline):
                 break
             job = Job(list(islice(prompts, plan.num_prompts(batch_size))), plan.max_tokens, batch_size)
@@ -98,21 +99,21 @@ def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[
     return samples
 
 
-def _wanted(own: Sequence[Claim], samples: Samples) -> set[str]:
-    """Names of the arms in undecided claims."""
-    unsettled = [claim for claim in own if not judge(claim, samples).is_settled]
+def _undecided_arms(claims_of_size: Sequence[Claim], samples: Samples) -> set[str]:
+    """Returns the names of the arms in claims that are not settled."""
+    unsettled = [claim for claim in claims_of_size if not judge(claim, samples).is_settled]
     return {name for claim in unsettled for name in (*claim.arms, *claim.over)}
 
 
 def _warm_up(batch_size: int, arms: Field, prompts: Iterator[list[int]]) -> None:
-    """Runs each arm once: first passes allocate and compile, and draft budgets adapt."""
+    """Runs each arm once, because first passes allocate and compile, and draft budgets adapt."""
     job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
     for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
         arms.answer(arm, job)
 
 
 def _round(number: int, job: Job, arms: Field, wanted: set[str] | None, samples: Samples) -> None:
-    """Every second round runs in reverse order, so that a steady drift affects all arms equally."""
+    """Runs the wanted arms (None: all). Every second round has the reverse order, so that drift affects all equally."""
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
     ]
@@ -152,7 +153,7 @@ def _sample(
 
 
 def chosen_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
-    """Our arms and those of the requested peers. Raises: WorkloadError: a folder does not contain a speculator."""
+    """Returns our arms and the requested peers'. Raises: WorkloadError: a folder does not contain a speculator."""
     arms = our_arms(model, args.speculator)
     if "vllm" in args.peers:
         arms += vllm_arms(model)
@@ -189,7 +190,7 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         min_rounds=args.min_rounds,
         max_rounds=args.max_rounds,
     )
-    found = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=_LONGEST_PROMPT, limit=plan.most_prompts)
+    found = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=_MAX_PROMPT_LEN, limit=plan.max_num_prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     missing: dict[str, str] = {}
     machine = Machine.now()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.datasets
 
-Prints one line of JSON. Memory is the growth of the process's peak size since before it began to read.
+Prints one line of JSON. Memory is the growth of the process's peak resident size during the validation.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from control.workflows.datasets.validation import examine
 
 NUM_ROWS = 50_000
-WORDS_A_ROW = 480  # a word has 8.4 bytes including its space, which makes 200 MB in total
+WORDS_PER_ROW = 480  # a word has 8.4 bytes including its space, which makes 200 MB in total
 LETTERS = "etaoinshrdlu" * 3 + '\n"é'  # includes characters that JSON must escape
 
 
@@ -47,8 +47,8 @@ def write_rows(path: Path) -> None:
     words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 12))) for _ in range(5_000)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(NUM_ROWS):
-            half = WORDS_A_ROW // 2
-            turns = [("user", half), ("assistant", WORDS_A_ROW - half)]
+            half = WORDS_PER_ROW // 2
+            turns = [("user", half), ("assistant", WORDS_PER_ROW - half)]
             messages = [{"role": role, "content": " ".join(draw.choices(words, k=count))} for role, count in turns]
             file.write(json.dumps({"custom_id": f"row-{number}", "messages": messages}) + "\n")
 

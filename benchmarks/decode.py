@@ -5,14 +5,14 @@
 prints one line of JSON:
 
     tokens_per_second           generated tokens / wall time, prefill included; the median of --repeats
-    decode_tokens_per_second    the same without the time of passes that read prompts
-    acceptance_length           tokens per pass and answer: 1 + accepted / passes; 1.0 without a drafter
-    acceptance_rate_per_position  [i]: share of passes that accepted more than i drafted tokens
-    phase_seconds               wall time of the median run by phase of the engine's step
+    decode_tokens_per_second    the same, but the wall time excludes prefill
+    acceptance_length           generated tokens per verify pass of an answer: 1 + accepted / passes
+    acceptance_rate_per_position  entry i is the share of passes that accepted more than i drafted tokens
+    phase_seconds               wall time of the median run, by phase of the engine's step
 
-The model is loaded and warmed up first. To compare two drafters, alternate between them on a quiet machine: A B A B.
+The model is loaded and warmed up first. To compare two drafters, alternate between them (A B A B) on an idle machine.
 
-Without a drafter it runs all decoding measurements on a GPU, see benchmarks/gpu/suite.py:
+Without --drafter, the command runs all decoding measurements on a GPU (benchmarks/gpu/suite.py):
 
     python -m benchmarks.decode --device cuda             shapes of published models, weights created on the device
     python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl        speculation on a real model
@@ -59,7 +59,7 @@ class Measurement:
 
 
 def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
-    """Acceptance length, and for i = 0, 1, ... the share of passes that accepted more than i drafted tokens."""
+    """Returns the acceptance length, and for each i the share of passes that accepted more than i drafted tokens."""
     num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
     accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
     deepest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):
-        engine.drafter.forget_past()  # otherwise it would copy from earlier answers to the same prompts
+        engine.drafter.forget_past()  # otherwise it could copy the previous run's answers to the same prompts
         runs.append(measure(engine, work))
     runs.sort(key=lambda run: run.seconds)
     median = runs[len(runs) // 2]

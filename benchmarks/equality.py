@@ -2,16 +2,16 @@
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-The plain answers are generated once for each sampling method, in shuffled order and with a batch size that no arm uses.
-Then every drafter answers the same prompts, 16 and 1 at a time, drafting chains within a fixed budget and trees within
-an adaptive one. Prints one line of JSON for each such arm:
+Plain answers are generated without a drafter, once for each sampling method, in shuffled order and with a batch size
+that no arm uses. An arm is a combination of drafter, sampling method, batch size (16 or 1) and shape: chains within a
+fixed draft budget, or trees within an adaptive one. Every arm answers the same prompts. Prints a line of JSON per arm:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
-and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs;
-`position` is that of the first different token, counted from 0. An arm that accepted no draft proves little, see
-`accepted`. The exit code is 0 only if all answers of all arms are equal.
+and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
+`position` is the index of the first different token. Equality proves little for an arm that accepted few drafted tokens
+(`accepted`). The exit code is 0 only if all answers of all arms are equal.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Arm:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first position at which the sequences differ; the end of the shorter one counts as a difference."""
+    """Returns the first index at which the sequences differ; the end of the shorter one counts as a difference."""
     for position, (one, other) in enumerate(zip_longest(left, right)):
         if one != other:
             return position
@@ -120,8 +120,8 @@ class Trial:
         order = random.Random(sampling).sample(range(len(work)), len(work))
         drafter = load_drafter("none", self._model, None)
         answers = generate(self._engine(drafter, _PLAIN_BATCH_SIZE, None), [work[i] for i in order])
-        placed = dict(zip(order, answers, strict=True))
-        return [placed[i] for i in range(len(work))]
+        in_prompt_order = dict(zip(order, answers, strict=True))
+        return [in_prompt_order[i] for i in range(len(work))]
 
     def _requests(self, sampling: str) -> list[Request]:
         length, sampled = self._args.max_tokens, SAMPLINGS[sampling]

@@ -2,13 +2,14 @@
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
-exports each speculator in every format that vLLM reads, lets vLLM and our engine answer the same prompts greedily, each
-drafting a chain of the same number of tokens per pass, and prints a line of JSON for each format:
+exports each speculator in every format that vLLM reads. vLLM and our engine answer the same prompts greedily and draft
+a chain of the same number of tokens per pass. Prints a line of JSON for each format:
 
-    acceptance_length, peer_acceptance_length   tokens a pass adds to an answer after the first, in our engine and vLLM
-    ratio             the latter over the former
-    equal_answers     number of equal answers; in 16 bits two engines diverge now and then, with any draft
-    error             present instead if vLLM does not run the speculator
+    acceptance_length       tokens per pass in our engine, without the first token of each answer
+    peer_acceptance_length  the same in vLLM
+    ratio                   peer_acceptance_length / acceptance_length
+    equal_answers           number of equal answers; two engines round differently, so some answers differ in 16 bits
+    error                   replaces the other values if vLLM cannot run the speculator
 
 vLLM has its own environment, which is created on the first run (docs/benchmarks.md).
 """
@@ -45,8 +46,8 @@ FORMATS = {  # formats of each kind that vLLM reads
 _METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names of the kinds
 _DEPTH = 5  # used if the folder does not say how many tokens it drafts
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
-# A drafter grows its tree as far as that pays. These settings reduce it to a chain of the best token at each depth.
-_CHAINS: dict[str, dict[str, Any]] = {
+# Our drafters propose trees. These settings of their modules reduce a tree to a chain of the best token at each depth.
+_CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
     "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
     "engine.drafters.block_heads": {"CANDIDATES": 1},
@@ -113,7 +114,7 @@ def _vllm_answers(model: Path, speculation: dict[str, Any], job: Job, log: Path,
 def our_answers(model: Path, kind: str, speculator: Path, job: Job, *, depth: int, dtype: str) -> Answers:
     target = load_model(model, dtype=dtype)
     config = EngineConfig(max_batch_size=job.concurrency, max_seq_len=_MAX_SEQ_LEN, draft_budget=depth)
-    with _chains_alone():
+    with _only_chains():
         drafter = load_drafter(kind, target, speculator, model_dir=model)
         if kind == "draft_model":
             vars(drafter).update(max_depth=depth, _least_survival=0.0)
@@ -131,9 +132,9 @@ def our_answers(model: Path, kind: str, speculator: Path, job: Job, *, depth: in
 
 
 @contextmanager
-def _chains_alone() -> Iterator[None]:
+def _only_chains() -> Iterator[None]:
     with ExitStack() as stack:
-        for module, values in _CHAINS.items():
+        for module, values in _CHAIN_SETTINGS.items():
             stack.enter_context(patch.multiple(module, **values))
         yield
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.job_claims [--database-url postgresql://ROLE@HOST/NAME] [--jobs 10000] [--organizations 100]
 
-Fills a database with queued jobs, unevenly distributed over organizations, and lets worker processes claim and end
-jobs without a pause. The database must be empty; it is migrated and not cleaned up. The default is SQLite in a
-temporary folder. Prints one line of JSON for each number of workers:
+Fills a database with queued jobs, unevenly distributed over organizations. Then worker processes claim jobs and mark
+them as succeeded, without a pause. The database must be empty; the command migrates it and does not clean it up. The
+default is SQLite in a temporary folder. Prints one line of JSON for each number of workers:
 
     {"database": "postgresql", "jobs": 10000, "organizations": 100, "workers": 4, "claims": 500,
      "p50_ms": 4.1, "p95_ms": 7.9, "max_ms": 15.2}
@@ -63,7 +63,7 @@ def _migrate() -> None:
 
 
 def _fill(num_jobs: int, num_organizations: int) -> None:
-    """The n-th organization has 1/n as many jobs as the first, which is a typical distribution."""
+    """Creates the jobs. The n-th organization has 1/n as many jobs as the first, which is a typical distribution."""
     from django.db import connection
 
     from control.queue.jobs.models import Job
@@ -102,13 +102,13 @@ def _measure(num_jobs: int, num_organizations: int, num_workers: int) -> dict[st
     }
 
 
-def _begin(all_there: Barrier) -> None:
+def _begin(barrier: Barrier) -> None:
     _set_up_django()
-    all_there.wait()
+    barrier.wait()
 
 
 def _work(num_claims: int) -> list[float]:
-    """Runs in a worker process. Returns: seconds of each claim."""
+    """Claims and ends jobs in a worker process. Returns: the seconds of each claim."""
     from control.queue.jobs.services import job_claim_next, job_succeed
     from control.tenants.row_security.scope import as_tenant
 

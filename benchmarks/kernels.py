@@ -2,11 +2,13 @@
 
     python -m benchmarks.kernels --device cuda
 
-    right    compares each kernel with a float64 reference, on random inputs, in poisoned memory between canaries
-    rows     compares bits: the first 1, 2, ... 128 rows, the last ones and each row alone with a pass over all 128; a
-             batch of trees; every row of a tree with plain decoding of its path
-    speed    times a captured graph with a cold L2 cache and the library's implementation, relative to the bandwidth of
-             a copy and the rate of a matrix product (the better of a measurement before and one after)
+    correctness     Each kernel is compared with a float64 reference on random inputs. Its outputs are filled with NaN
+                    before, and lie between guard bytes (benchmarks/gpu/poison.py).
+    row invariance  Rows of a pass over 128 rows must have the same bits as in passes over only the first n, the last n
+                    or a single row, and rows of a draft tree the same bits as plain decoding of their paths.
+    speed           Each kernel, and the library's implementation if there is one, is timed in a CUDA graph with a cold
+                    L2 cache. The time is reported relative to the bandwidth of a copy and the rate of a matrix product,
+                    which are measured before and after; the better value counts.
 
 Writes `kernels.json` to --results, below a folder of the GPU's name, and prints a table. The exit code is 1 if a check
 fails. `--device cpu` rehearses all of it at tiny sizes in Triton's interpreter, and writes only with --results.
@@ -78,7 +80,7 @@ def loss_makes(inputs: Inputs, model: str, num_rows: int) -> Iterator[Make]:
 
 
 def all_makes(inputs: Inputs, *, rehearsal: bool) -> list[Make]:
-    """All cases, the most important first, because the time may run out."""
+    """Returns functions that make the cases, the most important first, because the time may run out."""
     if rehearsal:
         return [
             *layer_makes(inputs, "tiny", (1, 17)),

@@ -1,4 +1,4 @@
-"""A figure with speed by batch size, the gain of speculation, and all arms at the smallest batch."""
+"""A figure with three plots: speed by batch size, speedup by speculation, and all arms at the smallest batch size."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def draw(samples: Samples, title: str, path: Path) -> None:
 
 
 def _style(arm: str, arms: list[str]) -> dict[str, str]:
-    """The engine selects the color; the arm's index within its engine selects line and marker."""
+    """The engine determines the color; the arm's index among the engine's arms determines line style and marker."""
     engine = arm.partition(" ")[0]
-    place = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
+    index = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
     return {
         "color": _COLOURS.get(engine, "black"),
-        "marker": _MARKERS[place % len(_MARKERS)],
-        "linestyle": _LINES[place % len(_LINES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _LINES[index % len(_LINES)],
     }
 
 

@@ -1,7 +1,7 @@
-"""Figures of one run, and their uncertainty.
+"""Measurements of one run, and their uncertainty.
 
-Arms take turns on the same prompts in a round. Ratios are taken within a round, so that disturbances of the machine
-that last longer affect both sides equally.
+In a round, all arms answer the same prompts in turn. Ratios of speeds are computed within a round, so that slow changes
+of the machine's speed affect numerator and denominator equally.
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One arm, one round at one batch size."""
+    """The measurement of one arm in one round at one batch size."""
 
     arm: str
-    own_plain: str  # the arm without speculation of the same engine and weights, possibly itself
+    own_plain: str  # the arm with the same engine and weights but without speculation, possibly this arm itself
     weights: str
     batch_size: int
     round: int
@@ -70,7 +70,7 @@ class Samples:
         return Spread.of([sample.tokens_per_second for sample in self.of(arm, batch_size)])
 
     def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
-        """The ratio of the speeds, taken round by round."""
+        """Returns the speed of `arm` divided by that of `other`, computed for each round."""
         below = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
         return Spread.of(
             [

@@ -1,11 +1,11 @@
-"""Turns the drafts of any drafter into chains or trees, so that each drafter tests both forms of verification.
+"""Turns the drafts of any drafter into chains or trees, so that verification of both is tested with each drafter.
 
-chain   the likeliest path of the draft
-tree    the draft with an additional sibling, with a different token, for every node
+chain   the path from the root to the deepest node, and of several deepest nodes to the likeliest
+tree    the draft, with an additional sibling of another token for every node
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Sequence as SequenceOf
 
 from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
@@ -14,7 +14,7 @@ from engine.sequence import Sequence
 
 
 def as_chain(draft: Draft) -> Draft:
-    """The path to the likeliest of the deepest nodes."""
+    """Returns the path to the likeliest of the deepest nodes."""
     if not len(draft):
         return draft
     depths = draft.depths()
@@ -22,7 +22,7 @@ def as_chain(draft: Draft) -> Draft:
 
 
 def as_tree(draft: Draft) -> Draft:
-    """Adds a sibling leaf with the next token id to every node; half as likely, so that some are verified."""
+    """Adds a sibling leaf with the next token id to every node. Its survival is half the node's, so that some fit."""
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     taken = set(zip(parents, tokens, strict=True))
     for node in range(len(draft)):
@@ -36,17 +36,17 @@ def as_tree(draft: Draft) -> Draft:
 
 
 class Shaped(Drafter):
-    def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], share: Callable[[int], int]) -> None:
-        """`share` maps the budget to the number of nodes requested from the drafter."""
+    def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
+        """`drafter_budget` maps the budget to the number of nodes requested from the drafter."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
-        self._drafter, self._shape, self._share = drafter, shape, share
+        self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget
 
     def prepare(self, cache: KVCache) -> None:
         self._drafter.prepare(cache)
 
-    def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        return [self._shape(draft) for draft in self._drafter.propose(sequences, self._share(budget))]
+    def propose(self, sequences: SequenceOf[Sequence], budget: int) -> list[Draft]:
+        return [self._shape(draft) for draft in self._drafter.propose(sequences, self._drafter_budget(budget))]
 
     def observe(self, done: Pass) -> None:
         self._drafter.observe(done)

@@ -1,14 +1,15 @@
-"""Measures the acceptance length of a kind of speculator after a number of answers and minutes of training.
+"""Trains a speculator on a given number of answers for some minutes, and measures its acceptance length.
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
 The model answers `--rows` prompts and the held-out prompts. The speculator is trained on the answers to the former, as
 `python -m workers.training` does, and evaluated on the latter. Prints one line of JSON:
 
-    rows, tokens, minutes                training answers, their tokens, and the time of the training loop, as processor
-                                         time, so that other work on the machine does not shorten the training
-    simulated_acceptance_length          training's simulation on the held-out answers
-    served_acceptance_length             the engine's figure for the same prompts; it should be equal
+    rows, tokens                         number of training answers and of their tokens
+    minutes                              processor time of the training loop; unlike wall time, it does not depend on
+                                         other work on the machine
+    simulated_acceptance_length          computed by the training program from the held-out answers
+    served_acceptance_length             measured in the engine with the same prompts; it should be equal
 
 The held-out questions are the same for any number of rows. Answers are generated once, for all kinds and numbers of
 rows, and kept in --folder. docs/metrics.md defines the acceptance length. T = 0.
@@ -39,17 +40,17 @@ from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
-_GENERATED = 2048  # word problems from which the held-out ones are drawn
+_NUM_GENERATED = 2048  # word problems from which the held-out ones are drawn
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts or model cannot be used, or training failed."""
     model: Path = args.model or prepare()
-    held_out, learned = _questions(args.prompts, args.rows, args.held_out)
+    held_out, training = _questions(args.prompts, args.rows, args.held_out)
     answers: Path = args.folder / args.kind / "answers.jsonl"
     shutil.rmtree(answers.parent, ignore_errors=True)
     answers.parent.mkdir(parents=True)
-    write_answers(model, [*held_out, *learned], answers, kept=args.folder, max_tokens=args.max_tokens)
+    write_answers(model, [*held_out, *training], answers, kept=args.folder, max_tokens=args.max_tokens)
     hyperparameters = {
         "max_seconds": 60 * args.minutes,
         "epochs": 10_000,  # --minutes ends the training
@@ -79,12 +80,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Returns: held-out and training questions: those that training's split always holds out, and the first others.
+    """Splits questions. Returns: the questions that the training program will hold out, and the first `rows` others.
 
-    Raises: WorkloadError: there are too few questions, or lines have another form.
+    Raises: WorkloadError: there are too few questions, or a line is not {"question": ...}.
     """
     if path is None:
-        found = prompt_sets(_GENERATED, 0).distill
+        found = prompt_sets(_NUM_GENERATED, 0).distill
     else:
         try:
             with path.open(encoding="utf-8") as lines:
@@ -103,20 +104,20 @@ def _row_id(question: str) -> str:
 
 def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
     """Writes training rows to `path`. Effects: missing answers are generated and stored in the folder `kept`."""
-    known = _Kept(kept / f"{model.name}-{max_tokens}.jsonl")
-    missing = [question for question in questions if _row_id(question) not in known.rows]
+    stored = _StoredAnswers(kept / f"{model.name}-{max_tokens}.jsonl")
+    missing = [question for question in questions if _row_id(question) not in stored.rows]
     if missing:
         prompts, tokens = kept / "missing.jsonl", kept / "missing-tokens.jsonl"
         rows = [batch_row(_row_id(question), question, model=model.name, max_tokens=max_tokens) for question in missing]
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         answer_prompts(model, prompts, tokens, lambda event: None)
-        known.add(tokens)
-    lines = [known.rows[row_id] for question in questions if (row_id := _row_id(question)) in known.rows]
+        stored.add(tokens)
+    lines = [stored.rows[row_id] for question in questions if (row_id := _row_id(question)) in stored.rows]
     path.write_text("".join(lines), encoding="utf-8")
 
 
-class _Kept:
-    """Stored training rows by custom_id, and their file."""
+class _StoredAnswers:
+    """Generated training rows by custom_id, and the file that stores them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,7 +150,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
 
 
 def _held_out(answers: Path, ids: set[str]) -> list[Request]:
-    """Requests that repeat the held-out prompts with the length of the stored answers."""
+    """Returns requests for the held-out prompts, whose answers have at most the length of the stored answers."""
     rows = (json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines())
     return [
         Request(

@@ -1,4 +1,4 @@
-"""A figure with the acceptance length of every kind for the same number of answers, and its growth with more."""
+"""A figure with two plots of acceptance length: by kind, and by the number of training answers."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -2,9 +2,9 @@
 
     python -m benchmarks.train_table --prompts FILE.jsonl
 
-Trains every kind on 300 answers, then the two best on 100 and on 1,000. After each training, its line is written to
-RESULTS with the machine, the date and the commit, and table and plot are updated; a second run adds the missing lines.
-turbo_lora is not compared with the others, because it changes the answers.
+Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
+is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
+trains only what is missing. turbo_lora cannot be among the best, because its adapter changes the answers.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from benchmarks.workload import arguments
 from workers.kinds import TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
-_ROWS, _FEWER_AND_MORE = 300, (100, 1000)
+_ROWS, _OTHER_ROWS = 300, (100, 1000)
 _SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers need more time
 _NUM_BEST = 2
 _LINES = "results.json"
-_OWN_ANSWERS = ("turbo_lora",)
+_CHANGE_ANSWERS = ("turbo_lora",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> list[Line]:
     lines = read(args.results)
     for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
-    for rows in _FEWER_AND_MORE:
+    for rows in _OTHER_ROWS:
         for kind in best(lines):
             _add(lines, kind, rows, args)
     return lines
@@ -77,7 +77,7 @@ def write(lines: Sequence[Line], folder: Path) -> None:
 
 
 def best(lines: Sequence[Line]) -> list[str]:
-    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _OWN_ANSWERS]
+    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _CHANGE_ANSWERS]
     return [line.kind for line in sorted(compared, key=lambda line: -line.served)[:_NUM_BEST]]
 
 
@@ -129,7 +129,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _circumstances(lines: Sequence[Line]) -> list[str]:
-    """The conditions that all lines share."""
+    """Returns the lines below the table that describe the conditions of all trainings."""
     budgets = sorted({line.found["draft_budget"] for line in lines})
     held_out = sorted({line.found["held_out"] for line in lines})
     machines = sorted({line.machine for line in lines})

@@ -88,7 +88,7 @@ def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: i
 
 
 def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
-    """A prompt with the question in the demo's form."""
+    """Returns a prompt that asks the question like the demo does (examples/prompts.py)."""
     try:
         token_ids = tokenizer.encode_chat(messages(question))
     except ChatTemplateError as error:

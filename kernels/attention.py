@@ -1,8 +1,11 @@
-"""Paged tree attention whose rows depend only on their own keys.
+"""Paged tree attention whose rows (query tokens) depend only on their own keys.
 
-A row at position p has p + 1 keys: the sequence's slot table locates the first `prefix_lens[m]`, and the row's path
-through the draft tree (its ancestors, then itself) the rest. Keys are processed in position order, so plain decoding,
-chains and trees add in the same order. The online softmax uses blocks of positions counted from position 0.
+A slot is an index into the KV cache. Row m at position p attends to p + 1 keys: the sequence's slot table locates the
+first `prefix_lens[m]` of them; the row's path through the draft tree (its ancestors, then itself) locates the rest.
+Keys are processed in position order, so plain decoding, chains and trees perform their additions in the same order.
+The online softmax uses blocks of positions counted from position 0.
+
+M rows, S sequences of at most L positions, paths of at most P nodes, Hq query heads and Hkv KV heads of dimension D.
 
 Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
 """
@@ -15,7 +18,7 @@ from torch import Tensor
 from kernels.checks import check_tensor, dtype_code
 from kernels.cpu.library import library
 
-_BLOCK = 16
+_BLOCK = 16  # keys per step of the online softmax, as in cpu/attention.c
 _MAX_HEAD_DIM = 576  # cpu/attention.c keeps a head in registers and on the stack
 _MAX_CUDA_HEAD_DIM = 256  # cuda/attention.py keeps blocks of 64 keys and values on the chip
 
@@ -25,10 +28,10 @@ class AttentionRows:
     """The keys that each of M rows attends to. Rows of one sequence are adjacent.
 
     slot_tables: [S, L] int32. Slot of each committed position of each sequence.
-    seqs: [M] int64. Row of `slot_tables`.
-    prefix_lens: [M] int64. Keys taken from the slot table.
-    paths: [M, P] int32. Slots of the row's path, in position order; unused places are ignored.
-    path_lens: [M] int64.
+    seqs: [M] int64. Index of the row's sequence in `slot_tables`.
+    prefix_lens: [M] int64. Number of keys that the slot table locates.
+    paths: [M, P] int32. Slots of the row's path, in position order; entries beyond `path_lens` are ignored.
+    path_lens: [M] int64. Number of keys on the path.
     """
 
     slot_tables: Tensor
@@ -46,8 +49,8 @@ class AttentionRows:
         check_tensor(self.paths, "paths", (M, None), torch.int32)
         check_tensor(self.path_lens, "path_lens", (M,), torch.int64)
 
-    def only(self, some: slice) -> "AttentionRows":
-        """Selects rows."""
+    def select(self, some: slice) -> "AttentionRows":
+        """Returns the attention rows of a range of rows."""
         return AttentionRows(
             self.slot_tables, self.seqs[some], self.prefix_lens[some], self.paths[some], self.path_lens[some]
         )
@@ -64,7 +67,10 @@ def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> 
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D]. All blocks have the same shape."""
+    """Computes one row's attention: query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D].
+
+    The last block is padded, because torch may add in another order for another shape.
+    """
     num_kv_heads, D = keys.shape[1:]
     query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D]
     top = query.new_full(query.shape[:2], float("-inf"))
@@ -86,7 +92,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """Reference of `attention`, row by row."""
+    """Reference of `attention`, which processes row by row."""
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for row in range(q.shape[0]):
         slots = rows.slots(row)

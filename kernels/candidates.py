@@ -1,10 +1,13 @@
-"""Ranks the best tokens of a drafter's rows with the target's noise, and computes their survival probabilities.
+"""Ranks the best tokens of each drafter row with the target's sampling noise, and estimates their survival.
 
-    T = 0   survival_i = exp(value_i - total)
-    T > 0   score_i = value_i + T gumbel(seed, position, token_i), -inf for tokens that the request's filters exclude;
-            survival_i = P(one of these tokens) * softmax_i(score)
+The survival of a token is the probability that the target model accepts it. With value_i the drafter's logit of token
+i, log_sum the log-sum-exp of all the row's logits, and T the request's temperature:
 
-Candidates are sorted best first; equal ones keep their order.
+    T = 0   survival_i = exp(value_i - log_sum)
+    T > 0   score_i = value_i + T gumbel(seed, position, token_i), or -inf if the request's filters exclude token i;
+            survival_i = sum_j exp(value_j - log_sum) * softmax_i(score)
+
+Candidates are sorted by value (T = 0) or score (T > 0), the best first; equal ones keep their order.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -52,19 +55,19 @@ class Candidates:
 def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
     """Reference of `candidates`."""
     values, device = best.values, best.values.device
-    survival = torch.exp(values - best.totals.unsqueeze(-1))
-    cold = (rows.temperatures == 0.0).unsqueeze(-1)
-    temperature = torch.where(cold, 1.0, rows.temperatures.unsqueeze(-1)).float()
+    survival = torch.exp(values - best.log_sums.unsqueeze(-1))
+    greedy = (rows.temperatures == 0.0).unsqueeze(-1)
+    temperature = torch.where(greedy, 1.0, rows.temperatures.unsqueeze(-1)).float()
     probabilities = torch.softmax(values / temperature, dim=-1)
     kept = probabilities.cumsum(-1) - probabilities < rows.top_ps.unsqueeze(-1).float()
     kept &= probabilities >= rows.min_ps.unsqueeze(-1).float() * probabilities[:, :1]
-    place = torch.arange(values.shape[1], device=device)
-    kept &= (rows.top_ks.unsqueeze(-1) == 0) | (place < rows.top_ks.unsqueeze(-1))
+    rank = torch.arange(values.shape[1], device=device)
+    kept &= (rows.top_ks.unsqueeze(-1) == 0) | (rank < rows.top_ks.unsqueeze(-1))
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
     noise = gumbel_rows_reference(seeds, rows.positions.tolist(), best.tokens).float()
     scores = (values + temperature * noise).masked_fill(~kept, -torch.inf)
-    survival = torch.where(cold, survival, survival.sum(-1, keepdim=True) * scores.softmax(-1)).clamp(max=1.0)
-    order = torch.where(cold, values, scores).argsort(dim=-1, descending=True, stable=True)
+    survival = torch.where(greedy, survival, survival.sum(-1, keepdim=True) * scores.softmax(-1)).clamp(max=1.0)
+    order = torch.where(greedy, values, scores).argsort(dim=-1, descending=True, stable=True)
     return Candidates(best.tokens.gather(-1, order), survival.gather(-1, order))
 
 
@@ -78,7 +81,7 @@ def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
         raise ValueError(f"rows may have at most {MAX_COUNT} tokens, got {k}")
     check_tensor(best.values, "values", (M, k), torch.float32)
     check_tensor(best.tokens, "tokens", (M, k), torch.int64)
-    check_tensor(best.totals, "totals", (M,), torch.float32)
+    check_tensor(best.log_sums, "log_sums", (M,), torch.float32)
     rows.check(M)
     if best.values.is_cuda:
         from kernels.cuda.candidates import candidates as launch  # imported here, because triton requires CUDA

@@ -1,4 +1,4 @@
-"""Argument checks the launchers share, and the numbers the C kernels use for dtypes."""
+"""Argument checks that all launchers share, and the numbers by which the C kernels know dtypes."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def dtype_code(tensor: Tensor, name: str) -> int:
 
 
 def check_tensor(tensor: Tensor, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """`None` in `shape` means any size.
+    """Checks shape, dtype and contiguity. `None` in `shape` means any size.
 
     Raises: ValueError: other shape or dtype, or not contiguous.
     """

@@ -1,14 +1,17 @@
-"""All layers of a dense decoder over M rows, with the final norm.
+"""All layers of a dense decoder over M rows (tokens of one forward pass), with the final norm.
 
     each layer:  residual += output(attention(rope(qkv(norm(residual)))))
                  residual += down(swiglu(gate_up(norm(residual))))
     hidden = norm(residual)
 
-A tap is the residual stream at the input of a layer; some drafters read it.
+Some drafters read intermediate hidden states. The code calls them taps: a tap is the residual stream at the input of a
+layer, and `tap_layers` lists the indices of these layers.
 
-The residual stream is float32; inputs of matrix products have the weights' dtype. The reference is the sequence of
-single operations; the compiled pass calls the same C functions in the same order, and so gives the same bits without
-returning to Python between them.
+The residual stream is float32; inputs of matrix products have the weights' dtype. The reference calls the operations
+one by one. The compiled pass calls the same C functions in the same order without returning to Python, and so gives the
+same bits.
+
+H is the hidden size, Hq and Hkv are the numbers of query and KV heads, and D is the head dimension.
 """
 
 import ctypes
@@ -60,8 +63,8 @@ class DecoderShape:
 class DecoderRows:
     """M rows of one pass.
 
-    positions, slots: [M] int64; slots distinct.
-    attention: the keys of each row, the row's own included.
+    positions: [M] int64. slots: [M] int64, distinct; the KV-cache entry that each row writes.
+    attention: the keys of each row, including its own.
     """
 
     positions: Tensor
@@ -111,8 +114,8 @@ class _Pass(ctypes.Structure):
         ("M", _LONG),
         *((name, _POINTER) for name in ("residual", "hidden", "taps", "tap_layers")),
         ("num_taps", _LONG),
-        ("beside", _POINTER),
-        ("beside_width", _LONG),
+        ("qkv_prefix", _POINTER),
+        ("qkv_prefix_width", _LONG),
     )
 
 
@@ -121,7 +124,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class _Caches:
-    """Addresses of the layers' caches. Those of the last pass are stored, because caches rarely change."""
+    """Addresses of the layers' KV caches, stored between passes because the caches rarely change."""
 
     def __init__(self, shape: DecoderShape, num_layers: int) -> None:
         self._shape = shape
@@ -129,7 +132,10 @@ class _Caches:
         self._known: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
 
     def locate(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[int, int]:
-        """Raises: ValueError: shapes or dtypes do not fit."""
+        """Returns the addresses of the two arrays of cache pointers.
+
+        Raises: ValueError: shapes or dtypes do not fit.
+        """
         if self._known is None or self._known[0]() is not keys[0] or self._known[1]() is not values[0]:
             shape = self._shape
             for cache in (*keys, *values):
@@ -140,7 +146,10 @@ class _Caches:
 
 
 class DecoderLayers:
-    """A decoder's layers, final norm [H] and rotary tables [P, D / 2]; all but the products' weights are float32."""
+    """A decoder's layers, final norm [H] and rotary tables [positions, D / 2].
+
+    All weights are float32, except those of the matrix products.
+    """
 
     def __init__(
         self,
@@ -203,10 +212,10 @@ def decoder_reference(
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
-    beside: Tensor | None = None,
+    qkv_prefix: Tensor | None = None,
     stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Reference of `decoder`, one operation after the other."""
+    """Reference of `decoder`, which calls one operation after the other."""
     shape = layers.shape
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
     taps: dict[int, Tensor] = {}
@@ -220,7 +229,7 @@ def decoder_reference(
         if index in tap_layers:
             taps[index] = residual.to(shape.dtype, copy=True)
         normed = rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype)
-        normed = normed if beside is None else torch.cat([beside, normed], dim=-1)
+        normed = normed if qkv_prefix is None else torch.cat([qkv_prefix, normed], dim=-1)
         qkv = linear(normed, layer.qkv)
         update(index, "qkv", normed, qkv)
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
@@ -247,23 +256,26 @@ def decoder(
     values: Sequence[Tensor],
     tap_layers: Sequence[int] = (),
     lora_runs: Sequence[LoraRun] = (),
-    beside: Tensor | None = None,
+    qkv_prefix: Tensor | None = None,
     stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Writes the rows' keys and values and returns their hidden states.
+    """Writes the rows' keys and values to the caches and returns the rows' hidden states.
 
     Args:
         residual: [M, H] float32, the tokens' embeddings; overwritten.
         keys, values: per layer [slots, Hkv, D] in the layers' dtype.
-        tap_layers: i taps the input of layer i; the number of layers taps the last output before the final norm.
-        lora_runs: rows with low-rank updates; a pass with any runs operation by operation.
-        beside: [M, Kb] in the layers' dtype. Additional input of qkv, which has Kb + H columns, before the normed
-            residual.
-        stacked: low-rank updates on CUDA; such a pass also runs operation by operation.
+        tap_layers: T layer indices. Index i requests the input of layer i; the number of layers requests the output of
+            the last layer before the final norm.
+        lora_runs: runs of rows with low-rank updates. A pass with such runs calls the operations one by one.
+        qkv_prefix: [M, Kp] in the layers' dtype. Additional input of the qkv product, whose weight then has Kp + H
+            columns; the normed residual follows it.
+        stacked: low-rank updates on CUDA; such a pass also calls the operations one by one.
 
-    Returns: hidden states [M, H] after the final norm, and taps [M, T, H] in the order of `tap_layers`, or None without
-        taps; both in the layers' dtype, cast once.
-    Raises: ValueError: shapes or dtypes do not fit, or no such layer; MemoryError.
+    Returns: hidden states [M, H] after the final norm, and the inputs [M, T, H] of the layers in `tap_layers`, or None
+        if `tap_layers` is empty; both in the layers' dtype, cast once.
+    Raises:
+        ValueError: shapes or dtypes do not fit, or a layer in `tap_layers` does not exist.
+        MemoryError: there is no memory for intermediate results.
     """
     shape, structure = layers.shape, layers.structure
     if not all(0 <= index <= len(layers.layers) for index in tap_layers):
@@ -272,15 +284,15 @@ def decoder(
         if residual.is_cuda and not lora_runs and stacked is None:
             from kernels.cuda.decoder import decoder as launch  # imported here, because triton requires CUDA
 
-            return launch(layers, residual, rows, keys, values, tap_layers, beside)
-        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, beside, stacked)
+            return launch(layers, residual, rows, keys, values, tap_layers, qkv_prefix)
+        return decoder_reference(layers, residual, rows, keys, values, tap_layers, lora_runs, qkv_prefix, stacked)
     M = residual.shape[0]
     check_tensor(residual, "residual", (M, shape.hidden_size), torch.float32)
-    beside_width = layers.layers[0].qkv.in_features - shape.hidden_size
-    if beside is not None:
-        check_tensor(beside, "beside", (M, beside_width), shape.dtype)
-    elif beside_width:
-        raise ValueError(f"beside must be [{M}, {beside_width}], got None")
+    qkv_prefix_width = layers.layers[0].qkv.in_features - shape.hidden_size
+    if qkv_prefix is not None:
+        check_tensor(qkv_prefix, "qkv_prefix", (M, qkv_prefix_width), shape.dtype)
+    elif qkv_prefix_width:
+        raise ValueError(f"qkv_prefix must be [{M}, {qkv_prefix_width}], got None")
     check_tensor(rows.positions, "positions", (M,), torch.int64)
     check_tensor(rows.slots, "slots", (M,), torch.int64)
     rows.attention.check()
@@ -298,8 +310,8 @@ def decoder(
         *map(_address, (residual, hidden, taps)),
         ctypes.addressof(c_tap_layers),
         len(tap_layers),
-        _address(beside),
-        beside_width,
+        _address(qkv_prefix),
+        qkv_prefix_width,
     )
     kernels = library()
     assert kernels is not None  # the structure exists only if the kernels are loaded

@@ -1,9 +1,10 @@
-"""Position-keyed sampling with filters from rows of logits, without the host.
+"""Position-keyed sampling with filters from rows of logits, without synchronization with the host.
 
     token = argmax_{v kept} logits[v] / T + gumbel(seed, position, v)
 
-As in kernels/sampling.py, the filters keep the `top_k` best tokens, of these the smallest set with `top_p` of their
-mass, and of these the ones at least `min_p` times as probable as the best. Kept tokens are a prefix of the sorted ones.
+As in kernels/sampling.py, top_k keeps the k best tokens, top_p the smallest set of the remaining tokens with at least p
+of their probability mass, and min_p the remaining tokens that are at least min_p times as probable as the best. In
+descending order of logits, the kept tokens therefore come first.
 """
 
 import torch
@@ -15,7 +16,7 @@ from kernels.sampling import sample_token_reference
 
 
 def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Reference of `sample_filtered_rows`, row by row."""
+    """Reference of `sample_filtered_rows`, which samples row by row."""
     names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
     tokens = [
         sample_token_reference(
@@ -35,7 +36,7 @@ def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
 
 
 def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
-    """logits [M, V] float32 -> tokens [M] int64; for rows at temperature 0, an arbitrary token of the vocabulary.
+    """Samples from logits [M, V] float32 -> tokens [M] int64. Rows at temperature 0 get an arbitrary valid token.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

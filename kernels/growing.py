@@ -1,8 +1,9 @@
 """Draft trees that grow level by level on the device, for drafters that must run once per level.
 
-A pool holds all candidates of B trees. Each level adds K candidates under each of W nodes; the likeliest of them are
-the nodes that the drafter runs next, and the likeliest of the whole pool become the trees. A candidate is never
-likelier than its parent, so the best candidates of a pool always form a tree.
+A pool stores all C candidates of each of B trees. A candidate's survival is the product of the probabilities along its
+path. Each level adds K candidates as children of each of W nodes; the likeliest W of them are the nodes that the
+drafter runs next, and the likeliest N of the whole pool become the tree. A candidate is never likelier than its parent,
+so the likeliest candidates of a pool always form a tree.
 
 A level takes about a dozen small operations of PyTorch without synchronization with the host. Their time is negligible
 compared with the level's matrix products, which read a layer and a head.
@@ -25,7 +26,7 @@ _LEAST_SURVIVAL = 0.01  # less likely nodes are never verified
 class Pool:
     """tokens, parents: [B, C] int64; a parent is an index in the pool, -1 for the last token. survival: [B, C] float32.
 
-    A survival of 0 marks an empty place.
+    A survival of 0 marks an empty entry.
     """
 
     tokens: Tensor
@@ -37,7 +38,7 @@ class Pool:
         zeros = torch.zeros(num_trees, num_candidates, dtype=torch.int64, device=device)
         return cls(zeros, torch.full_like(zeros, -1), torch.zeros_like(zeros, dtype=torch.float32))
 
-    def offer(self, first: int, nodes: Tensor | None, tokens: Tensor, chances: Tensor) -> None:
+    def add_level(self, first: int, nodes: Tensor | None, tokens: Tensor, chances: Tensor) -> None:
         """Adds a level's candidates to the pool, from index `first` on.
 
         Args:
@@ -58,7 +59,10 @@ class Pool:
         return first + self.survival[:, first : first + count].topk(width, dim=1).indices
 
     def trees(self, budget: int) -> Trees:
-        """The `budget` likeliest candidates, parents before children; of equal ones, those added first."""
+        """Returns the `budget` likeliest candidates, parents before children; equally likely ones in order of addition.
+
+        Candidates are sorted by their index in the pool, where parents come first; index C stands for no candidate.
+        """
         B, C = self.tokens.shape
         ranked = self.survival.argsort(dim=1, descending=True, stable=True)[:, :budget]
         places = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N], C: empty

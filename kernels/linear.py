@@ -2,11 +2,12 @@
 
     out[m, n] = (sum_k x[m, k] weight[n, k]) scale[n] + bias[n], accumulated in float32 and returned as float32
 
-Decoding, verification of chains and trees, and prefill all use it, so a row has the same bits in each. The next
-operation reduces the precision of `out`.
+Prefill, decoding, and verification of chains and trees all use it, so a row has the same bits in each. If the model is
+bfloat16, the operation that reads `out` rounds it.
 
-Weights have the dtype of x, or are int8 or float8_e4m3fn with one scale per output (symmetric; x is not quantized).
-Both are exactly representable in bfloat16, so products and sums are those of a bfloat16 weight, followed by the scale.
+x has M rows of K columns, the weight has N rows (outputs). A weight has the dtype of x, or is int8 or float8_e4m3fn
+with one scale per output (symmetric; x is not quantized). int8 and float8 numbers are exact in bfloat16, so the product
+is computed as with a bfloat16 weight, and then multiplied by the scale.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from kernels.cpu.library import library
 from kernels.memory import empty
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
-_ROW_TILE = 16  # torch's GEMM changes its order of additions with the number of rows, but not with their content
+_ROW_TILE = 16  # a fixed number of rows, because torch's order of additions depends on that number
 _INT8_CODE = 2  # cpu/common.h
 _INT8_MAX = 127
 
@@ -44,7 +45,7 @@ class LinearWeight:
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Packs [N, K] float32 or bfloat16 for the available kernel; the caller then drops the original.
+    """Packs [N, K] float32 or bfloat16 for the available kernel. The caller should then drop the original weight.
 
     Raises: ValueError: other dtype, or an odd K in bfloat16.
     """
@@ -79,7 +80,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Rounds [N, K] to float8_e4m3fn, for x in the weight's dtype. scale[n] = max_k |weight[n, k]| / 448.
 
-    Products run on CUDA; elsewhere the reference serves.
+    Only CUDA has a kernel for these weights; other devices use the reference.
 
     Raises: ValueError: neither float32 nor bfloat16.
     """
@@ -129,14 +130,14 @@ def _laid_out(view: Tensor) -> Tensor:
 
 
 def _sign_and_magnitude(weight: Tensor) -> Tensor:
-    """int8 -> uint8 with the sign in bit 7."""
+    """Converts int8 to uint8 with the magnitude in bits 0 to 6 and the sign in bit 7."""
     return weight.abs().to(torch.uint8) + (weight < 0).to(torch.uint8) * 128
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """x [M, K], weight [N, K] in the dtype of x, int8 or float8_e4m3fn, bias and scales [N] float32 -> [M, N] float32.
 
-    It always processes 16 rows at a time, so that rows are invariant.
+    It always processes 16 rows at a time, so that a row has the same bits in any batch.
     """
     M = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -M % _ROW_TILE))

@@ -1,10 +1,10 @@
-"""Chooses the next token of each row from its hidden state, without storing the logits.
+"""Selects tokens of each of M rows from its hidden state [K], without storing the logits [M, V].
 
-    sampled:   argmax_v logits[m, v] / T_m + gumbel(seed_m, position_m, v)          (T = 0: argmax logits)
-    best:      the `count` largest logits, their tokens, and log sum_v exp(logits[m, v])
+    sample_rows:   argmax_v logits[m, v] / T_m + gumbel(seed_m, position_m, v)          (T = 0: argmax logits)
+    best_tokens:   the `count` largest logits, their tokens, and log sum_v exp(logits[m, v])
 
-logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. This is also the step of a Markov head, with `x` the last token's
-row of W1, `weight` W2, and `base` the logits of the drafter's row.
+logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. A Markov head uses the same formula: x[m] is the row of its
+embedding W1 for the last token, `weight` is its output matrix W2, and base[m] are the logits of the drafter.
 
 Source: Gumbel coupling as in kernels/sampling.py; Markov head: DSpark, arXiv:2607.05147.
 """
@@ -20,7 +20,7 @@ from kernels.linear import linear_reference
 from kernels.philox import gumbel_rows_reference
 
 MAX_COUNT = 32
-_SIGN = 2**63
+_SIGN = 2**63  # maps unsigned seeds to int64 with the same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,11 @@ def _tokens(head: Head) -> Tensor:
 def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
     """Reference of `sample_rows`."""
     tokens = _tokens(head)
-    cold = rows.temperatures == 0.0
-    scores = _logits(x, head, base).double() / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
+    greedy = rows.temperatures == 0.0
+    scores = _logits(x, head, base).double() / torch.where(greedy, 1.0, rows.temperatures).unsqueeze(1)
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
     noise = gumbel_rows_reference(seeds, rows.positions.tolist(), tokens.expand(x.shape[0], -1))
-    return tokens[(scores + noise.masked_fill(cold.unsqueeze(1), 0.0)).argmax(-1)]
+    return tokens[(scores + noise.masked_fill(greedy.unsqueeze(1), 0.0)).argmax(-1)]
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
@@ -97,12 +97,12 @@ def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = 
 class BestTokens:
     """The best tokens of M rows, best first; equal ones in the order of the head's rows.
 
-    values: [M, k] float32 logits. tokens: [M, k] int64. totals: [M] float32, log of the sum of all exp(logits).
+    values: [M, k] float32 logits. tokens: [M, k] int64. log_sums: [M] float32, log-sum-exp of all the row's logits.
     """
 
     values: Tensor
     tokens: Tensor
-    totals: Tensor
+    log_sums: Tensor
 
 
 def best_tokens_reference(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
@@ -113,9 +113,9 @@ def best_tokens_reference(x: Tensor, head: Head, count: int, base: Tensor | None
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:
-    """Returns the `count` best tokens of each row; the other arguments are those of `sample_rows`.
+    """Returns the `count` best tokens of each row; for the other arguments see `sample_rows`.
 
-    Raises: ValueError: shapes or dtypes do not fit, or count is not in 1..32 or above the vocabulary.
+    Raises: ValueError: shapes or dtypes do not fit, or count is not in 1..32, or exceeds the vocabulary.
     """
     _check(x, head, base)
     if not 1 <= count <= min(MAX_COUNT, head.data.shape[0]):

@@ -21,7 +21,7 @@ from kernels.linear import LinearWeight, linear
 
 @dataclass(frozen=True, slots=True)
 class LoraWeight:
-    """down: [R, K]. up: [N, R], alpha / r included."""
+    """An update of rank R of a weight [N, K]. down: [R, K]. up: [N, R], multiplied by alpha / R."""
 
     down: LinearWeight
     up: LinearWeight
@@ -61,9 +61,10 @@ def lora(x: Tensor, out: Tensor, updates: Sequence[tuple[LoraRun, LoraWeight | N
 
 @dataclass(frozen=True, slots=True)
 class LoraStack:
-    """A product's updates of A adapters, in the dtype of x. down: [A, R, K]; up: [A, N, R], alpha / r included.
+    """The updates of one product by A adapters, in the dtype of x.
 
-    Adapters of a lower rank are padded with zeros, which does not change any bits.
+    down: [A, R, K]. up: [A, N, R], multiplied by each adapter's alpha / rank. R is the largest rank; the weights of
+    adapters with a lower rank are padded with zeros.
     """
 
     down: Tensor
@@ -71,7 +72,10 @@ class LoraStack:
 
     @classmethod
     def of(cls, weights: Sequence[LoraWeight | None]) -> "LoraStack | None":
-        """Stacks unpacked weights, with None for adapters that do not update the product. Returns None if none does."""
+        """Stacks unpacked weights; None stands for an adapter that does not update the product.
+
+        Returns: None if no adapter updates the product.
+        """
         real = [weight for weight in weights if weight is not None]
         if not real:
             return None
@@ -90,10 +94,11 @@ def _zeros(weight: LinearWeight) -> LinearWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedRows:
-    """Rows of a pass with the stacked adapters of these rows.
+    """The adapter of each row of a pass, and the stacked weights of all adapters.
 
-    adapters: [M] int64, -1 for none. num_runs: maximum number of runs of adjacent rows with the same adapter or none.
-    layers: in the decoder's order, by the product's name in `LoraLayer`.
+    adapters: [M] int64, -1 for rows without an adapter.
+    num_runs: maximum number of runs; a run is a sequence of adjacent rows with the same adapter, or without one.
+    layers: the stacks of each decoder layer, by the product's name in `LoraLayer`.
     """
 
     adapters: Tensor
@@ -102,7 +107,7 @@ class StackedRows:
 
 
 def stacked_lora_reference(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
-    """Reference of `stacked_lora`, row by row."""
+    """Reference of `stacked_lora`, which processes row by row."""
     for row, adapter in enumerate(adapters.tolist()):
         if adapter >= 0:
             inner = (x[row].float() @ stack.down[adapter].float().T).to(x.dtype)
@@ -114,8 +119,8 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
-        adapters: [M] int64, -1 for none.
-        num_runs: maximum number of runs of adjacent rows with the same adapter or none; None: one run per adapter.
+        adapters: [M] int64, -1 for rows without an adapter.
+        num_runs: see `StackedRows`; None if each adapter has at most one run and the rows without an adapter, too.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

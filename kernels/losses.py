@@ -1,12 +1,14 @@
-"""Losses of a head over a large vocabulary that hold the logits of only some rows at a time, forward and backward.
+"""Losses of an LM head over a large vocabulary, forward and backward; only the logits of some rows exist at a time.
 
-With s = hidden weight^T, p = softmax(s), and for distillation t = teacher hidden teacher weight^T, q = softmax(t):
+With logits s = hidden weight^T, p = softmax(s), the teacher's probabilities q, and ds the gradient of the loss by s:
 
     cross entropy     -log p[label]                ds = p - [v = label]
-    kl                sum_v q log(q / p)           ds = p - q
-    total variation   1/2 sum_v |p - q|            ds = p (g - sum_v p g),  g = 1/2 sign(p - q)
+    kl                sum_v q_v log(q_v / p_v)     ds = p - q
+    total variation   1/2 sum_v |p_v - q_v|        ds = p (g - sum_v p_v g_v),  g = 1/2 sign(p - q)
+    blend             -sum_v w_v log p_v           ds = p - w,  w_v = (1 - b) [v = label] + b q_v
 
-    blend             sum_v w_v -log p_v           ds = p - w,  w = (1 - b) [v = label] + b t,  t given
+For kl and total variation, q = softmax(teacher hidden teacher weight^T) is computed here; for blend, q and its weight b
+are given. M is the number of rows, C the number of rows in memory at a time, V the vocabulary.
 
 The forward pass computes the loss and its gradient together; the backward pass only scales the gradient.
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from kernels.checks import check_tensor
 
-_NUMBERS = 2**24  # logits at a time
+_LOGITS_AT_A_TIME = 2**24  # 64 MiB of float32
 
 
 class Loss(Enum):
@@ -41,7 +43,7 @@ class Teacher:
 
 
 def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
-    """Returns the loss of each row, [C] in the dtype of logits; logits are overwritten by scale times the gradient.
+    """Returns the loss of each row, [C] in the dtype of logits, and overwrites logits with scale times the gradient.
 
     Args:
         logits: [C, V] float32 or float64. scale: [C] in the same dtype.
@@ -76,9 +78,10 @@ def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Targets of C rows: labels [C] int64, and, with weight `soft_weight`, the rows `chosen` [C] of probabilities.
+    """Targets of C rows: a label, blended with a teacher's probabilities, which have the weight `soft_weight`.
 
-    probabilities: [R, V] float32, None if `soft_weight` is 0.
+    labels: [C] int64. probabilities: [R, V] float32, None if `soft_weight` is 0. chosen: [C] int64, the row of
+    `probabilities` for each row of logits.
     """
 
     labels: Tensor
@@ -93,7 +96,7 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class BlendSums:
-    """Sums over rows: loss and -log p[label], in nats, float32; number of rows whose argmax is the label, int64."""
+    """Sums over rows. loss, nats: blended loss and -log p[label], in nats, float32. correct: int64, argmax is label."""
 
     loss: Tensor
     nats: Tensor
@@ -103,21 +106,21 @@ class BlendSums:
 def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
     """Reference of `blend_rows`."""
     log_p = logits.log_softmax(-1)  # [C, V]
-    own = log_p.gather(-1, blend.labels.unsqueeze(-1))
+    label_log_p = log_p.gather(-1, blend.labels.unsqueeze(-1))
     if blend.probabilities is None:
-        wanted = torch.zeros_like(log_p)
+        targets = torch.zeros_like(log_p)
     else:
-        wanted = blend.soft_weight * blend.probabilities[blend.chosen]
-    wanted.scatter_add_(-1, blend.labels.unsqueeze(-1), torch.full_like(own, blend.hard_weight))
+        targets = blend.soft_weight * blend.probabilities[blend.chosen]
+    targets.scatter_add_(-1, blend.labels.unsqueeze(-1), torch.full_like(label_log_p, blend.hard_weight))
     correct = (log_p.argmax(-1) == blend.labels).sum()
-    sums = BlendSums(-(wanted * log_p).sum(), -own.sum(), correct)
+    sums = BlendSums(-(targets * log_p).sum(), -label_log_p.sum(), correct)
     if gradient:
-        torch.sub(log_p.exp_(), wanted, out=logits)
+        torch.sub(log_p.exp_(), targets, out=logits)
     return sums
 
 
 def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """Computes the sums for logits [C, V] float32, which are overwritten by their gradient if it is requested.
+    """Computes the sums for logits [C, V] float32, and if `gradient`, overwrites logits with their gradient.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -134,7 +137,7 @@ def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
     return blend_rows_reference(logits, blend, gradient=gradient)
 
 
-def _goal(against: Tensor | Teacher, some: slice, dtype: torch.dtype) -> Tensor:
+def _targets(against: Tensor | Teacher, some: slice, dtype: torch.dtype) -> Tensor:
     if isinstance(against, Teacher):
         return (against.hidden[some] @ against.weight.T).to(dtype)
     return against[some]
@@ -159,7 +162,7 @@ class _LinearLoss(torch.autograd.Function):
         for first in range(0, hidden.shape[0], num_rows):
             some = slice(first, first + num_rows)
             logits = (hidden[some] @ weight.T).to(wide)
-            rows[some] = loss_rows(kind, logits, _goal(against, some, wide), scale[some])
+            rows[some] = loss_rows(kind, logits, _targets(against, some, wide), scale[some])
             gradient = logits.to(hidden.dtype)
             if d_hidden is not None:
                 d_hidden[some] = gradient @ weight
@@ -191,10 +194,10 @@ def linear_loss(
         hidden: [M, H]. weight: [V, H] in the same dtype. Both may require gradients.
         against: labels [M] int64 for cross entropy, else a teacher.
         scale: [M]; 0 excludes a row. It gets no gradient.
-        num_rows: rows at a time; None for as many as fit into 64 MiB of float32.
+        num_rows: rows whose logits exist at a time; None for as many as fit into 64 MiB of float32.
 
-    Returns: sum_m scale[m] loss[m], and the losses [M] in nats (total variation: a probability), without gradient.
-    Raises: ValueError: shapes or dtypes do not fit, or the target is of the wrong kind.
+    Returns: sum_m scale[m] loss[m], and the losses [M] without gradient, in nats (total variation has no unit).
+    Raises: ValueError: shapes or dtypes do not fit, or `against` does not belong to this loss.
     """
     M, V = hidden.shape[0], weight.shape[0]
     check_tensor(hidden, "hidden", (M, weight.shape[1]), weight.dtype)
@@ -208,6 +211,6 @@ def linear_loss(
     if scale.shape != (M,):
         raise ValueError(f"scale must be [{M}], got {list(scale.shape)}")
     loss, rows = _LinearLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, kind, against, scale, num_rows or max(1, _NUMBERS // V)
+        hidden, weight, kind, against, scale, num_rows or max(1, _LOGITS_AT_A_TIME // V)
     )
     return loss, rows

@@ -1,8 +1,8 @@
-"""Medusa heads, all in one product with their stacked weights.
+"""Medusa heads, computed in one product with the stacked weights of all heads.
 
-    out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)
+    out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)        for row m and head h
 
-Heads may also read the last token's embedding, which follows the first H numbers of x.
+The first H numbers of x[m] are the hidden state. Heads may also read the last token's embedding, which follows it.
 
 Source: Cai et al. 2024, arXiv:2401.10774; one product for all heads: LoRAX.
 """
@@ -15,13 +15,13 @@ from kernels.linear import LinearWeight, linear
 
 
 def medusa_heads_reference(x: Tensor, product: Tensor, num_heads: int) -> Tensor:
-    """x [M, K] and product [M, heads * H] float32 -> [M, heads, H] in the dtype of x."""
+    """Reference of the activation and residual: x [M, K], product [M, heads * H] float32 -> [M, heads, H] as x."""
     inner = product.view(x.shape[0], num_heads, -1)
     return (x[:, None, : inner.shape[-1]].float() + functional.silu(inner)).to(x.dtype)
 
 
 def medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
-    """x [M, K] in the weight's dtype, weight [heads * H, K] with H <= K -> [M, heads, H] in the dtype of x.
+    """Computes all heads: x [M, K], weight [heads * H, K] of the same dtype, H <= K -> [M, heads, H] in that dtype.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -1,9 +1,9 @@
-"""Huge pages for weights, keys and values, which every pass reads; and copies to a device that do not block.
+"""Tensors in huge pages, for weights and KV caches, which every pass reads; and copies to a device that do not block.
 
-With pages of 4 KiB, a pass over 270 MB misses the TLB 66,000 times, and prefetchers do not cross page boundaries. With
-huge pages of 2 MiB, SmolLM2-135M's pass of one row took 7.9 ms instead of 9.6, and one of eight rows 10.5 instead of
-14.1 (two cores of an AMD EPYC). Linux provides them on request, but only in units of 2 MiB, so tensors share large
-mappings. On other systems this is ordinary memory.
+With pages of 4 KiB, a pass that reads 270 MB misses the TLB 66,000 times, and prefetchers do not cross page boundaries.
+With huge pages of 2 MiB, a pass of SmolLM2-135M took 7.9 ms instead of 9.6 for one row, and 10.5 ms instead of 14.1
+for eight rows (two cores of an AMD EPYC). Linux provides huge pages on request, but only in units of 2 MiB, so tensors
+share large mappings. On other systems tensors use ordinary memory.
 """
 
 import math
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 class _Chunk:
-    """A memory mapping, allocated sequentially; it lives as long as any tensor in it."""
+    """A memory mapping whose memory is handed out sequentially; it lives as long as any tensor in it."""
 
     def __init__(self, num_bytes: int) -> None:
         mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -41,7 +41,7 @@ _current: _Chunk | None = None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Like torch.empty, but in huge pages if the system has them. Memory is only used once it is written."""
+    """Like torch.empty, but in huge pages if the system has them. A page takes no memory until it is written."""
     global _current
     device = device or torch.device("cpu")
     num_bytes = math.prod(shape) * dtype.itemsize

@@ -1,10 +1,11 @@
 """Multi-head latent attention in its absorbed form: one latent per position is the key and the value of every head.
 
-    written:  [c | k],  c = RMSNorm(latent),  k = rope(key)                                  R + P numbers per position
-    score_h = (q_h W_h^UK | rope(q'_h)) . [c | k] * scale;   out_h = (sum_j softmax(score_h)_j c_j) W_h^UV
+    cached per position j:   [c_j | k_j],  c_j = RMSNorm(latent_j),  k_j = rope(key_j)              R + P numbers
+    score_hj = [q_h W_h^UK | rope(q'_h)] . [c_j | k_j] * scale;   out_h = (sum_j softmax_j(score_hj) c_j) W_h^UV
 
-W^UK and W^UV, which map c to each head's keys and values, are applied to the query and to the result instead, head by
-head through `linear`, so that only the latent is stored and read.
+q_h (N numbers) and q'_h (P numbers) are the parts of head h's query without and with rotary embedding. W_h^UK and
+W_h^UV map c to the head's keys and values (V numbers). They are applied to the query and to the result instead, head by
+head through `linear`, so that only the latent (c, k) is stored and read.
 
 Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; rotary pairs as in DeepSeek's published weights.
 """
@@ -22,7 +23,7 @@ from kernels.norm import rms_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """R, N, P and V of the formulas below; `scale` multiplies the scores; eps is for the latent's norm."""
+    """rank, nope_dim, rope_dim and value_dim are R, N, P and V of the module's formulas."""
 
     rank: int
     nope_dim: int
@@ -44,8 +45,8 @@ class Rotation:
 def rotate_reference(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
     """x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P], rotated pairs in halves.
 
-    interleaved: the numbers of a pair are adjacent in x, else half of x apart. The result has the same layout for
-    both, because scores are sums over the pairs in any order.
+    interleaved: whether the two numbers of a pair are adjacent in x; otherwise they are P / 2 apart. The result has the
+    second layout in both cases, because a score is a sum over pairs and queries and keys have the same layout.
     """
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, P / 2]
@@ -61,7 +62,7 @@ def latent_write(
     slots: Tensor,
     cache: Tensor,
 ) -> None:
-    """Writes rows' latents to their slots.
+    """Writes the latents of M rows to their slots of the cache.
 
     Args:
         latent: [M, R + P] float32. norm: [R] float32.
@@ -109,7 +110,7 @@ def latent_attention(
     query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
     query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the width
     out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
-    # The keys also serve as values: the columns beyond the latent are computed and dropped.
+    # The cache also serves as the values. The result's columns beyond R come from the rotary keys and are dropped.
     attended = attention(query, cache, cache, rows)[..., :R]  # [M, Hq, R]
     for head, weight in enumerate(value_up):
         out[:, head] = linear(attended[:, head].contiguous(), weight).to(dtype)

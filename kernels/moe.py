@@ -1,10 +1,12 @@
 """Mixture of experts whose rows do not depend on other rows.
 
-    s = sigmoid(x W_r);  of the best groups of experts, the K best by s + bias, weighted by s (normalised, scaled)
-    out = sum_k weight_k expert_k(x),  expert(x) = down(swiglu(gate_up(x)))
+    s = sigmoid(x W_r)                          one score for each of E experts, which form groups of equal size
+    out = sum_k weight_k expert_k(x)            over the K experts with the largest s + bias in the best groups
+    expert(x) = down(swiglu(gate_up(x)))        weight_k is s_k, optionally normalised to a sum of 1, then scaled
 
-Rows are gathered by expert, but the result of `linear` for a row does not depend on other rows, and a row's experts
-are added in ascending order, so a row has the same bits alone and in any batch.
+A group is ranked by the sum of its two largest s + bias. Rows are gathered by expert, but the result of `linear` for a
+row does not depend on other rows, and a row's experts are added in ascending order of their indices, so a row has the
+same bits in any batch.
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (auxiliary-loss-free balancing).
 """
@@ -21,7 +23,7 @@ from kernels.swiglu import swiglu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """weight: [E, H] float32. bias: [E] float32, added only to choose experts."""
+    """weight: [E, H] float32. bias: [E] float32, added only for the choice of experts, not to their weights."""
 
     weight: LinearWeight
     bias: Tensor
@@ -39,7 +41,7 @@ class Expert:
 
 
 def _sum_in_order(columns: Tensor) -> Tensor:
-    """[M, K] -> [M, 1], added from left to right, because the order of torch's sum depends on the shape."""
+    """Sums [M, K] -> [M, 1] from left to right, because the order of torch's sum depends on the shape."""
     total = columns[:, :1]
     for column in range(1, columns.shape[1]):
         total = total + columns[:, column : column + 1]
@@ -47,13 +49,13 @@ def _sum_in_order(columns: Tensor) -> Tensor:
 
 
 def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """x [M, H] float32 -> chosen experts [M, K] int64, the best first, and their weights [M, K] float32.
+    """Chooses experts: x [M, H] float32 -> experts [M, K] int64, the best first, and their weights [M, K] float32.
 
     Raises: ValueError: shape or dtype does not fit.
     """
     M, groups = x.shape[0], routing.num_groups
     logits = linear(x, routing.weight)  # [M, E]
-    # Row by row, because torch rounds the remainder of a buffer differently from the part it processes in vectors.
+    # Row by row, because torch rounds the elements that do not fill a vector register differently from the others.
     scores = torch.stack([row.sigmoid() for row in logits]) if M else logits
     ranked = scores + routing.bias
     if routing.num_chosen_groups < groups:
@@ -82,8 +84,8 @@ def mix_experts(x: Tensor, chosen: Tensor, weights: Tensor, experts: tuple[Exper
     check_tensor(chosen, "chosen", (x.shape[0], None), torch.int64)
     out = torch.zeros(x.shape, device=x.device)
     for index in chosen.unique().tolist():  # ascending
-        rows, places = (chosen == index).nonzero(as_tuple=True)
+        rows, ranks = (chosen == index).nonzero(as_tuple=True)
         expert = experts[index]
         y = linear(swiglu(linear(x[rows], expert.gate_up), x.dtype), expert.down)  # [n, H]
-        out[rows] += y * weights[rows, places].unsqueeze(1)
+        out[rows] += y * weights[rows, ranks].unsqueeze(1)
     return out

@@ -1,7 +1,7 @@
 """QK-norm, rotary position embedding and the write to the KV cache, in one pass over a row.
 
-    q, k <- RMSNorm per head (only Qwen3), then rotated by position: halves (a, b) of a head become
-    (a cos - b sin, b cos + a sin); k and v go to the row's slot of the cache, cast once.
+Each head of q and k is normed (only in models with QK-norm, such as Qwen3) and then rotated: its halves (a, b) become
+(a cos - b sin, b cos + a sin) of the row's position. k and v are cast once and written to the row's slot of the cache.
 
 Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Llama's published weights.
 """
@@ -26,7 +26,7 @@ class HeadNorms:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """x [..., heads, D]; cosine, sine [..., D / 2] -> as x."""
+    """Rotates x [..., heads, D] by cosine and sine [..., D / 2]; the result has the shape of x."""
     a, b = x.chunk(2, dim=-1)
     cosine, sine = cosine.unsqueeze(-2), sine.unsqueeze(-2)  # [..., 1, D / 2]
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
@@ -70,7 +70,7 @@ def rope_write(
     """Rotates the queries of `qkv` in place and writes keys and values to the cache.
 
     Args:
-        qkv: [M, (Hq + 2 Hkv) D] float32; Hq may be 0.
+        qkv: [M, (Hq + 2 Hkv) D] float32: Hq query heads, then Hkv key and Hkv value heads. Hq may be 0.
         cosines, sines: [P, D / 2] float32.
         positions, slots: [M] int64; positions below P, slots distinct.
         k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16.

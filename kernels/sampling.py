@@ -2,11 +2,11 @@
 
     token = argmax_{v kept by the filters} logits[v] / T + gumbel(seed, position, v)      (T = 0: argmax logits)
 
-By the Gumbel-max trick this is a draw from softmax(logits / T) restricted to the kept tokens. There is no other state,
-so the answer to a request is the same with any drafter, in any batch.
+By the Gumbel-max trick this is a draw from softmax(logits / T) restricted to the kept tokens. Sampling has no other
+state, so the answer to a request is the same with any drafter and in any batch.
 
-On the CPU only tokens near the best are sorted. If the filters or the noise could select a token outside, the range is
-extended until they cannot.
+On the CPU only tokens whose logits are close to the largest one are sorted. This range is extended as long as the
+filters or the noise could select a token outside it.
 
 Source: Gumbel coupling for speculative decoding, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -31,17 +31,18 @@ from kernels.philox import (
 _Values = NDArray[np.float32]
 _Scaled = NDArray[np.float64]
 
-_RANGES = (8.0, 16.0, math.inf)  # nats below the best of logits / T; the first has at most a few hundred tokens
-_SPARSE = 8  # up to a share of 1 / 8 of the tokens, noise per token is cheaper than for the whole vocabulary
-_LOWEST = -3.4e38
+_RANGES = (8.0, 16.0, math.inf)  # nats below the largest of logits / T; the first has at most a few hundred tokens
+_SPARSE = 8  # for less than 1 / 8 of the vocabulary, noise per token is cheaper than noise for all tokens
+_LOWEST = -3.4e38  # just above the smallest float32, so that it excludes -inf
 _MASS_ERROR = 1e-4  # relative error bound of a sum of exponentials in float32
 
 
 def kept_tokens(scaled: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """scaled [V] = logits / T -> [V] bool. Each filter works on the tokens that the previous one kept.
+    """Marks the tokens that all filters keep: scaled [V] = logits / T -> [V] bool.
 
-    top_k keeps the k best (0: all); top_p the smallest set of best tokens that holds at least p of the mass; min_p
-    those at least min_p times as probable as the best. Ties go to the lower token id. The best is always kept.
+    The filters are applied in turn, each to the tokens that the previous one kept. top_k keeps the k best tokens (0:
+    all); top_p the smallest set of best tokens with at least p of the mass; min_p the tokens that are at least min_p
+    times as probable as the best. Of equal tokens the lower id ranks first. The best token is always kept.
     """
     kept = torch.ones_like(scaled, dtype=torch.bool)
     if top_k > 0 or top_p < 1.0:
@@ -60,7 +61,7 @@ def kept_tokens(scaled: Tensor, *, top_k: int, top_p: float, min_p: float) -> Te
 def sample_token_reference(
     logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> int:
-    """logits [V] float32 -> the token at `position`. Computes the noise of every token, on any device."""
+    """Samples the token at `position` from logits [V] float32. Computes the noise of every token, on any device."""
     if temperature == 0.0:
         return int(logits.argmax())
     scaled = logits.double() / temperature
@@ -72,7 +73,7 @@ def sample_token_reference(
 def sample_token(
     logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> int:
-    """Computes `sample_token_reference`, with a faster algorithm on the CPU."""
+    """Returns the token of `sample_token_reference`, with a faster algorithm on the CPU."""
     if logits.device.type != "cpu":
         return sample_token_reference(
             logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position
@@ -93,20 +94,23 @@ def sample_token(
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
-    """logits [M, V] float32 -> the best token of each row, of equal ones the lowest."""
-    # 16 rows of 49152 take 0.05 ms on the CPU, with torch's argmax 0.65 ms
+    """Returns the best token of each row of logits [M, V] float32; of equal ones the lowest."""
+    # For 16 rows of 49152 on the CPU, numpy's argmax takes 0.05 ms and torch's 0.65 ms.
     best = logits.numpy().argmax(-1) if logits.device.type == "cpu" else logits.argmax(-1)
     return [int(token) for token in best.tolist()]
 
 
 def _within(values: _Values, temperature: float, nats: float) -> tuple[Ids, _Scaled]:
-    """Tokens at most `nats` below the best of logits / T, and possibly some slightly further below."""
+    """Returns the tokens whose logits / T are at most `nats` below the largest, and possibly some slightly lower."""
     cut = float(values.max()) - nats * temperature
     return _above(values, temperature, cut - 1e-6 * abs(cut))
 
 
 def _above(values: _Values, temperature: float, cut: float) -> tuple[Ids, _Scaled]:
-    """Tokens with logits of at least `cut`, ascending, and their logits / T; excludes tokens with -inf (grammar)."""
+    """Returns the tokens with logits of at least `cut`, by ascending id, and their logits / T.
+
+    Tokens with a logit of -inf, which a grammar has excluded, are never returned.
+    """
     ids = np.flatnonzero(values >= np.float32(max(cut, _LOWEST)))
     return ids, values[ids].astype(np.float64) / temperature
 
@@ -128,7 +132,7 @@ def _best(values: _Values, temperature: float, *, top_k: int, top_p: float) -> t
 
 
 def _least_of_best(values: _Values, count: int) -> float:
-    """A value reached by at least `count` tokens and few more: `count` chunks have a maximum that reaches it."""
+    """Returns a lower bound of the `count` largest values: the maxima of `count` chunks are at least as large."""
     size = min(128, max(1, len(values) // (4 * count)))
     maxima = values[: len(values) // size * size].reshape(-1, size).max(-1)
     return float(np.partition(maxima, -count)[-count]) if count <= len(maxima) else _LOWEST
@@ -140,7 +144,10 @@ def _descending(ids: Ids, scaled: _Scaled) -> tuple[Ids, _Scaled]:
 
 
 def _nucleus(scaled: _Scaled, values: _Values, temperature: float, top_p: float) -> int:
-    """The number of best tokens that top_p keeps; larger than `scaled` if its tokens do not have the mass."""
+    """Returns how many of the best tokens top_p keeps; more than there are in `scaled` if their mass is too small.
+
+    The total mass is first computed in float32, and in float64 only if the rounding error could change the result.
+    """
     mass = np.exp(scaled - scaled[0]).cumsum()
     best = values.max()
     total = float(np.exp((values - best) / np.float32(temperature)).sum(dtype=np.float64))
@@ -151,7 +158,7 @@ def _nucleus(scaled: _Scaled, values: _Values, temperature: float, top_p: float)
 
 
 def _count(mass: _Scaled, wanted: float) -> int:
-    """The number of tokens that are preceded by less than `wanted` of the mass."""
+    """Returns the number of tokens with less than `wanted` mass before them; `mass` is cumulative."""
     return 1 + int(np.searchsorted(mass, wanted))
 
 
@@ -166,13 +173,14 @@ def _winner(ids: Ids, scaled: _Scaled, vocab_size: int, seed: int, position: int
 
 
 def _winner_of_all(values: _Values, temperature: float, seed: int, position: int) -> int:
-    """Samples without filters: any token can win, but a token far below the best needs unusually high noise."""
-    reach = MAX_GUMBEL - MIN_GUMBEL  # tokens further below the best cannot win, whatever the noise
+    """Samples without filters. Any token can win, but a token far below the best one needs unusually high noise."""
+    reach = MAX_GUMBEL - MIN_GUMBEL  # tokens further below the best one cannot win with any noise
     if np.count_nonzero(values >= values.max() - reach * temperature) * _SPARSE < len(values):
         return _winner(*_within(values, temperature, reach), len(values), seed, position)
     words = vocabulary_words(seed, position, len(values))
     ids, scaled = _within(values, temperature, _RANGES[0])
-    needed = (scaled + gumbel_of(words[ids])).max() - scaled.max() + _RANGES[0]  # of tokens outside this range
-    loud = np.flatnonzero(words >= np.uint32(2.0**32 * math.exp(-math.exp(-needed)) - 2.0))
-    ids = np.concatenate((ids, loud))
+    # The noise that a token outside this range needs at least in order to win.
+    needed = (scaled + gumbel_of(words[ids])).max() - scaled.max() + _RANGES[0]
+    high_noise = np.flatnonzero(words >= np.uint32(2.0**32 * math.exp(-math.exp(-needed)) - 2.0))
+    ids = np.concatenate((ids, high_noise))
     return int(ids[(values[ids].astype(np.float64) / temperature + gumbel_of(words[ids])).argmax()])

@@ -1,6 +1,6 @@
-"""The best columns of each row of logits, and the logarithm of the row's mass, from which drafters make candidates.
+"""The best columns of each row of logits, and the row's log-sum-exp; drafters compute their candidates from these.
 
-P(column) = exp(value - mass)        mass = log sum_v exp(logits[v])
+P(column) = exp(value - log_mass)        log_mass = log sum_v exp(logits[v])
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.checks import check_tensor
 from kernels.cpu.library import library
 
-_MOST = 64  # beyond it, insertion costs more than torch's selection
+_MAX_COUNT = 64  # for more columns, the kernel's insertion sort is slower than torch's selection
 
 
 def top_k_reference(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,10 +19,12 @@ def top_k_reference(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [M, V] float32 -> values [M, count] float32, descending, their columns int64, and masses [M] float32.
+    """Returns values [M, count] float32, descending, their columns int64, and log masses [M] float32.
 
-    Of equal logits the lower column comes first. On the CPU this is one call; torch's logsumexp alone takes 0.2 ms to
-    wake its threads (4 rows of 1809 logits, two cores).
+    Args: logits: [M, V] float32. Of equal logits the lower column comes first (undefined if the reference is used).
+
+    The CPU kernel is a single call; in torch, logsumexp alone takes 0.2 ms to wake its threads (4 rows of 1809 logits,
+    two cores).
 
     Raises: ValueError: not float32 [M, V], or not 1 <= count <= V.
     """
@@ -31,9 +33,9 @@ def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     if not 1 <= count <= V:
         raise ValueError(f"count must be in 1..{V}, got {count}")
     kernels = library() if logits.device.type == "cpu" else None
-    if kernels is None or count > _MOST:
+    if kernels is None or count > _MAX_COUNT:
         return top_k_reference(logits, count)
-    values, masses = torch.empty(M, count), torch.empty(M)
+    values, log_masses = torch.empty(M, count), torch.empty(M)
     columns = torch.empty(M, count, dtype=torch.int64)
-    kernels.slipstream_top_k(*(tensor.data_ptr() for tensor in (logits, values, columns, masses)), M, V, count)
-    return values, columns, masses
+    kernels.slipstream_top_k(*(tensor.data_ptr() for tensor in (logits, values, columns, log_masses)), M, V, count)
+    return values, columns, log_masses

@@ -1,12 +1,13 @@
-"""Draft trees on the device: growing, acceptance and commit without the host.
+"""Draft trees on the device: growing, acceptance and commit without synchronization with the host.
 
-The tree of a sequence has N nodes, parents before children; parent -1 is the last committed token. All values are
-integers or products of two float32 numbers, so kernel and reference agree exactly.
+The tree of a sequence has N nodes, parents before children; its root is the last committed token, which has the index
+-1. All values are integers or products of two float32 numbers, so kernel and reference agree exactly.
 
-    grow    selects the `budget` likeliest nodes if all nodes of a depth have the same candidates as children; best
-            first, equal ones by lower depth, then better rank, then earlier parent
-    accept  walks from the root to the child that equals the token chosen at its parent, as long as there is one
-    commit  writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved
+    grow    Given k candidate tokens for each depth, every node of the depth above may have each of them as a child.
+            Selects the `budget` likeliest nodes, the likeliest first; of equally likely nodes the one with the lower
+            depth comes first, then the better rank among the candidates, then the earlier parent.
+    accept  Walks down from the root: the next node is the child whose token the target has chosen at its parent.
+    commit  Writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved.
 
 Source: JetSpec, arXiv:2606.18394.
 """
@@ -21,14 +22,14 @@ from torch import Tensor
 
 from kernels.checks import check_tensor
 
-_Offer = tuple[np.float32, int, int, int, np.float32]  # (-survival, depth, rank, parent, its survival)
+_HeapEntry = tuple[np.float32, int, int, int, np.float32]  # (-survival, depth, rank, parent, survival of the parent)
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
     """Trees of B sequences. tokens, parents: [B, N] int64; survival: [B, N] float32; counts: [B] int64, valid nodes.
 
-    Entries beyond a count have the parent -2 and no meaning.
+    A node's survival is its probability of acceptance. Entries beyond the count are undefined; their parent is -2.
     """
 
     tokens: Tensor
@@ -39,9 +40,11 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """nodes: [B, N] int64, top down. tokens: [B, N + 1] int64, the nodes' and the target's. counts: [B], of nodes.
+    """Results of `accept_trees`.
 
-    Entries beyond the count (beyond count + 1 for tokens) are -1.
+    nodes: [B, N] int64, accepted nodes from the root down; -1 beyond the count.
+    tokens: [B, N + 1] int64, the tokens of these nodes and the target's token after them; -1 beyond count + 1.
+    counts: [B] int64, number of accepted nodes.
     """
 
     nodes: Tensor
@@ -51,10 +54,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The destination of accepted nodes.
+    """Where the slots of accepted nodes are written.
 
-    slot_tables: [S, L] int32, written. table_rows: [B] int64. positions: [B] int64, of the root's children.
-    node_slots: [B, N] int32.
+    slot_tables: [S, L] int32, written. table_rows: [B] int64, the sequences' rows of `slot_tables`.
+    positions: [B] int64, position of the root's children. node_slots: [B, N] int32.
     """
 
     slot_tables: Tensor
@@ -74,25 +77,25 @@ def grow_trees_reference(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
     )
     for b in range(B):
         chance = chances[b].cpu().numpy()
-        heap: list[_Offer] = []
-        _offer(heap, chance, 0, 0, -1, np.float32(1.0))
+        heap: list[_HeapEntry] = []
+        _push(heap, chance, 0, 0, -1, np.float32(1.0))
         count = 0
         while heap and count < budget:
-            negative, depth, rank, parent, above = heapq.heappop(heap)
+            negative, depth, rank, parent, parent_survival = heapq.heappop(heap)
             out.tokens[b, count], out.parents[b, count] = tokens[b, depth, rank], parent
             out.survival[b, count] = float(-negative)
-            _offer(heap, chance, depth + 1, 0, count, -negative)
-            _offer(heap, chance, depth, rank + 1, parent, above)
+            _push(heap, chance, depth + 1, 0, count, -negative)
+            _push(heap, chance, depth, rank + 1, parent, parent_survival)
             count += 1
         out.counts[b] = count
     return out
 
 
-def _offer(
-    heap: list[_Offer], chance: NDArray[np.float32], depth: int, rank: int, parent: int, above: np.float32
+def _push(
+    heap: list[_HeapEntry], chance: NDArray[np.float32], depth: int, rank: int, parent: int, parent_survival: np.float32
 ) -> None:
     if depth < chance.shape[0] and rank < chance.shape[1]:
-        heapq.heappush(heap, (-above * chance[depth, rank], depth, rank, parent, above))
+        heapq.heappush(heap, (-parent_survival * chance[depth, rank], depth, rank, parent, parent_survival))
 
 
 def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
@@ -130,18 +133,18 @@ def accept_trees_reference(chosen: Tensor, trees: Trees, commit: Commit) -> Acce
             node = children.get((node, token))
             if node is not None:
                 out.nodes[b, count] = node
-                place = int(commit.positions[b]) + count
-                commit.slot_tables[commit.table_rows[b], place] = commit.node_slots[b, node]
+                position = int(commit.positions[b]) + count
+                commit.slot_tables[commit.table_rows[b], position] = commit.node_slots[b, node]
                 count += 1
         out.counts[b] = count
     return out
 
 
 def accept_trees(chosen: Tensor, trees: Trees, commit: Commit) -> Accepted:
-    """Walks every tree down and writes the accepted nodes' slots into the tables.
+    """Walks every tree from its root down and writes the accepted nodes' slots into the slot tables.
 
     Args:
-        chosen: [B, N + 1] int64. The target's token at the root, then at each node.
+        chosen: [B, N + 1] int64. The token that the target has chosen after the root, and after each node.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

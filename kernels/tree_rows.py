@@ -1,4 +1,4 @@
-"""The layout of the rows of a verify pass, computed on the device, where draft trees and sequence lengths are.
+"""The layout of the rows of a verify pass, computed on the device, which stores the draft trees and sequence lengths.
 
 A pass has B (1 + N) rows: for each of B sequences, its last token followed by the N nodes of its tree. The position of
 a node is that of the last token plus its depth. A node attends to the committed positions, to its ancestors from the
@@ -20,11 +20,11 @@ from kernels.tree import Trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """The last tokens of B sequences.
+    """The last tokens of B sequences, which are the roots of their trees.
 
     slot_tables: [S, L] int32; the last token's slot is written to it.
-    table_rows, lengths, tokens: [B] int64. Row of the slot table, number of tokens, last token.
-    slots: [B, 1 + N] int32. Slots of the last token and of each node; unused entries may share a slot.
+    table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.
+    slots: [B, 1 + N] int32. Slots of the last token and of each node; entries beyond the tree may share a slot.
     """
 
     slot_tables: Tensor
@@ -36,7 +36,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """tokens: [B (1 + N)] int64, 0 where there is no node."""
+    """Input of the verify pass. tokens: [B (1 + N)] int64, 0 for rows without a node."""
 
     tokens: Tensor
     rows: DecoderRows
@@ -79,8 +79,8 @@ def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> 
     """Writes the last tokens' slots to the slot tables and lays out the pass.
 
     Args:
-        trees: [B, N], N may be 0; no node is deeper than `depth`. Entries beyond a count get an unused row that sees
-            the committed positions and itself.
+        trees: [B, N], N may be 0; no node is deeper than `depth`. Entries beyond the count get an unused row that
+            attends to the committed positions and itself.
         depth: maximum length of a path, at least 1.
         last_position: positions are clamped to it, because a draft may exceed the model's maximum length.
 

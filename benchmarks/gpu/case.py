@@ -20,7 +20,7 @@ class Case:
     error: Callable[[Outputs], float]  # against the reference; NaN never passes
     tolerance: float
     work: Work
-    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # a library's implementation
+    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations of the operation
 
     @property
     def name(self) -> str:
@@ -47,12 +47,15 @@ def check(case: Case) -> Check:
 
 
 def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
-    """The largest of ||out - exact|| / ||exact|| over all outputs; `exact` gives float64."""
+    """Returns a function that computes the largest ||out - exact|| / ||exact|| over all outputs.
+
+    exact: computes the outputs in float64.
+    """
 
     def error(outputs: Outputs) -> float:
         errors = [
-            (out.double() - right).norm() / right.norm().clamp(min=1e-300)
-            for out, right in zip(outputs, exact(), strict=True)
+            (out.double() - expected).norm() / expected.norm().clamp(min=1e-300)
+            for out, expected in zip(outputs, exact(), strict=True)
         ]
         return float(torch.stack(errors).max())  # unlike Python's, torch's max returns NaN if there is one
 
@@ -60,10 +63,10 @@ def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
 
 
 def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
-    """The number of integers that differ from the reference."""
+    """Returns a function that counts the integers that differ from the reference."""
 
     def error(outputs: Outputs) -> float:
-        return float(sum(int((out != right).sum()) for out, right in zip(outputs, exact(), strict=True)))
+        return float(sum(int((out != expected).sum()) for out, expected in zip(outputs, exact(), strict=True)))
 
     return error
 
@@ -81,7 +84,7 @@ class Rows:
 
 
 def different_windows(rows: Rows, windows: Sequence[slice]) -> list[str]:
-    """Windows whose bits differ from those of the same rows in the pass over all rows."""
+    """Returns the windows (ranges of rows) whose bits differ from those of the same rows in a pass over all rows."""
     everything = [output.clone() for output in rows.of(slice(0, rows.num_rows))]
     found = []
     for window in windows:
@@ -92,7 +95,7 @@ def different_windows(rows: Rows, windows: Sequence[slice]) -> list[str]:
 
 
 def windows(num_rows: int) -> list[slice]:
-    """The first 1, 2, ... rows, the last 1, 2, ..., and each row alone."""
+    """Returns the first 1, 2, ... rows, the last 1, 2, ... rows, and each single row."""
     first = [slice(0, stop) for stop in range(1, num_rows)]
     last = [slice(start, num_rows) for start in range(1, num_rows)]
     return first + last + [slice(row, row + 1) for row in range(num_rows)]

@@ -14,38 +14,38 @@ import torch
 from benchmarks.samples import Spread
 
 Work = Callable[[], object]
-Once = Callable[[], float]  # runs the work once, returns its seconds
+TimedRun = Callable[[], float]  # runs the work once and returns the seconds it took
 
 _WARM_UPS = 3
 _FLUSH_BYTES = 512 << 20  # an H100 has 50 MB of L2, an H200 60
-_ROUND_SECONDS = 1.5  # if a round of all arms takes longer, few repetitions are enough
-_FEWEST = 5
+_ROUND_SECONDS = 1.5  # after this time, `_MIN_REPEATS` repetitions are enough
+_MIN_REPEATS = 5
 
 
 class Clock(Protocol):
-    def prepared(self, work: Work) -> Once:
+    def prepared(self, work: Work) -> TimedRun:
         """Compiles, warms up and captures the work, so that the returned function times only the work."""
 
 
 class HostClock:
     """The clock for rehearsals on a CPU."""
 
-    def prepared(self, work: Work) -> Once:
+    def prepared(self, work: Work) -> TimedRun:
         work()
 
-        def once() -> float:
+        def timed_run() -> float:
             started = time.perf_counter()
             work()
             return time.perf_counter() - started
 
-        return once
+        return timed_run
 
 
 class CudaClock:
     def __init__(self) -> None:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
-    def prepared(self, work: Work) -> Once:
+    def prepared(self, work: Work) -> TimedRun:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -57,7 +57,7 @@ class CudaClock:
             work()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-        def once() -> float:
+        def timed_run() -> float:
             self._flush.zero_()
             start.record()
             graph.replay()
@@ -65,24 +65,24 @@ class CudaClock:
             end.synchronize()
             return float(start.elapsed_time(end)) / 1e3
 
-        return once
+        return timed_run
 
 
 def clock_of(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def interleaved(arms: Mapping[str, Once], repeats: int) -> dict[str, Spread]:
-    """Runs each arm `repeats` times, alternating; fewer times if that takes long."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
+def interleaved(arms: Mapping[str, TimedRun], repeats: int) -> dict[str, Spread]:
+    """Runs the arms `repeats` times in turn, or fewer times if that takes more than `_ROUND_SECONDS`."""
+    seconds_of: dict[str, list[float]] = {name: [] for name in arms}
     started = time.perf_counter()
     for number in range(repeats):
         names = list(arms) if number % 2 == 0 else list(arms)[::-1]
         for name in names:
-            taken[name].append(arms[name]())
-        if number + 1 >= _FEWEST and time.perf_counter() - started > _ROUND_SECONDS:
+            seconds_of[name].append(arms[name]())
+        if number + 1 >= _MIN_REPEATS and time.perf_counter() - started > _ROUND_SECONDS:
             break
-    return {name: _spread(seconds) for name, seconds in taken.items()}
+    return {name: _spread(seconds) for name, seconds in seconds_of.items()}
 
 
 def _spread(seconds: list[float]) -> Spread:

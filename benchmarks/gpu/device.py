@@ -1,4 +1,7 @@
-"""The device of a measurement. Without a GPU it is a rehearsal: small, in Triton's interpreter, with meaningless times.
+"""The device of a measurement.
+
+Without a GPU a measurement is only a rehearsal, which has tiny sizes and runs in Triton's interpreter. It shows that
+the benchmark works, but its times are meaningless.
 
 Importing this module without a GPU selects the interpreter, which must happen before triton is imported.
 """

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 Results = Mapping[str, Mapping[str, Any]]  # by the file's name: "kernels", "decode-llama-3.1-8b", ...
-_BIG, _SMALL = "decode-llama-3.1-8b", "decode-llama-3.2-1b"
-_SHORT = 512
-_MIDDLE = 2048
+_8B, _1B = "decode-llama-3.1-8b", "decode-llama-3.2-1b"
+_SHORT_CONTEXT = 512
+_MIDDLE_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ def _step(results: Results, name: str, context: int, nodes: int) -> Mapping[str,
 
 
 def _worst_numerics(results: Results) -> float:
-    return max(float(row["exact_over_off"]) for row in results[_BIG]["numerics"])
+    return max(float(row["exact_over_off"]) for row in results[_8B]["numerics"])
 
 
 def _long_attention(results: Results) -> float:
-    """The bandwidth of 16 rows at 32K relative to that of a copy, even if operations are the bound."""
+    """Returns the bandwidth of attention with 16 rows at a context of 32K, relative to the bandwidth of a copy."""
     case = next(
         case for case in results["kernels"]["cases"] if case["shape"] == "llama-3.1-8b heads, 32768 keys, 16 rows"
     )
@@ -52,28 +52,28 @@ def _long_attention(results: Results) -> float:
     return float(bandwidth / results["kernels"]["ceilings"]["copy_bytes_per_second"])
 
 
-def _wrong(results: Results) -> float:
+def _num_failed(results: Results) -> float:
     checked = [*results["kernels"]["cases"], *results["kernels"]["rows"]]
     return float(sum(found["passed"] is not True for found in checked))
 
 
 GOALS = (
-    Goal("8B shape, batch 1: share of copy bandwidth", True, 0.85, lambda r: _share(r, _BIG)),
-    Goal("1B shape, batch 1: share of copy bandwidth", True, 0.60, lambda r: _share(r, _SMALL)),
+    Goal("8B shape, batch 1: share of copy bandwidth", True, 0.85, lambda r: _share(r, _8B)),
+    Goal("1B shape, batch 1: share of copy bandwidth", True, 0.60, lambda r: _share(r, _1B)),
     Goal("8B, 2K: T_verify(16) / T_plain", False, 1.08, lambda r: _over_plain(r, 16)),
     Goal("8B, 2K: T_verify(128) / T_plain", False, 1.35, lambda r: _over_plain(r, 128)),
     Goal("8B, 2K: exact numerics / the same engine without", False, 1.05, _worst_numerics),
     Goal("tree attention, 16 rows, 32K: share of copy bandwidth", True, 0.70, _long_attention),
-    Goal("kernels and claims about rows that are not right", False, 0.0, _wrong),
+    Goal("kernels and claims about rows that are not right", False, 0.0, _num_failed),
 )
 
 
 def _share(results: Results, name: str) -> float:
-    return float(_step(results, name, _SHORT, 0)["share_of_bandwidth"])
+    return float(_step(results, name, _SHORT_CONTEXT, 0)["share_of_bandwidth"])
 
 
 def _over_plain(results: Results, nodes: int) -> float:
-    return float(_step(results, _BIG, _MIDDLE, nodes)["over_plain"])
+    return float(_step(results, _8B, _MIDDLE_CONTEXT, nodes)["over_plain"])
 
 
 def verdicts(results: Results) -> list[Verdict]:

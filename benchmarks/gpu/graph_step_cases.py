@@ -1,7 +1,4 @@
-"""Cases of graph decoding outside the layers: laying out rows, filtered sampling, ranking candidates.
-
-Another case is the loss of a blend of labels and probabilities, which trains drafters.
-"""
+"""Benchmark cases: row layout, filtered sampling and candidate ranking for graph decoding, and the blended loss."""
 
 import torch
 
@@ -19,11 +16,11 @@ from kernels.losses import Blend, BlendSums, blend_rows_reference
 from kernels.tree import Trees
 from kernels.tree_rows import Roots, TreeRows, tree_rows_reference
 
-_NEAR = 1e-4  # float32 sums and exponentials of two libraries
+_TOLERANCE = 1e-4  # float32 sums and exponentials of two libraries
 
 
 def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
-    """Binary trees, the last of them empty."""
+    """The layout of binary trees, of which the last is empty."""
     device = inputs.device
     parents = ((torch.arange(nodes, device=device) - 1) // 2).clamp(min=-1).expand(B, nodes).contiguous()
     counts = torch.tensor([nodes] * (B - 1) + [0], device=device)
@@ -70,15 +67,15 @@ def _sampling(M: int, device: torch.device) -> RowSampling:
 
 
 def filtering(inputs: Inputs, M: int, V: int) -> Case:
-    """Tokens of sampled rows; kernel and reference compute in float64, so their tokens are equal."""
+    """The tokens of rows with a temperature. Kernel and reference compute in float64, so their tokens are equal."""
     logits, rows = (inputs.normal(M, V).float() * 3), _sampling(M, inputs.device)
-    warm = rows.temperatures > 0.0
+    sampled = rows.temperatures > 0.0
     return Case(
         operation="sample filtered",
         shape=f"{M} rows of {V}",
         run=lambda: [sample_filtered_rows(logits, rows)],
-        error=lambda outputs: number_different(lambda: [sample_filtered_rows_reference(logits, rows)[warm]])(
-            [outputs[0][warm]]
+        error=lambda outputs: number_different(lambda: [sample_filtered_rows_reference(logits, rows)[sampled]])(
+            [outputs[0][sampled]]
         ),
         tolerance=0.0,
         work=Work(num_bytes=logits.nbytes),
@@ -98,13 +95,13 @@ def ranking(inputs: Inputs, M: int, k: int) -> Case:
         shape=f"{k} of {M} rows",
         run=lambda: parts(candidates(best, rows)),
         error=relative_error(lambda: [part.double() for part in parts(candidates_reference(best, rows))]),
-        tolerance=_NEAR,
+        tolerance=_TOLERANCE,
         work=Work(num_bytes=2 * (values.nbytes + best.tokens.nbytes)),
     )
 
 
 def blend(inputs: Inputs, M: int, V: int) -> Case:
-    """The blended loss of rows of float32 logits, in place."""
+    """The blended loss of rows of float32 logits, whose gradient overwrites the logits."""
     logits = inputs.normal(M, V).float() * 3
     before, chosen = logits.clone(), inputs.integers(M, M)
     wanted = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), chosen, 0.7)
@@ -124,6 +121,6 @@ def blend(inputs: Inputs, M: int, V: int) -> Case:
         shape=f"{M} rows of {V}",
         run=lambda: [*parts(blend_rows(logits, wanted, gradient=True)), logits],
         error=relative_error(exact),
-        tolerance=_NEAR,
+        tolerance=_TOLERANCE,
         work=Work(num_bytes=3 * logits.nbytes),
     )

@@ -1,4 +1,4 @@
-"""Cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses."""
+"""Benchmark cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,26 +22,26 @@ from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
 from kernels.philox import gumbel_rows_reference
 from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
 
-_NATS = 1e-3  # allowed gap between the chosen and the best score: float32 sums of logits of size 10
-_LOGITS = 1e-4
+_MAX_GAP = 1e-3  # allowed gap between the chosen and the best score: float32 sums of logits of size 10
+_LOGITS_TOLERANCE = 1e-4
 
 
-def _choosing(M: int, device: torch.device) -> SampledRows:
+def _sampled_rows(M: int, device: torch.device) -> SampledRows:
     """Greedy rows mixed with rows at a temperature above 0."""
     temperatures = [(0.0, 0.7, 1.0)[row % 3] for row in range(M)]
     return SampledRows.of(temperatures, [2**63 + row for row in range(M)], [977 * row for row in range(M)], device)
 
 
 def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
-    """The largest gap in nats between a chosen and the best score; infinite for an invalid token."""
+    """Returns the largest gap in nats between a row's best score and the score of its token; inf for invalid tokens."""
     M, V = logits.shape
     if tokens.shape != (M,) or not bool(((tokens >= 0) & (tokens < V)).all()):
         return float("inf")
-    cold = rows.temperatures == 0.0
-    scores = logits / torch.where(cold, 1.0, rows.temperatures).unsqueeze(1)
+    greedy = rows.temperatures == 0.0
+    scores = logits / torch.where(greedy, 1.0, rows.temperatures).unsqueeze(1)
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
     for row in range(M):  # one row at a time, as the noise of all rows would take gigabytes
-        if not bool(cold[row]):
+        if not bool(greedy[row]):
             ids = torch.arange(V, device=logits.device).unsqueeze(0)
             scores[row] += gumbel_rows_reference([seeds[row]], [int(rows.positions[row])], ids)[0]
     return float((scores.amax(1) - scores.gather(1, tokens.unsqueeze(1))[:, 0]).max())
@@ -49,13 +49,13 @@ def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
 
 def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     V, K = sizes.vocab_size, sizes.hidden_size
-    x, weight, rows = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5), _choosing(M, inputs.device)
+    x, weight, rows = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5), _sampled_rows(M, inputs.device)
     return Case(
         operation="sample",
         shape=f"{model} head {V}x{K}, {M} rows",
         run=lambda: [sample_rows(x, Head(data=weight), rows, None)],
         error=lambda outputs: _gap(outputs[0], x.double() @ weight.double().T, rows),
-        tolerance=_NATS,
+        tolerance=_MAX_GAP,
         work=Work(num_bytes=weight.nbytes + x.nbytes, flops=product_flops(M, V, K)),
         rivals={"library, greedy": lambda: functional.linear(x, weight).argmax(-1)},
     )
@@ -63,14 +63,14 @@ def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
     V = sizes.vocab_size
-    x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _choosing(M, inputs.device)
+    x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _sampled_rows(M, inputs.device)
     base = inputs.normal(M, V).float() * 3
     return Case(
         operation="markov step",
         shape=f"{model} vocabulary, rank {rank}, {M} rows",
         run=lambda: [sample_rows(x, Head(data=weight), rows, base)],
         error=lambda outputs: _gap(outputs[0], x.double() @ weight.double().T + base.double(), rows),
-        tolerance=_NATS,
+        tolerance=_MAX_GAP,
         work=Work(num_bytes=weight.nbytes + x.nbytes + base.nbytes, flops=product_flops(M, V, rank)),
     )
 
@@ -81,15 +81,15 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
 
     def run() -> Outputs:
         best = best_tokens(x, Head(data=weight), count, None)
-        return [best.values, best.totals, best.tokens]
+        return [best.values, best.log_sums, best.tokens]
 
     def error(outputs: Outputs) -> float:
-        values, totals, tokens = outputs
+        values, log_sums, tokens = outputs
         if not bool(((tokens >= 0) & (tokens < V)).all()):
             return float("inf")
         logits = x.double() @ weight.double().T
         right = logits.topk(count).values
-        numbers = [values, totals, logits.gather(1, tokens)]
+        numbers = [values, log_sums, logits.gather(1, tokens)]
         return relative_error(lambda: [right, logits.logsumexp(-1), right])(numbers)
 
     return Case(
@@ -97,7 +97,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
         shape=f"{model} head {V}x{K}, {count} of {M} rows",
         run=run,
         error=error,
-        tolerance=_LOGITS,
+        tolerance=_LOGITS_TOLERANCE,
         work=Work(num_bytes=weight.nbytes + x.nbytes, flops=product_flops(M, V, K)),
         rivals={"library": lambda: functional.linear(x, weight).float().topk(count)},
     )
@@ -205,22 +205,22 @@ def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case
 
 
 def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
-    """The loss of rows of float32 logits, in place."""
+    """The loss of rows of float32 logits, whose gradient overwrites the logits."""
     logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
     against = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
     before = logits.clone()
 
     def exact() -> Outputs:
         gradient = before.double()
-        goal = against if kind is Loss.CROSS_ENTROPY else against.double()
-        return [loss_rows_reference(kind, gradient, goal, scale.double()), gradient]
+        target = against if kind is Loss.CROSS_ENTROPY else against.double()
+        return [loss_rows_reference(kind, gradient, target, scale.double()), gradient]
 
     return Case(
         operation=f"loss {kind.name.lower().replace('_', ' ')}",
         shape=f"{M} rows of {V}",
         run=lambda: [loss_rows(kind, logits, against, scale), logits],
         error=relative_error(exact),
-        tolerance=_LOGITS,
+        tolerance=_LOGITS_TOLERANCE,
         work=Work(num_bytes=2 * logits.nbytes + against.nbytes),
     )
 
@@ -258,17 +258,18 @@ def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
         shape=f"{M} rows of {V}x{H}, forward and backward",
         run=run,
         error=relative_error(exact),
-        tolerance=_LOGITS if inputs.dtype == torch.float32 else 2e-2,  # logits and gradients are rounded to bfloat16
+        # 2e-2: logits and gradients are rounded to bfloat16
+        tolerance=_LOGITS_TOLERANCE if inputs.dtype == torch.float32 else 2e-2,
         work=Work(num_bytes=2 * weight.nbytes, flops=products * product_flops(M, V, H)),
         rivals={"library, whole logits": lambda: whole(hidden, weight, teacher)},
     )
 
 
 def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[Rows]:
-    """The head's sampled tokens and the values of its best tokens, for greedy and sampled rows in one pass."""
+    """Returns the operations of the head whose rows must not depend on each other."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, head = inputs.normal(num_rows, K), Head(data=inputs.normal(V, K) * (3 / K**0.5))
-    rows = _choosing(num_rows, inputs.device)
+    rows = _sampled_rows(num_rows, inputs.device)
 
     def sampled(some: slice) -> Outputs:
         part = SampledRows(*(column[some].contiguous() for column in (rows.temperatures, rows.seeds, rows.positions)))
@@ -276,6 +277,6 @@ def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[Rows]:
 
     def best(some: slice) -> Outputs:
         found = best_tokens(x[some].contiguous(), head, 4, None)
-        return [found.values, found.tokens, found.totals]
+        return [found.values, found.tokens, found.log_sums]
 
     return [Rows("sample", num_rows, sampled), Rows("best tokens", num_rows, best)]

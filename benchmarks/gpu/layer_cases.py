@@ -1,4 +1,4 @@
-"""Cases of a decoder layer: products, attention, norm, rotary embedding, SwiGLU."""
+"""Benchmark cases of a decoder layer: products, attention, norm, rotary embedding, SwiGLU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,19 +20,19 @@ from kernels.cuda.swiglu import swiglu
 from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
-_SUMS = 1e-4  # ||error|| / ||exact|| of float32 sums; a matrix unit may truncate some of their last bits
-_ROUNDED = 6e-3  # error of results rounded to bfloat16: at most half of 2**-8
-_WEIGHTS_ROUNDED = 1e-2  # also rounds the attention weights before the product with the values
+_FLOAT32_TOLERANCE = 1e-4  # ||error|| / ||exact|| of float32 sums; a matrix unit may truncate some of their last bits
+_BFLOAT16_TOLERANCE = 6e-3  # error of results rounded to bfloat16: at most half of 2**-8
+_ATTENTION_TOLERANCE = 1e-2  # attention weights are also rounded before the product with the values
 _EPS = 1e-5
 ONE_BYTE = (torch.int8, torch.float8_e4m3fn)
 
 
-def tolerance(dtype: torch.dtype, rounded: float = _ROUNDED) -> float:
-    return _SUMS if dtype == torch.float32 else rounded
+def tolerance(dtype: torch.dtype, rounded: float = _BFLOAT16_TOLERANCE) -> float:
+    return _FLOAT32_TOLERANCE if dtype == torch.float32 else rounded
 
 
 def weights_of(sizes: Sizes) -> dict[str, tuple[int, int]]:
-    """[N, K] of the weights in a layer."""
+    """Returns the shapes [N, K] of a layer's weights."""
     heads = sizes.num_heads * sizes.head_dim
     return {
         "qkv": (heads + 2 * sizes.num_kv_heads * sizes.head_dim, sizes.hidden_size),
@@ -61,14 +61,17 @@ def product(inputs: Inputs, name: str, N: int, K: int, M: int, one_byte: torch.d
         shape=f"{name} {N}x{K} {kind}, {M} rows",
         run=lambda: [linear(x, data, scales, None)],
         error=relative_error(exact),
-        tolerance=_SUMS,
+        tolerance=_FLOAT32_TOLERANCE,
         work=Work(num_bytes=data.nbytes + x.nbytes + M * N * 4, flops=product_flops(M, N, K)),
         rivals=rivals,
     )
 
 
 def tree_rows(num_rows: int, context: int, table: Tensor, seq: int = 0) -> AttentionRows:
-    """The last committed token and a binary tree of `num_rows` - 1 nodes under it, in the table's last slots."""
+    """Returns rows for the last committed token and a binary tree of `num_rows` - 1 nodes after it.
+
+    The nodes' slots are those after the context in the slot table.
+    """
     paths: list[list[int]] = [[]]
     slots = table[seq, context : context + num_rows - 1].tolist()
     for node, slot in enumerate(slots):
@@ -85,7 +88,7 @@ def rows_of(table: Tensor, seqs: list[int], prefix_lens: list[int], paths: list[
 
 
 def exact_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """[M, Hq, D] float64, row by row."""
+    """Computes attention [M, Hq, D] in float64, row by row."""
     out = []
     for row in range(q.shape[0]):
         slots = rows.slots(row)
@@ -112,7 +115,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
         shape=f"{model} heads, {context} keys, {num_rows} rows",
         run=lambda: [attention(q, k, v, rows)],
         error=relative_error(lambda: [exact_attention(q, k, v, rows)]),
-        tolerance=tolerance(k.dtype, _WEIGHTS_ROUNDED),
+        tolerance=tolerance(k.dtype, _ATTENTION_TOLERANCE),
         work=Work(num_bytes=k.nbytes + v.nbytes + q.nbytes * 3 // 2, flops=4 * num_rows * Hq * D * length),
         rivals={
             "library": lambda: functional.scaled_dot_product_attention(
@@ -190,7 +193,10 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[Rows]:
-    """A product of each weight format, and attention over sequences of different lengths, each with a tree."""
+    """Yields the operations whose rows must not depend on each other.
+
+    They are a product in each weight format, and attention over sequences of different lengths, each with a tree.
+    """
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)
     for kind in (None, *ONE_BYTE):
@@ -234,12 +240,12 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
     return Rows(
         operation="attention, trees of 8 sequences",
         num_rows=num_rows,
-        of=lambda some: [attention(q[some].contiguous(), k, v, rows.only(some))],
+        of=lambda some: [attention(q[some].contiguous(), k, v, rows.select(some))],
     )
 
 
 def tree_against_plain(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> list[str]:
-    """Rows of a tree whose bits differ from plain decoding of their path, with its keys in the slot table."""
+    """Returns the rows of a tree whose bits differ from plain decoding of their path."""
     Hq, Hkv, D = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     k, v = inputs.normal(context + num_rows, Hkv, D), inputs.normal(context + num_rows, Hkv, D)
     table = inputs.permutation(context + num_rows).int().unsqueeze(0).contiguous()

@@ -2,7 +2,7 @@
 
 Programs captured within `numerics_off` use the library's matrix products, which choose an algorithm by the number of
 rows, and its fused attention over contiguous keys. Only their times are meaningful. Their results are wrong, because
-they ignore the slot tables, and the nodes of a tree see each other.
+attention ignores the slot tables and lets all nodes of a tree attend to each other.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) 
 
 @contextmanager
 def numerics_off(length: int) -> Iterator[Counter[str]]:
-    """Args: length: keys of the only sequence. Yields: the number of calls of each replaced operation."""
+    """Replaces the operations. `length`: number of keys of the only sequence. Yields: calls of each replacement."""
     called: Counter[str] = Counter()
 
     def parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:

@@ -86,9 +86,12 @@ def _seconds(answer: Answer, num_tokens: int) -> float:
 
 
 def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Share of the tokens before the first difference; other numerics may diverge from ours at any near-tie."""
+    """Returns the share of tokens before each answer's first difference.
+
+    Other numerics may select another token wherever two logits are almost equal.
+    """
     kept = 0
     for one, other in zip(left, right, strict=True):
         pairs = zip(one, other, strict=True)
-        kept += next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))
+        kept += next((index for index, (a, b) in enumerate(pairs) if a != b), len(one))
     return kept / sum(map(len, left))

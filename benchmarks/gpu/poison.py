@@ -1,7 +1,8 @@
 """Memory that reveals missing and out-of-bounds writes of a kernel.
 
-Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value) and lies between two canaries.
-Remaining poison shows in the comparison with a reference; `damage()` names allocations whose canaries changed.
+Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value), so that an element that was
+not written fails the comparison with the reference. The tensor lies between two canaries, which are areas of known
+bytes; `damage()` lists the allocations whose canaries have changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 _GUARD = 4096  # bytes, a multiple of any alignment that a kernel requires
 _CANARY = 0xA5
-_NOTHING = -7777
+_INVALID_INTEGER = -7777
 _ALLOCATIONS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 
 
@@ -29,13 +30,13 @@ class Poisoned(TorchFunctionMode):
         return self._poisoned(made) if func in _ALLOCATIONS else made
 
     def damage(self) -> list[str]:
-        """For each allocation with out-of-bounds writes: their positions in bytes from its start."""
+        """Describes each allocation with out-of-bounds writes; offsets are in bytes from its start."""
         found = []
         for memory, size in self._guarded:
             before, behind = memory[:_GUARD] != _CANARY, memory[_GUARD + size :] != _CANARY
-            places = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
-            if places.numel():
-                found.append(f"{places.numel()} bytes around {size}, the first at {int(places[0])}")
+            offsets = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
+            if offsets.numel():
+                found.append(f"{offsets.numel()} bytes around {size}, the first at {int(offsets[0])}")
         return found
 
     def _poisoned(self, like: Tensor) -> Tensor:
@@ -43,8 +44,8 @@ class Poisoned(TorchFunctionMode):
         memory = torch.full((size + 2 * _GUARD,), _CANARY, dtype=torch.uint8, device=like.device)
         self._guarded.append((memory, size))
         body = memory[_GUARD : _GUARD + size].view(like.dtype).view(like.shape)
-        return body.fill_(float("nan") if like.dtype.is_floating_point else _fitting(like.dtype))
+        return body.fill_(float("nan") if like.dtype.is_floating_point else _invalid_integer(like.dtype))
 
 
-def _fitting(dtype: torch.dtype) -> int:
-    return max(_NOTHING, int(torch.iinfo(dtype).min))
+def _invalid_integer(dtype: torch.dtype) -> int:
+    return max(_INVALID_INTEGER, int(torch.iinfo(dtype).min))

@@ -134,7 +134,7 @@ def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_posit
 
 
 def pass_bytes(config: ModelConfig, itemsize: int, *, context: int, batch: int) -> int:
-    """The least a decoding pass reads: all weights but the embedding's table, and the contexts' keys and values."""
+    """Returns the bytes that a decoding pass must read: all weights except the embeddings, and the KV caches."""
     H, D, inner = config.hidden_size, config.head_dim, config.intermediate_size
     qkv = (config.num_heads + 2 * config.num_kv_heads) * D * H
     layer = qkv + config.num_heads * D * H + 3 * inner * H

@@ -25,7 +25,10 @@ _CONTEXT = 256  # context at which a graph step is timed, about the length of pr
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
-    """(drafter, folder), plain decoding first. Raises: WorkloadError."""
+    """Returns drafters with their folders, plain decoding first.
+
+    Raises: WorkloadError: a folder does not contain a speculator.
+    """
     trained = [(speculator_kind(folder), folder) for folder in speculators]
     return [("none", None), *((name, None) for name in WITHOUT_WEIGHTS), *trained]
 
@@ -40,7 +43,7 @@ def measured(
     max_tokens: int,
     graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
-    """A row for each drafter; the arms alternate. Raises: WorkloadError, SpeculatorNotLoadable."""
+    """Returns a table row for each drafter, which take turns. Raises: WorkloadError, SpeculatorNotLoadable."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
     config = EngineConfig(

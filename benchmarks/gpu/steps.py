@@ -1,8 +1,9 @@
-"""Times of a decoding step by verified nodes and by context: T_plain, T_verify(n), T_draft, T_host.
+"""Times of a decoding step, by context length and number n of verified draft nodes.
 
-The times are those of the graphs that serve requests (`Engine.time_graph_step`), with the same placement of keys and
-values. The lower bound of a plain step is the size of the weights and of the context's keys and values, divided by the
-bandwidth of a copy.
+T_plain is the device's time for a step without a draft, T_verify(n) with a draft of n nodes, T_draft the time for
+drafting, and T_host the host's time to launch a step. They are measured with the CUDA graphs that serve requests
+(`Engine.time_graph_step`) and the same layout of the KV cache. The lower bound of T_plain is the size of the weights
+and of the context's keys and values, divided by the bandwidth of a copy.
 """
 
 import statistics
@@ -29,7 +30,7 @@ _REPEATS = 20  # graph steps per turn
 _LONGEST_PATH = 64
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
-_DRAFTED_NODES = 16
+_NUM_DRAFT_NODES = 16
 _BUDGET = 128
 
 
@@ -65,7 +66,7 @@ def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafte
 
 
 def step_table(engine: Engine, plan: Plan) -> list[Step]:
-    """Times of all sizes, in alternating turns."""
+    """Measures all combinations of context and nodes, in several turns."""
     sizes = [(context, nodes) for context in plan.contexts for nodes in plan.nodes]
     taken: dict[tuple[int, int], list[GraphStepTimes]] = {size: [] for size in sizes}
     for _ in range(1 + _TURNS):  # the first turn compiles and captures
@@ -100,18 +101,18 @@ def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> li
 
 
 def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
-    """T_draft of Medusa heads over a reduced vocabulary, on the device."""
+    """Measures T_draft of Medusa heads over a reduced vocabulary, on the device."""
     vocab_size = min(_DRAFT_VOCAB, model.config.vocab_size)
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=_MEDUSA_HEADS, draft_vocab_size=vocab_size)
     heads = MedusaHeads(config, torch.arange(vocab_size))
     drafter = MedusaDrafter(heads, model)
-    engine = make_engine(model, Plan((context,), (_DRAFTED_NODES,)).longest, drafter=drafter)
-    times = [_time_step(engine, context, _DRAFTED_NODES) for _ in range(_TURNS + 1)][1:]
+    engine = make_engine(model, Plan((context,), (_NUM_DRAFT_NODES,)).longest, drafter=drafter)
+    times = [_time_step(engine, context, _NUM_DRAFT_NODES) for _ in range(_TURNS + 1)][1:]
     return {"medusa": statistics.median(one.draft_seconds for one in times)}
 
 
 def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
-    """The ratio of T with and without exact numerics, in alternating turns.
+    """Measures the ratio of step times with and without exact (row-invariant) numerics, in alternating turns.
 
     Raises: RuntimeError: the arm without exact numerics still uses our kernels.
     """

@@ -105,7 +105,7 @@ def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> 
 
 
 def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[dict[str, Any]], object]) -> bool:
-    """Returns whether all sections succeeded. After each, `save` gets the results so far."""
+    """Runs sections and returns whether all succeeded. After each section, `save` gets the results so far."""
     values: dict[str, Any] = {"failed": {}, "left_out": []}
     for name, section in sections:
         if time.monotonic() > deadline:

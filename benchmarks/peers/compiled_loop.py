@@ -29,7 +29,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """x [B, T, heads, D]; cosine, sine [T, D / 2]."""
+    """Applies rotary embedding to x [B, T, heads, D]; cosine, sine [T, D / 2]."""
     a, b = x.float().chunk(2, dim=-1)
     cosine, sine = cosine[:, None], sine[:, None]
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(x.dtype)
@@ -49,7 +49,10 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
     group = num_heads // num_kv_heads
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        """q [B, T, Hq, D] -> [B, T, Hq D]. Heads that share keys are rows of one product, which reads the keys once."""
+        """Computes attention: q [B, T, Hq, D], `seen` whether a query attends to a key -> [B, T, Hq D].
+
+        Heads that share keys are rows of one product, which reads the keys once.
+        """
         B, T = q.shape[:2]
         rows = q.view(B, T, num_kv_heads, group, D).permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, group * T, D)
         scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5
@@ -68,7 +71,7 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
         sine: Tensor,
         seen: Tensor,
     ) -> Tensor:
-        """x [B, T, H]; keys, values [B, Hkv, L, D], written at `positions` [T]; seen [T, L]."""
+        """Computes one layer: x [B, T, H]; keys, values [B, Hkv, L, D], written at `positions` [T]; seen [T, L]."""
         B, T, _ = x.shape
         normed = _norm(x, weights["norms"][0], eps)
         heads = _linear(normed, *weights["qkv"]).view(B, T, num_heads + 2 * num_kv_heads, D)

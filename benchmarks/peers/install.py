@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, created on first use and kept in the user's cache folder.
+"""Virtual environments of the peers (the engines we compare with), created on first use in the user's cache folder.
 
 An environment is complete when its marker file exists. The marker lists what was installed, so an environment is
 created again after a change of the versions or a failed installation. Wheels come from pip's configured index.
@@ -25,8 +25,9 @@ class PeerMissing(Exception):
 class Environment:
     """requirements: arguments of the calls of pip, in this order.
 
-    dependencies_of: a distribution installed without its requirements; these are installed last, except `left_out`:
-    torch's companion packages built for accelerators would break it, and serving text does not need them.
+    dependencies_of: a distribution that `requirements` installs without its dependencies; these are installed last.
+    left_out: dependencies that are not installed: torch's companion packages built for accelerators, which would break
+    the environment and are not needed for text.
     """
 
     name: str
@@ -49,7 +50,10 @@ class Environment:
         return {name: value.format(folder=self.folder) for name, value in self.environ.items()}
 
     def ensure(self) -> None:
-        """Raises: PeerMissing: pip could not install it; the incomplete folder is removed next time."""
+        """Installs the environment if necessary.
+
+        Raises: PeerMissing: pip failed; the next call removes the incomplete folder.
+        """
         marker, wanted = self.folder / "complete.json", json.dumps(self.requirements)
         if marker.is_file() and marker.read_text() == wanted:
             return

@@ -1,4 +1,4 @@
-"""Runner of llama.cpp's server, in this process, over loopback: only its native route uses token ids.
+"""Runner of llama.cpp's server, which runs in this process. Requests use its HTTP route that accepts token ids.
 
 Settings: gguf, the model's file; max_batch_size, max_seq_len; speculation, the name of one of its methods or None.
 """

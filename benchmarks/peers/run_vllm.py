@@ -1,4 +1,4 @@
-"""Runner of vLLM, stepped in this process, so that the clock includes neither HTTP nor a second process.
+"""Runner of vLLM. Its engine runs in this process, so that the measured time includes no communication.
 
 Settings: model, max_batch_size, max_seq_len; speculation, vLLM's own `speculative_config` or None; dtype.
 """

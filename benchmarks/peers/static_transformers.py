@@ -1,4 +1,4 @@
-"""Hugging Face `generate` with a static cache, which compiles itself on CUDA, with the engine's weights."""
+"""Hugging Face `generate` with the engine's weights and a static cache; on CUDA, `generate` then compiles the model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from engine.models.weights import DecoderWeights
 
 
 def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
-    """A model of transformers whose parameters are views of our weights, except the norms, which are cast."""
+    """Returns a transformers model whose parameters are views of our weights; only norms are copies, which are cast."""
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
     model.load_state_dict(_named(weights, config), strict=True, assign=True)
@@ -50,7 +50,7 @@ class StaticTransformers:
 
     @torch.no_grad()
     def answers(self, prompts: Tensor, num_tokens: int) -> Tensor:
-        """prompts [B, T] int64 -> [B, num_tokens]."""
+        """Generates answers: prompts [B, T] int64 -> [B, num_tokens]."""
         whole = self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),

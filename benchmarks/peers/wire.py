@@ -1,11 +1,11 @@
-"""The protocol between the measuring command and a runner: one JSON object per line.
+"""The protocol between the benchmark command and a runner, the process of a peer: one JSON object per line.
 
     runner ─▶ {"ready": {"engine": "vllm", "version": "0.32.0"}}
     command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
     runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
 
-Runners use other environments than the command, so this module needs only the standard library. Engines print to
-standard error; standard output carries only replies.
+Runners use other environments than the command, so this module needs only the standard library. Output of the engines
+is redirected to standard error; standard output carries only replies.
 """
 
 import json
@@ -82,7 +82,7 @@ def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[
 
 
 def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
-    """Tokens per pass, without the pass that read the prompt and its token; None if there are no other passes."""
+    """Returns tokens per pass, without each prompt's first pass and its token; None if there are no other passes."""
     tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
     return tokens / passes if passes > 0 else None
 

@@ -106,7 +106,7 @@ class ServedEagle3:
         token = self._normed(self._embedding[tokens].float(), self._norms["token"])
         keys, values = cache
         where = DecoderRows(positions, slots, rows)
-        normed, _ = decoder(self._layers, g, where, (keys,), (values,), beside=token)
+        normed, _ = decoder(self._layers, g, where, (keys,), (values,), qkv_prefix=token)
         return Features(normed, normed.float() if self.config.norm_output else g)
 
     def read(self, g: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

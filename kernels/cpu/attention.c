@@ -1,9 +1,9 @@
 /* Paged tree attention, one row at a time.
  *
- * A row at position p attends to p + 1 keys in position order: the first `prefix_lens[m]` through its sequence's slot
- * table, the others through its path of draft nodes. The online softmax uses blocks of 16 positions counted from
- * position 0, and a key's place in its block determines the lane of its weight. So the additions are the same whether a
- * key was committed or belongs to a chain or a tree, and do not depend on the batch.
+ * A row at position p attends to p + 1 keys in position order: its sequence's slot table locates the first
+ * `prefix_lens[m]` of them, its path of draft nodes the others. The online softmax uses blocks of 16 positions counted
+ * from position 0, and a key's index in its block determines the vector lane of its weight. So the additions are the
+ * same whether a key was committed or belongs to a chain or a tree, and do not depend on the batch.
  */
 #include <math.h>
 
@@ -21,8 +21,9 @@ struct keys {
     int64_t prefix_len, total, Hkv, head;
 };
 
-/* Lanes of a head's i-th vector. Two vectors of bfloat16 are loaded as one of pairs, which is cheap to widen: the first
- * holds the even numbers, the second the odd ones. Their factors and the results have the same order. */
+/* Whether a bfloat16 head is loaded in pairs of vectors: one load yields two float32 vectors, the first with the
+ * even-numbered elements and the second with the odd ones, because that is cheap to widen. Queries and accumulators
+ * then have the same order. */
 ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
 
 ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, int dtype) {
@@ -38,8 +39,8 @@ ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, in
     return lanes;
 }
 
-/* Locates the keys of a block and prefetches them with their values, because hardware prefetchers cannot predict slots.
- * Returns their number. */
+/* Computes the offsets of a block's keys, and prefetches keys and values, because hardware prefetchers cannot predict
+ * slots. Returns the number of keys. */
 ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
     int64_t left = keys->total - start, count = left < BLOCK ? left : BLOCK, size = dtype == BF16 ? 2 : 4;
     for (int64_t j = 0; j < count; j++) {
@@ -54,7 +55,8 @@ ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, 
     return (int)count;
 }
 
-/* `heads` queries of one group (heads, D and dtype are constants after inlining: the common shapes). */
+/* Attention of `heads` queries that share a KV head. For common shapes, heads, D and dtype are constants after
+ * inlining. */
 ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int heads, const int64_t D,
                    const int dtype) {
     const int64_t lanes = D / LANES;

@@ -1,8 +1,8 @@
 /* Shared by the CPU kernels: 16-lane vectors, bf16 conversion, exp.
  *
  * Row invariance: every output element is computed by one thread, in one fixed order that depends on the
- * operation's sizes only, never on the number of rows, sequences or threads. So a row of a batch, of a chain or of a
- * tree has the same bits as alone. No change may break this: a sum must not be split over threads, and a tile shape
+ * operation's sizes only, never on the number of rows, sequences or threads. So a row has the same bits in a batch, a
+ * chain or a tree as alone. No change may break this: a sum must not be split over threads, and a tile shape
  * that depends on the number of rows must not change the order of additions.
  */
 #pragma once

@@ -2,9 +2,12 @@
  * putting the threads to sleep. Separate calls would spend a fifth of a single row's pass on calls and on waking
  * threads (SmolLM2-135M, two cores of an AMD EPYC).
  *
- * Memory should never be idle. A thread that works on its last block of a product has already claimed its first block
- * of the next product, and prefetches it. The work between products is kept short: if there are few rows, every thread
- * normalizes all of them, which is faster than synchronizing, and SwiGLU runs directly on each block of gates.
+ * The speed depends on reading weights without interruption. A thread that works on its last block of a product has
+ * already claimed its first block of the next product, and prefetches it. The work between products is kept short: with
+ * at most OWN_NORM_ROWS rows, every thread normalizes all rows for itself, which is faster than synchronizing the
+ * threads, and SwiGLU runs directly on each block of gates.
+ *
+ * A tap is the residual stream at the input of a layer, which some drafters read.
  */
 #include <stdlib.h>
 
@@ -40,15 +43,15 @@ struct decoder_pass {
     void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
     const int64_t *tap_layers; /* [num_taps] */
     int64_t num_taps;
-    const void *beside;        /* [M, beside_width] in the decoder's dtype, or null: QKV reads it before the normed */
-    int64_t beside_width;
+    const void *qkv_prefix;    /* [M, qkv_prefix_width] in the decoder's dtype, or null: read by QKV before H */
+    int64_t qkv_prefix_width;
 };
 
 struct run {
     const struct decoder *decoder;
     const struct decoder_pass *pass;
     float *qkv;                          /* [M, (Hq + 2 Hkv) D] */
-    void *normed, *attended, *activated; /* [M, beside_width + H], [M, Hq D], [M, I] in the decoder's dtype */
+    void *normed, *attended, *activated; /* [M, prefix_width + H], [M, Hq D], [M, I] in the decoder's dtype */
     counter *next;                       /* [num_layers + 1, COUNTERS] */
 };
 
@@ -56,7 +59,7 @@ struct run {
 struct worker {
     const struct run *r;
     int64_t item; /* item of the next product, claimed in advance; -1 if none was left */
-    void *own;    /* [OWN_NORM_ROWS, beside_width + H] in the decoder's dtype */
+    void *own;    /* [OWN_NORM_ROWS, prefix_width + H] in the decoder's dtype */
 };
 
 static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
@@ -65,7 +68,7 @@ static const struct linear *product(const struct run *r, int64_t index) {
     return &r->decoder->layers[index / PRODUCTS].products[index % PRODUCTS];
 }
 
-/* An item is a block of outputs; of gates and ups, one block of each. */
+/* An item of the work on a product is a block of outputs; for GATE_UP, a block of gates and the same block of ups. */
 static int64_t claim_item(const struct run *r, int64_t index) {
     if (index == r->decoder->num_layers * PRODUCTS) return -1;
     int64_t blocks = linear_blocks(product(r, index)), kind = index % PRODUCTS;
@@ -88,7 +91,7 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
     }
 }
 
-/* out: unused for gates and ups. */
+/* Computes this thread's share of a product, and claims its first item of the next one. `out` is unused for GATE_UP. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);
@@ -109,7 +112,7 @@ static void product_phase(struct worker *w, int64_t index, const void *x, float 
     team_barrier();
 }
 
-/* The residual of row m at the input of layer `index`. */
+/* Writes the residual of row m at the input of layer `index` to `taps`, if the caller has requested this layer. */
 static void tap_row(const struct run *r, int64_t m, int64_t index) {
     const struct decoder_pass *p = r->pass;
     int64_t H = r->decoder->H, size = item_size(r->decoder);
@@ -118,29 +121,30 @@ static void tap_row(const struct run *r, int64_t m, int64_t index) {
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-/* Each row consists of the `beside` input, followed by the normed residual. */
-static void norm_rows(const struct run *r, const float *weight, int64_t beside, int64_t m, int64_t count, void *out) {
+/* Each row of `out` consists of the first `prefix_width` numbers of `qkv_prefix`, followed by the normed residual. */
+static void norm_rows(const struct run *r, const float *weight, int64_t prefix_width, int64_t m, int64_t count,
+                      void *out) {
     const struct decoder *d = r->decoder;
-    int64_t before = beside * item_size(d), row_bytes = before + d->H * item_size(d);
+    int64_t before = prefix_width * item_size(d), row_bytes = before + d->H * item_size(d);
     for (int64_t i = 0; i < count; i++) {
         char *row = (char *)out + i * row_bytes;
-        if (beside) memcpy(row, (const char *)r->pass->beside + (m + i) * before, before);
+        if (prefix_width) memcpy(row, (const char *)r->pass->qkv_prefix + (m + i) * before, before);
         rms_norm_row(r->pass->residual + (m + i) * d->H, weight, row + before, d->H, d->eps, d->dtype);
     }
 }
 
-/* Returns the normed rows. `tap`: the layer that reads this residual, or -1. */
-static const void *norm_phase(struct worker *w, const float *weight, int64_t beside, int64_t tap, counter *next) {
+/* Returns the normed rows. `tap`: the layer whose input this residual is, or -1 in the middle of a layer. */
+static const void *norm_phase(struct worker *w, const float *weight, int64_t prefix_width, int64_t tap, counter *next) {
     const struct run *r = w->r;
-    int64_t M = r->pass->M, row_bytes = (beside + r->decoder->H) * item_size(r->decoder), m;
-    int alone = M <= OWN_NORM_ROWS;
-    if (alone) norm_rows(r, weight, beside, 0, M, w->own);
-    while ((!alone || tap >= 0) && (m = claim(next, M)) >= 0) {
+    int64_t M = r->pass->M, row_bytes = (prefix_width + r->decoder->H) * item_size(r->decoder), m;
+    int each_norms_all = M <= OWN_NORM_ROWS;
+    if (each_norms_all) norm_rows(r, weight, prefix_width, 0, M, w->own);
+    while ((!each_norms_all || tap >= 0) && (m = claim(next, M)) >= 0) {
         tap_row(r, m, tap);
-        if (!alone) norm_rows(r, weight, beside, m, 1, (char *)r->normed + m * row_bytes);
+        if (!each_norms_all) norm_rows(r, weight, prefix_width, m, 1, (char *)r->normed + m * row_bytes);
     }
-    if (!alone) team_barrier();
-    return alone ? w->own : r->normed;
+    if (!each_norms_all) team_barrier();
+    return each_norms_all ? w->own : r->normed;
 }
 
 static void attention_phases(const struct run *r, int64_t index, counter *next) {
@@ -164,13 +168,13 @@ static void decoder_team(void *context) {
     const struct run *r = context;
     const struct decoder *d = r->decoder;
     float *residual = r->pass->residual;
-    int64_t beside = r->pass->beside_width;
-    char own[OWN_NORM_ROWS * (beside + d->H) * item_size(d)];
+    int64_t prefix_width = r->pass->qkv_prefix_width;
+    char own[OWN_NORM_ROWS * (prefix_width + d->H) * item_size(d)];
     struct worker w = {r, claim_item(r, 0), own};
     counter *next = r->next;
     for (int64_t index = 0; index < d->num_layers; index++, next += COUNTERS) {
         const struct layer *l = d->layers + index;
-        const void *normed = norm_phase(&w, l->input_norm, beside, index, next + INPUT_NORM);
+        const void *normed = norm_phase(&w, l->input_norm, prefix_width, index, next + INPUT_NORM);
         product_phase(&w, index * PRODUCTS + QKV, normed, r->qkv, STORE);
         attention_phases(r, index, next);
         product_phase(&w, index * PRODUCTS + OUTPUT, r->attended, residual, ADD);
@@ -190,7 +194,8 @@ static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 /* Returns 0, or -1 if there is not enough memory. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
     int64_t M = pass->M, size = item_size(d);
-    int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->beside_width + d->H) * size, M * d->Hq * d->D * size, M * d->I * size,
+    int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->qkv_prefix_width + d->H) * size,
+                       M * d->Hq * d->D * size, M * d->I * size,
                        (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};
     int64_t total = 0;
     for (int i = 0; i < 5; i++) total += aligned(bytes[i]);

@@ -1,8 +1,8 @@
 """Compiles the C kernels on first use and loads them.
 
-The shared library is kept in a cache folder under a name derived from its sources, the compiler and the processor, so
-a new version or another machine never loads an old build. Without a C compiler `library()` is None, and every
-operation falls back to its torch reference, which is slower and has other bits, but is also row-invariant.
+The shared library is stored in a cache folder under a name derived from its sources, the compiler and the processor, so
+a new version or another machine never loads an old build. Without a C compiler `library()` returns None, and every
+operation uses its torch reference, which is slower and has other bits, but is also row-invariant.
 """
 
 import ctypes
@@ -72,16 +72,16 @@ def _run_all(commands: Iterable[list[str]]) -> None:
         for command in commands
     ]
     errors = [process.communicate()[1] for _, process in running]  # waits for all processes before an error is raised
-    for (command, process), said in zip(running, errors, strict=True):
+    for (command, process), stderr in zip(running, errors, strict=True):
         if process.returncode != 0:
-            raise CompileError(f"{' '.join(command)}\n{said[-2000:]}")
+            raise CompileError(f"{' '.join(command)}\n{stderr[-2000:]}")
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the loaded kernels, or None without a working C compiler (a warning gives the reason).
+    """Returns the loaded kernels, or None if there is no C compiler or it fails (a warning gives the compiler's error).
 
-    `SLIPSTREAM_CPU_KERNELS=off` turns them off.
+    `SLIPSTREAM_CPU_KERNELS=off` disables the kernels.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:

@@ -3,12 +3,12 @@
  * Weights are packed once into blocks of 32 outputs, so that one block is one stream from memory:
  *   float32   [ceil(N / 32), K, 32]
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
- *   int8      like bfloat16, one byte each: sign and magnitude, an index into a table of bfloat16 numbers. Every int8
- *             is exact in bfloat16, so nothing is rounded before the scale, and sums have the order of bfloat16 weights
- * A block is read from memory once and used for all rows in tiles of at most 8; a tile's height changes which
- * registers are used, never the order of additions. The tile runs at the speed of VDPBF16PS (one per cycle on Zen 4),
- * so the remaining goal is to keep memory busy: during the work on one block, the next is prefetched into L2, a few
- * lines at a time, in proportion to the progress of the work.
+ *   int8      in the order of bfloat16, one byte per weight: a sign bit and a magnitude, which is an index into a table
+ *             of bfloat16 numbers. Every int8 is exact in bfloat16, so nothing is rounded before the scale is applied
+ * A block is read from memory once and used for all rows, in tiles of at most 8 rows; the number of rows in a tile
+ * changes which registers are used, never the order of additions. The arithmetic runs at the speed of VDPBF16PS (one
+ * per cycle on Zen 4), so memory is the bottleneck: during the work on one block, the next one is prefetched into L2, a
+ * few cache lines at a time.
  */
 #include "common.h"
 #include "ops.h"
@@ -16,7 +16,7 @@
 
 #define NB LINEAR_BLOCK
 #define MAX_ROWS LINEAR_ROWS
-#define STEPS 8               /* of k, or of pairs of k, between two prefetches */
+#define STEPS 8               /* values of k, or pairs of them, between two prefetches */
 #define MAX_AHEAD (256 << 10) /* bytes; L2 also holds the current block */
 
 #if defined(__AVX512BF16__)
@@ -48,7 +48,7 @@ ALWAYS void fetch(struct ahead *ahead) {
 #endif
 }
 
-/* The last block, if N is not a multiple of 32. */
+/* Writes the outputs of the last block if N is not a multiple of 32. */
 static void finish_part(const struct tile *t, vf a, vf b, float *o) {
     float values[NB];
     vf_store(values, a);
@@ -96,7 +96,7 @@ ALWAYS void tile_f32(const int rows, const struct tile *t) {
     for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
 }
 
-/* The k-th pair of weights of 16 outputs from `first` on, as float32: even and odd k. */
+/* Loads the k-th pair of weights of 16 outputs from `first` on, as float32: `even` for 2 k, `odd` for 2 k + 1. */
 ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *even, vf *odd) {
     vu e, o;
     if (format == INT8) {
@@ -113,7 +113,7 @@ ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *ev
     memcpy(odd, &o, sizeof o);
 }
 
-/* The version for any processor: pairs of k with float32 multiply-add. */
+/* The version for processors without VDPBF16PS: pairs of k with float32 arithmetic. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
     int64_t K = t->K, pairs = K / 2;
     vf acc[MAX_ROWS][2];
@@ -146,7 +146,7 @@ static struct table int8_table(void) {
                           {_mm512_loadu_si512(high), _mm512_loadu_si512(high + 64)}};
 }
 
-/* A pair of k of 32 outputs. From int8 the outputs come out of order: `in_order` puts sums right at the end. */
+/* Loads a pair of k of 32 outputs. With int8, the outputs are permuted; `in_order` restores the order of the sums. */
 ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0, __m512bh *w1) {
     if (format == BF16) {
         const uint16_t *at = (const uint16_t *)w + k * (2 * NB);
@@ -162,7 +162,7 @@ ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct t
 #endif
 }
 
-/* Lanes of a are outputs 0-3, 8-11, 16-19, 24-27 of the block, those of b the others. */
+/* On entry, the lanes of a are the outputs 0-3, 8-11, 16-19 and 24-27 of the block, and the lanes of b the others. */
 ALWAYS void in_order(__m512 *a, __m512 *b) {
     __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
@@ -250,15 +250,16 @@ static int64_t block_bytes(const struct linear *l) {
 
 static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
 
-/* Tiles have about the same height: one of a single row takes as long as one of three, because of latency. */
+/* All tiles get about the same number of rows: a tile of a single row takes as long as one of three, because of the
+ * latency of the instructions. */
 int64_t linear_height(int64_t M) { return M > 0 ? (M + tiles(M) - 1) / tiles(M) : 1; }
 
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
     if (block < 0 || M == 0) return (struct ahead){NULL, 0};
     int64_t bytes = block_bytes(l), steps = now->format == F32 ? now->K : now->K / 2;
-    int64_t looks = tiles(M) * (steps / STEPS > 0 ? steps / STEPS : 1);
+    int64_t fetches = tiles(M) * (steps / STEPS > 0 ? steps / STEPS : 1);
     int64_t lines = (bytes < MAX_AHEAD ? bytes : MAX_AHEAD) / 64;
-    return (struct ahead){(const char *)l->weight + block * bytes, (lines + looks - 1) / looks};
+    return (struct ahead){(const char *)l->weight + block * bytes, (lines + fetches - 1) / fetches};
 }
 
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,

@@ -1,5 +1,6 @@
-/* The operations, each on the smallest unit of work for one thread. Entry points for single operations
- * (linear.c, rows.c, attention.c) and the whole decoder (decoder.c) call the same functions, so their bits agree. */
+/* The operations, each on the smallest unit of work for one thread. The entry points for single operations (linear.c,
+ * rows.c, attention.c) and for the whole decoder (decoder.c) call the same functions, so their results have the same
+ * bits. */
 #pragma once
 #include <stdint.h>
 
@@ -14,21 +15,22 @@ struct linear {
     int64_t N, K, format;       /* format: enum dtype */
 };
 
-/* What to prefetch into L2 during the work on a block, a few lines at a time. */
+/* Memory to prefetch into L2 during the work on a block: `lines` cache lines at a time, from `at` on. */
 struct ahead {
     const char *at;
     int64_t lines;
 };
 
 int64_t linear_blocks(const struct linear *l);
-/* Prefetches `block` of `l` during a block of `now` with M rows; -1: nothing. */
+/* Plans the prefetch of `block` of `l` during the work on a block of `now` with M rows; block -1 means no prefetch. */
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
-/* The height of a tile if there are M rows: at most LINEAR_ROWS. */
+/* The number of rows per tile if there are M rows: at most LINEAR_ROWS. */
 int64_t linear_height(int64_t M);
-/* One block of at most LINEAR_ROWS rows; out points to the block's first output, with rows `stride` apart. */
+/* Computes one block for at most LINEAR_ROWS rows. `out` points to the block's first output; its rows are `stride`
+ * floats apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
                  int dtype, enum output output, struct ahead *ahead);
-/* One block of all M rows. x [M, K] in `dtype`, out [M, N] float32. */
+/* Computes one block for all M rows. x [M, K] in `dtype`, out [M, N] float32. */
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
                   enum output output, struct ahead *ahead);
 
@@ -57,5 +59,5 @@ struct attention {
     int64_t Hq, Hkv, D;
     int dtype;
 };
-/* One KV head of one row: task = row * Hkv + head. */
+/* Computes the attention of one row to one KV head: task = row * Hkv + head. */
 void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task);

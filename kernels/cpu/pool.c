@@ -36,7 +36,7 @@ static void wait_until_changed(atomic_int *value, int old) {
 }
 
 static void change(atomic_int *value) {
-    pthread_mutex_lock(&lock); /* otherwise a thread about to sleep would miss it */
+    pthread_mutex_lock(&lock); /* otherwise a thread that is about to sleep would miss the change */
     atomic_fetch_add_explicit(value, 1, memory_order_release);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);

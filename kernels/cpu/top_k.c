@@ -1,16 +1,16 @@
-/* The best of each row of logits, and the logarithm of the row's mass. */
+/* The best columns of each row of logits, and the row's log-sum-exp. */
 #include <math.h>
 
 #include "common.h"
 #include "pool.h"
 
-enum { PARALLEL = 1 << 17 }; /* number of logits whose reading takes as long as waking the team */
+enum { PARALLEL = 1 << 17 }; /* with fewer logits, waking the team of threads takes longer than reading them */
 
 struct best {
     const float *logits; /* [M, V] */
     float *values;       /* [M, count], descending; of equal ones the lower column first */
     int64_t *columns;    /* [M, count] */
-    float *masses;       /* [M]: log sum exp */
+    float *log_masses;   /* [M]: log sum exp */
     int64_t M, V, count;
     counter next;
 };
@@ -40,7 +40,7 @@ static void best_of_row(const struct best *b, int64_t m) {
     for (i = 0; i + LANES <= b->V; i += LANES) sum += vf_exp(vf_load(row + i) - values[0]);
     float total = vf_sum(sum);
     for (; i < b->V; i++) total += expf(row[i] - values[0]);
-    b->masses[m] = values[0] + logf(total);
+    b->log_masses[m] = values[0] + logf(total);
 }
 
 static void work(void *context) {
@@ -48,9 +48,9 @@ static void work(void *context) {
     for (int64_t m; (m = claim(&b->next, b->M)) >= 0;) best_of_row(b, m);
 }
 
-void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *masses, int64_t M, int64_t V,
+void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *log_masses, int64_t M, int64_t V,
                       int64_t count) {
-    struct best b = {logits, values, columns, masses, M, V, count, 0};
+    struct best b = {logits, values, columns, log_masses, M, V, count, 0};
     if (M * V < PARALLEL) work(&b);
     else team_run(work, &b);
 }

@@ -1,13 +1,13 @@
-"""Paged tree attention that reads every key once for all rows of a sequence, with a fixed order of additions per row.
+"""Paged tree attention that reads a key once for many rows of its sequence, with a fixed order of additions per row.
 
 The computation for a row of p + 1 keys depends only on p:
 
-    prefix   positions 0 .. t - 1,  t = max(0, (p + 1 - 64) // 64 * 64); the slot table locates all of them, as a path
-             has at most 64 nodes. It is cut into splits at fixed positions; a split has blocks of 64 keys, each read
-             once for up to 64 pairs of a row and a head, in tiles of 16.
-    tail     positions t .. p, at most two blocks, gathered by each row from the slot table and its path.
+    prefix   Positions 0 .. t - 1, where t = max(0, (p + 1 - 64) // 64 * 64). The slot table locates all their keys,
+             because a path has at most 64 nodes. The prefix is cut into splits at fixed positions, and a split into
+             blocks of 64 keys. A block is read once for up to 64 pairs of a row and a head, in tiles of 16 pairs.
+    tail     Positions t .. p, at most two blocks. Each row gathers their keys from the slot table and its path.
 
-A row's splits are combined from the first to the last, followed by its tail.
+A row's result combines its splits from the first to the last, then its tail.
 
 Source: Flash-Decoding, Dao et al. 2023, for splits of the keys; the tail gives trees the order of additions of chains.
 """
@@ -23,12 +23,12 @@ from kernels.cuda.row_tiles import row_tiles
 MAX_PATH = 64
 _BLOCK = tl.constexpr(64)
 _TILE = tl.constexpr(16)
-# Short contexts have short splits and long contexts long ones: 8 splits up to 2K positions, 38 up to 32K.
+# The first 8 splits of a prefix have 256 positions each and the others 1024: 8 splits up to 2K positions, 38 up to 32K.
 _SHORT, _NUM_SHORT, _LONG = tl.constexpr(256), tl.constexpr(8), tl.constexpr(1024)
-_NARROW = 256  # bytes of a head, 128 numbers in bfloat16: wider ones fill registers and shared memory
+_NARROW = 256  # bytes of a narrow head, 128 numbers in bfloat16; wider heads need more registers and shared memory
 _MAX_TILES = 4  # for narrow heads; more would spill registers
-# Pipeline depths that fit two blocks of narrow keys and values, or one block of wide ones; slots are loaded one step
-# earlier.
+# Pipeline stages: enough to load two blocks of narrow keys and values ahead, or one block of wide ones, and the slots
+# one step before their keys.
 _DEPTH, _WIDE_DEPTH = 5, 3
 _MAX_ROWS = 256  # at a time, because each split of a row takes D numbers per head
 _LOG2_E = 1.4426950408889634
@@ -53,7 +53,11 @@ def _num_splits(end):
 
 @triton.jit
 def _attend(q, k, v, seen, scale, top, total, out):
-    """Adds a block: q [16, D], k and v [64, D], seen broadcastable to [16, 64]; top and total [16], out [16, D]."""
+    """Adds a block of keys to the online softmax.
+
+    q [16, D], k and v [64, D], seen (whether a row attends to a key) broadcastable to [16, 64]; state: the maximum
+    score `top` [16], the sum of exponentials `total` [16] and the weighted sum of values `out` [16, D].
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -65,7 +69,7 @@ def _attend(q, k, v, seen, scale, top, total, out):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _prefix_kernel(  # long: one kernel, and each of its tiles has five variables to carry
+def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five variables in registers
     q_ptr,
     k_ptr,
     v_ptr,
@@ -125,9 +129,9 @@ def _prefix_kernel(  # long: one kernel, and each of its tiles has five variable
     outs = (tl.zeros((_TILE, BLOCK_D), tl.float32),) * TILES
     for position in range(start, tl.minimum(_split_start(split + 1), last_end), _BLOCK):
         slots = tl.load(table + position + tl.arange(0, _BLOCK)).to(tl.int64)
-        places = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
-        k = tl.load(k_ptr + places, mask=(d < D)[None, :], other=0.0)
-        v = tl.load(v_ptr + places, mask=(d < D)[None, :], other=0.0)
+        offsets = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
+        k = tl.load(k_ptr + offsets, mask=(d < D)[None, :], other=0.0)
+        v = tl.load(v_ptr + offsets, mask=(d < D)[None, :], other=0.0)
         new_tops = ()
         new_totals = ()
         new_outs = ()
@@ -151,7 +155,7 @@ def _prefix_kernel(  # long: one kernel, and each of its tiles has five variable
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tail_kernel(  # long: splits are put together and the tail added in one launch, from one set of registers
+def _tail_kernel(  # long: one launch combines the splits and adds the tail in the same registers
     q_ptr,
     k_ptr,
     v_ptr,
@@ -213,10 +217,10 @@ def _tail_kernel(  # long: splits are put together and the tail added in one lau
         )
         in_prefix = position < prefix_len
         slots = tl.where(in_prefix, tl.load(table + position, mask=in_prefix, other=0), on_path).to(tl.int64)
-        places = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
+        offsets = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
         seen = position < length
-        k = tl.load(k_ptr + places, mask=seen[:, None] & (d < D)[None, :], other=0.0)
-        v = tl.load(v_ptr + places, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        k = tl.load(k_ptr + offsets, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(v_ptr + offsets, mask=seen[:, None] & (d < D)[None, :], other=0.0)
         top, total, out = _attend(q, k, v, seen[None, :], scale, top, total, out)
     out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row * Hq + head)[:, None] * D + d[None, :], out, mask=wanted)
@@ -230,7 +234,7 @@ def num_splits(max_seq_len: int) -> int:
 
 
 def _num_tiles(M: int, heads: int, row_bytes: int) -> int:
-    """The number of tiles of a program. It does not affect the bits of the rows."""
+    """Returns the number of tiles per program, which does not affect the bits of the rows."""
     needed = triton.next_power_of_2(-(-M // (_TILE.value // heads)))
     return int(min(needed, _MAX_TILES)) if row_bytes <= _NARROW else 1
 
@@ -249,7 +253,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for first in range(0, q.shape[0], _MAX_ROWS):
         some = slice(first, first + _MAX_ROWS)
-        _attention(q[some], k_cache, v_cache, rows.only(some), out[some])
+        _attention(q[some], k_cache, v_cache, rows.select(some), out[some])
     return out
 
 

@@ -1,4 +1,4 @@
-"""Ranking a drafter's candidates on CUDA: a program per row compares each candidate with all others."""
+"""Ranking of a drafter's candidates on CUDA: one program per row compares each candidate with all others."""
 
 import torch
 import triton
@@ -26,22 +26,22 @@ def _candidates_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    inside = place < K
-    values = tl.load(values_ptr + row * K + place, mask=inside, other=float("-inf"))
-    tokens = tl.load(tokens_ptr + row * K + place, mask=inside, other=0)
+    index = tl.arange(0, BLOCK)
+    inside = index < K
+    values = tl.load(values_ptr + row * K + index, mask=inside, other=float("-inf"))
+    tokens = tl.load(tokens_ptr + row * K + index, mask=inside, other=0)
     survival = tl.where(inside, tl.exp(values - tl.load(totals_ptr + row)), 0.0)
     scores = values
-    exact = tl.load(temperatures_ptr + row)
-    if exact > 0.0:
-        temperature = exact.to(tl.float32)
+    exact_temperature = tl.load(temperatures_ptr + row)
+    if exact_temperature > 0.0:
+        temperature = exact_temperature.to(tl.float32)
         scaled = values / temperature
         weights = tl.where(inside, tl.exp(scaled - tl.max(scaled, 0)), 0.0)
         chances = weights / tl.sum(weights, 0)
         kept = tl.cumsum(chances, 0) - chances < tl.load(top_ps_ptr + row).to(tl.float32)
         kept = kept & (chances >= tl.load(min_ps_ptr + row).to(tl.float32) * tl.max(chances, 0))
         top_k = tl.load(top_ks_ptr + row)
-        kept = kept & inside & ((top_k == 0) | (place < top_k))
+        kept = kept & inside & ((top_k == 0) | (index < top_k))
         seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
         noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens).to(tl.float32)
         scores = tl.where(kept, values + temperature * noise, float("-inf"))
@@ -49,7 +49,7 @@ def _candidates_kernel(
         survival = tl.sum(survival, 0) * weights / tl.sum(weights, 0)
     survival = tl.minimum(survival, 1.0)
     better = (scores[None, :] > scores[:, None]) | (
-        (scores[None, :] == scores[:, None]) & (place[None, :] < place[:, None])
+        (scores[None, :] == scores[:, None]) & (index[None, :] < index[:, None])
     )
     rank = tl.sum((better & inside[None, :]).to(tl.int32), 1)
     tl.store(out_tokens_ptr + row * K + rank, tokens, mask=inside)
@@ -64,7 +64,7 @@ def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
         _candidates_kernel[(M,)](
             best.values,
             best.tokens,
-            best.totals,
+            best.log_sums,
             rows.temperatures,
             rows.seeds,
             rows.positions,

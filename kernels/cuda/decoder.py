@@ -1,7 +1,8 @@
-"""A decoder's layers on CUDA, with eleven launches each: the operation that reads a product also adds its splits.
+"""A decoder's layers on CUDA, with eleven launches per layer.
 
-The bits are those of the single operations (`kernels.decoder.decoder_reference`). A pass with low-rank updates uses
-the single operations, so rows without an update have the same bits in it.
+A matrix product is computed in splits along K, and the operation that reads the product adds the splits. The results
+have the same bits as those of the single operations (`kernels.decoder.decoder_reference`). A pass with low-rank updates
+uses the single operations, so its rows without an update have the same bits as in any other pass.
 """
 
 from collections.abc import Sequence
@@ -30,9 +31,9 @@ def decoder(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     tap_layers: Sequence[int],
-    beside: Tensor | None,
+    qkv_prefix: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Launches `kernels.decoder.decoder`, which has checked the layers to tap."""
+    """Launches `kernels.decoder.decoder`, which has checked `tap_layers`."""
     shape = layers.shape
     M, D, Hq = residual.shape[0], shape.head_dim, shape.num_heads
     norms = [layer.input_norm for layer in layers.layers[1:]] + [layers.final_norm]
@@ -41,7 +42,7 @@ def decoder(
     for index, (layer, k_cache, v_cache) in enumerate(zip(layers.layers, keys, values, strict=True)):
         if index in tap_layers:
             taps[index] = residual.to(shape.dtype, copy=True)
-        normed = normed if beside is None else torch.cat([beside, normed], dim=-1)
+        normed = normed if qkv_prefix is None else torch.cat([qkv_prefix, normed], dim=-1)
         queries = torch.empty(M, Hq, D, dtype=torch.float32, device=residual.device)
         rope_write(
             _parts(normed, layer.qkv),

@@ -1,6 +1,6 @@
-"""Sampling with filters on CUDA: rows are sorted, then a program per row visits the kept tokens from the best on.
+"""Sampling with filters on CUDA: rows are sorted, then one program per row visits the kept tokens in descending order.
 
-Masses are added in float64, block by block from the best on, so a row's kept tokens depend only on its logits.
+Probability masses are added in float64, block by block in that order, so a row's kept tokens depend only on its logits.
 """
 
 import torch
@@ -12,12 +12,12 @@ from kernels.candidates import RowSampling
 from kernels.cuda.lm_head import gumbel
 
 _BLOCK = 1024
-_NOBODY = tl.constexpr(2**31 - 1)
+_NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than any token id, so that a minimum over tokens ignores it
 
 
 @triton.jit
-def _scaled(values_ptr, place, limit, temperature):
-    return tl.load(values_ptr + place, mask=place < limit, other=float("-inf")).to(tl.float64) / temperature
+def _scaled(values_ptr, rank, limit, temperature):
+    return tl.load(values_ptr + rank, mask=rank < limit, other=float("-inf")).to(tl.float64) / temperature
 
 
 @triton.jit
@@ -55,16 +55,16 @@ def _filtered_kernel(
     before = tl.full((), 0.0, tl.float64)
     start = limit * 0
     while start < limit:
-        place = start + tl.arange(0, BLOCK)
-        scaled = _scaled(values, place, limit, temperature)
+        rank = start + tl.arange(0, BLOCK)
+        scaled = _scaled(values, rank, limit, temperature)
         weights = tl.exp(scaled - top)
         above = before + tl.cumsum(weights, 0) - weights
-        kept = (place < limit) & ((place == 0) | (above < mass)) & (scaled >= least)
-        tokens = tl.load(order + place, mask=place < limit, other=0)
+        kept = (rank < limit) & ((rank == 0) | (above < mass)) & (scaled >= least)
+        tokens = tl.load(order + rank, mask=rank < limit, other=0)
         noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens)
         scores = tl.where(kept, scaled + noise, float("-inf"))
         here = tl.max(scores, 0)
-        token = tl.min(tl.where(kept & (scores == here), tokens, _NOBODY), 0)
+        token = tl.min(tl.where(kept & (scores == here), tokens, _NO_TOKEN), 0)
         winner = tl.where((here > best) | ((here == best) & (token < winner)), token, winner)
         best = tl.maximum(best, here)
         before += tl.sum(weights, 0)

@@ -1,8 +1,8 @@
 """Triton's interpreter, which runs the kernels in numpy where there is no GPU: in tests and in benchmark rehearsals.
 
-Its own `tl.dot` calls BLAS, and a BLAS may round a row differently at different places in a tile (OpenBLAS does on
-CPUs for which it selects its Haswell kernels). A tensor core does not, and our kernels promise that a row has the same
-bits in any batch. The product below keeps that promise on every CPU.
+The interpreter's own `tl.dot` calls BLAS, which may round a row differently depending on its index in a tile (OpenBLAS
+does so on CPUs for which it selects its Haswell kernels). A tensor core does not, and our kernels promise that a row
+has the same bits in any batch. The product below therefore replaces `tl.dot`; it keeps that promise on every CPU.
 """
 
 import importlib
@@ -14,9 +14,9 @@ import numpy as np
 
 
 def interpret_without_gpu() -> None:
-    """Selects the interpreter on a machine without an NVIDIA GPU, or where TRITON_INTERPRET=1 already asks for it.
+    """Selects the interpreter and its product on a machine without an NVIDIA GPU, or if TRITON_INTERPRET=1 is set.
 
-    Tests and benchmarks call it before anything imports triton, which reads the variable when it is imported.
+    Tests and benchmarks call this function before anything imports triton, because triton reads the variable on import.
     """
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -25,7 +25,7 @@ def interpret_without_gpu() -> None:
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Stands in for `InterpreterBuilder.create_dot`; the arguments hold `TensorHandle`s of a tile each.
+    """Replaces `InterpreterBuilder.create_dot`. a, b and total are triton's `TensorHandle`s, with a tile each.
 
     Raises: TypeError: bfloat16 or float8, which the interpreter stores as integers.
     """
@@ -36,9 +36,9 @@ def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, 
 
 
 def dot(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Returns total + a @ b, rounded as a function of one row of `a`, one column of `b` and one element of `total`.
+    """Returns total + a @ b, where an element's bits depend only on its row of a, column of b and element of total.
 
-    Every element is accumulated along K in order, by elementwise operations alone.
+    Every element is accumulated along K in order, with elementwise operations only.
 
     Args:
         a: [..., M, K]

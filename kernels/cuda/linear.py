@@ -1,8 +1,9 @@
-"""Products of few rows with a large weight, limited by the time to read the weight.
+"""Products x [M, K] weight [N, K]^T of few rows with a large weight, limited by the time to read the weight.
 
-Rows are processed in tiles of 16, all with the same instruction: weights are its left operand, rows its right one, so
-a row's bits do not depend on the other rows, their number or its place. Up to eight tiles share a loaded weight; other
-programs handle more tiles. The splits of K depend only on the weight's shape.
+Rows are processed in tiles of 16, all with the same instruction, whose left operand are weights and whose right operand
+are rows. So a row's bits do not depend on the other rows, on their number or on the row's index. A program loads a
+block of the weight once for up to eight tiles; further tiles have programs of their own. K is cut into splits, which
+fill the device if N is small; they depend only on the weight's shape.
 
 One-byte weights are converted to bfloat16 exactly before the product.
 """
@@ -23,8 +24,8 @@ _MAX_TILES = 8
 # of an SM's shared memory, so that an H100's SM fits four, and one of eight tiles 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
 _MAX_PROGRAMS = 396  # for one row tile: three per SM of an H100 (132 SMs), so that all run at once
-_LEAST_SPLIT = 256
-_ADDED = 1024  # columns that a program adds
+_MIN_SPLIT = 256
+_ADD_BLOCK = 1024  # columns per program of the kernel that adds splits
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def product_tiles(
     TILES: tl.constexpr,
     WHOLE: tl.constexpr,  # whether the splits divide K evenly
 ):
-    """Sums over `begin` .. `begin` + SPLIT - 1, for TILES tiles [columns, rows] of consecutive rows."""
+    """Computes products over k = `begin` .. `begin` + SPLIT - 1, as TILES tiles [columns, rows] of adjacent rows."""
     weights = weight_ptr + columns[:, None] * K
     totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * TILES
     for start in range(0, SPLIT, BLOCK_K):
@@ -81,8 +82,8 @@ def _product_kernel(
     totals = product_tiles(x_ptr, weight_ptr, rows, columns, split * SPLIT, M, N, K, SPLIT, BLOCK_K, TILES, WHOLE)
     for tile in tl.static_range(TILES):
         m = rows + tile * ROW_TILE
-        places = (split * M + m[None, :]) * N + columns[:, None]
-        tl.store(sums_ptr + places, totals[tile], mask=(m < M)[None, :] & (columns < N)[:, None])
+        offsets = (split * M + m[None, :]) * N + columns[:, None]
+        tl.store(sums_ptr + offsets, totals[tile], mask=(m < M)[None, :] & (columns < N)[:, None])
 
 
 @triton.jit
@@ -99,16 +100,16 @@ def _add_up_kernel(
 
 
 def num_splits(N: int, K: int) -> int:
-    """A power of two that fills the device while every split has at least `_LEAST_SPLIT` columns."""
+    """Returns the largest power of two with at most `_MAX_PROGRAMS` programs and at least `_MIN_SPLIT` k per split."""
     splits = 1
-    while -(-N // BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _LEAST_SPLIT * splits * 2 <= K:
+    while -(-N // BLOCK_N) * splits * 2 <= _MAX_PROGRAMS and _MIN_SPLIT * splits * 2 <= K:
         splits *= 2
     return splits
 
 
 @dataclass(frozen=True, slots=True)
 class ProductGrid:
-    """The division of a product among programs: tiles of rows, blocks of outputs, splits of K."""
+    """The division of a product among programs, which form a grid of row tiles, blocks of outputs and splits of K."""
 
     programs: tuple[int, int, int]
     split: int  # columns per split
@@ -138,7 +139,12 @@ class ProductGrid:
 
 
 def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """x [M, K] float32 or bfloat16, data [N, K] in the dtype of x, int8 or float8_e4m3fn, both contiguous."""
+    """Computes a product whose splits are not yet added.
+
+    Args:
+        x: [M, K] float32 or bfloat16, contiguous.
+        data: [N, K] in the dtype of x, int8 or float8_e4m3fn, contiguous.
+    """
     (M, K), N = x.shape, data.shape[0]
     splits = num_splits(N, K)
     sums = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
@@ -149,15 +155,15 @@ def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Te
 
 
 def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
-    """[M, N] float32, added to `add_to` in place if given."""
+    """Adds the splits: -> [M, N] float32, added to `add_to` in place if given."""
     splits, M, N = parts.sums.shape
     if splits == 1 and parts.scales is None and parts.bias is None and add_to is None:
         return parts.sums[0]
     out = torch.empty_like(parts.sums[0]) if add_to is None else add_to
     if M:
-        grid = (M, -(-N // _ADDED))
+        grid = (M, -(-N // _ADD_BLOCK))
         _add_up_kernel[grid](
-            parts.sums, parts.scales, parts.bias, add_to, out, N, M * N, NUM_SPLITS=splits, BLOCK=_ADDED
+            parts.sums, parts.scales, parts.bias, add_to, out, N, M * N, NUM_SPLITS=splits, BLOCK=_ADD_BLOCK
         )
     return out
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from kernels.cuda.linear import BLOCK_N, ProductGrid, product_tiles
 from kernels.lm_head import BestTokens, Head, SampledRows
 
-_NOBODY = tl.constexpr(2**31 - 1)
+_NO_COLUMN = tl.constexpr(2**31 - 1)  # larger than any column, so that a minimum over columns ignores it
 _CHUNK = 4096  # candidates per program of the second kernel
 
 
 @triton.jit
 def gumbel(seeds, positions, tokens):
-    """int64, broadcast together -> float64, the noise of kernels/philox.py."""
+    """Computes the noise of kernels/philox.py: int64 arguments, broadcast together -> float64."""
     none = (tokens + positions * 0).to(tl.uint32) * 0
     block = (tokens >> 2).to(tl.uint32) + none
     w0, w1, w2, w3 = tl.philox(seeds, block, positions.to(tl.uint32) + none, none, none)
@@ -28,21 +28,21 @@ def gumbel(seeds, positions, tokens):
 
 @triton.jit
 def _logits(total, scales_ptr, base_ptr, base_stride, m, columns, M, N):
-    """[columns, rows] of a tile, -inf for columns beyond the vocabulary."""
+    """Computes the logits [columns, rows] of a tile from its products; -inf for columns beyond the vocabulary."""
     inside = (columns < N)[:, None]
     if scales_ptr is not None:
         total = total * tl.load(scales_ptr + columns, mask=columns < N, other=0.0)[:, None]
     if base_ptr is not None:
-        places = m[None, :] * base_stride + columns[:, None]
-        total += tl.load(base_ptr + places, mask=inside & (m < M)[None, :], other=0.0)
+        offsets = m[None, :] * base_stride + columns[:, None]
+        total += tl.load(base_ptr + offsets, mask=inside & (m < M)[None, :], other=0.0)
     return tl.where(inside, total, float("-inf"))
 
 
 @triton.jit
 def _best_of(scores, columns):
-    """scores [columns, rows] -> the best score of each row, and the first column that has it."""
+    """Returns the best score of each row of scores [columns, rows], and the first column with this score."""
     best = tl.max(scores, 0)
-    return best, tl.min(tl.where(scores == best[None, :], columns[:, None], _NOBODY), 0)
+    return best, tl.min(tl.where(scores == best[None, :], columns[:, None], _NO_COLUMN), 0)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -81,34 +81,34 @@ def _sample_kernel(
             seed = tl.load(seeds_ptr + m, mask=m < M, other=0)
             position = tl.load(positions_ptr + m, mask=m < M, other=0)
             noise = gumbel(seed[None, :], position[None, :], tokens[:, None])
-            warm = (temperature > 0.0)[None, :]
-            scores = tl.where(warm, scores / tl.where(warm, temperature[None, :], 1.0) + noise, scores)
+            sampled = (temperature > 0.0)[None, :]
+            scores = tl.where(sampled, scores / tl.where(sampled, temperature[None, :], 1.0) + noise, scores)
         best, column = _best_of(scores, columns)
-        place = m * tl.num_programs(1) + block
-        tl.store(scores_ptr + place, best, mask=m < M)
-        tl.store(winners_ptr + place, column, mask=m < M)
+        index = m * tl.num_programs(1) + block
+        tl.store(scores_ptr + index, best, mask=m < M)
+        tl.store(winners_ptr + index, column, mask=m < M)
 
 
 @triton.jit
 def _winner_kernel(scores_ptr, winners_ptr, vocab_ptr, out_ptr, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    scores = tl.load(scores_ptr + row * count + place, mask=place < count, other=float("-inf"))
-    columns = tl.load(winners_ptr + row * count + place, mask=place < count, other=_NOBODY)
-    token = tl.min(tl.where(scores == tl.max(scores, 0), columns, _NOBODY), 0)
-    token = tl.where(token == _NOBODY, 0, token)  # if all scores are NaN, no token wins
+    index = tl.arange(0, BLOCK)
+    scores = tl.load(scores_ptr + row * count + index, mask=index < count, other=float("-inf"))
+    columns = tl.load(winners_ptr + row * count + index, mask=index < count, other=_NO_COLUMN)
+    token = tl.min(tl.where(scores == tl.max(scores, 0), columns, _NO_COLUMN), 0)
+    token = tl.where(token == _NO_COLUMN, 0, token)  # if all scores are NaN, no column equals the maximum
     if vocab_ptr is not None:
         token = tl.load(vocab_ptr + token)
     tl.store(out_ptr + row, token)
 
 
-def _columns(head: Head) -> int:
+def _num_blocks(head: Head) -> int:
     return -(-head.data.shape[0] // BLOCK_N)
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None) -> Tensor:
     """Launches `kernels.lm_head.sample_rows`, which has checked the arguments."""
-    (M, K), V, blocks = x.shape, head.data.shape[0], _columns(head)
+    (M, K), V, blocks = x.shape, head.data.shape[0], _num_blocks(head)
     out = torch.empty(M, dtype=torch.int64, device=x.device)
     scores = torch.empty(M, blocks, dtype=torch.float64, device=x.device)
     winners = torch.empty(M, blocks, dtype=torch.int64, device=x.device)
@@ -163,13 +163,13 @@ def _best_kernel(
     for tile in tl.static_range(TILES):
         m = rows + tile * ROW_TILE
         values = _logits(totals[tile], scales_ptr, base_ptr, base_stride, m, columns, M, N)
-        place = m * tl.num_programs(1) + block
+        index = m * tl.num_programs(1) + block
         top = tl.max(values, 0)
-        tl.store(sums_ptr + place, tl.sum(tl.exp(values - top[None, :]), 0), mask=m < M)
+        tl.store(sums_ptr + index, tl.sum(tl.exp(values - top[None, :]), 0), mask=m < M)
         for rank in range(COUNT):
             best, column = _best_of(values, columns)
-            tl.store(values_ptr + place * COUNT + rank, best, mask=m < M)
-            tl.store(columns_ptr + place * COUNT + rank, column, mask=m < M)
+            tl.store(values_ptr + index * COUNT + rank, best, mask=m < M)
+            tl.store(columns_ptr + index * COUNT + rank, column, mask=m < M)
             values = tl.where(columns[:, None] == column[None, :], float("-inf"), values)
 
 
@@ -178,37 +178,37 @@ def _merge_kernel(
     values_ptr, columns_ptr, out_values_ptr, out_columns_ptr, count, COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = chunk * CHUNK + tl.arange(0, CHUNK)
-    values = tl.load(values_ptr + row * count + place, mask=place < count, other=float("-inf"))
-    columns = tl.load(columns_ptr + row * count + place, mask=place < count, other=_NOBODY)
+    index = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(values_ptr + row * count + index, mask=index < count, other=float("-inf"))
+    columns = tl.load(columns_ptr + row * count + index, mask=index < count, other=_NO_COLUMN)
     out = (row * tl.num_programs(1) + chunk) * COUNT
     for rank in range(COUNT):
         best = tl.max(values, 0)
-        column = tl.min(tl.where(values == best, columns, _NOBODY), 0)
+        column = tl.min(tl.where(values == best, columns, _NO_COLUMN), 0)
         tl.store(out_values_ptr + out + rank, best)
         tl.store(out_columns_ptr + out + rank, column)
         taken = columns == column
         values = tl.where(taken, float("-inf"), values)
-        columns = tl.where(taken, _NOBODY, columns)
+        columns = tl.where(taken, _NO_COLUMN, columns)
 
 
 @triton.jit
 def _total_kernel(values_ptr, sums_ptr, out_ptr, blocks, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    tops = tl.load(values_ptr + (row * blocks + place) * COUNT, mask=place < blocks, other=float("-inf"))
-    sums = tl.load(sums_ptr + row * blocks + place, mask=place < blocks, other=0.0)
+    index = tl.arange(0, BLOCK)
+    tops = tl.load(values_ptr + (row * blocks + index) * COUNT, mask=index < blocks, other=float("-inf"))
+    sums = tl.load(sums_ptr + row * blocks + index, mask=index < blocks, other=0.0)
     top = tl.max(tops, 0)
     tl.store(out_ptr + row, top + tl.log(tl.sum(sums * tl.exp(tops - top), 0)))
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestTokens:
     """Launches `kernels.lm_head.best_tokens`, which has checked the arguments."""
-    (M, K), V, blocks = x.shape, head.data.shape[0], _columns(head)
+    (M, K), V, blocks = x.shape, head.data.shape[0], _num_blocks(head)
     values = torch.empty(M, blocks, count, dtype=torch.float32, device=x.device)
     columns = torch.empty(M, blocks, count, dtype=torch.int64, device=x.device)
     sums = torch.empty(M, blocks, dtype=torch.float32, device=x.device)
-    totals = torch.empty(M, dtype=torch.float32, device=x.device)
+    log_sums = torch.empty(M, dtype=torch.float32, device=x.device)
     if M:
         grid = ProductGrid.of(x, head.data, 1)
         _best_kernel[grid.programs](
@@ -226,15 +226,15 @@ def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestT
             COUNT=count,
             **grid.options(K),
         )
-        _total_kernel[(M,)](values, sums, totals, blocks, COUNT=count, BLOCK=triton.next_power_of_2(blocks))
+        _total_kernel[(M,)](values, sums, log_sums, blocks, COUNT=count, BLOCK=triton.next_power_of_2(blocks))
     while columns.shape[1] > 1:
         values, columns = _merged(values, columns)
-    columns = columns.flatten(1).clamp(max=V - 1)  # if all scores are NaN, no column wins
-    return BestTokens(values.flatten(1), columns if head.vocab is None else head.vocab[columns], totals)
+    columns = columns.flatten(1).clamp(max=V - 1)  # _NO_COLUMN, if all scores are NaN
+    return BestTokens(values.flatten(1), columns if head.vocab is None else head.vocab[columns], log_sums)
 
 
 def _merged(values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """[M, n, k] -> [M, ceil(n k / chunk), k]: the best k of each `_CHUNK` candidates."""
+    """Selects the best k of each chunk of candidates: [M, n, k] -> [M, ceil(n k / chunk), k]."""
     M, groups, count = values.shape
     chunk = min(_CHUNK, triton.next_power_of_2(groups * count))
     chunks = -(-groups * count // chunk)

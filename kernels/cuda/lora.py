@@ -1,6 +1,7 @@
-"""Low-rank updates of rows with different adapters: one launch for `down`, in splits of K, and one for `up`.
+"""Low-rank updates of rows with different adapters, in two launches: `down`, in splits of K, and `up`.
 
-Tiles of at most 16 adjacent rows with the same adapter share its weights; a tile of rows without an adapter is skipped.
+A tile has at most 16 adjacent rows with the same adapter, so its weights are loaded once for these rows. Tiles of rows
+without an adapter are skipped.
 """
 
 import torch
@@ -13,7 +14,7 @@ from kernels.cuda.row_tiles import row_tiles
 from kernels.lora import LoraStack
 
 _BLOCK_R, _BLOCK_N, _BLOCK_K = 16, 64, 64
-_SPLIT = 512  # columns of x per split
+_SPLIT = 512  # k per split
 
 
 @triton.jit
@@ -42,8 +43,8 @@ def _down_kernel(
     split = tl.program_id(2).to(tl.int64)
     down = down_ptr + adapter * R * K
     totals = product_tiles(x_ptr, down, rows, ranks, split * SPLIT, end, R, K, SPLIT, BLOCK_K, 1, WHOLE)
-    places = (split * M + rows[None, :]) * R + ranks[:, None]
-    tl.store(sums_ptr + places, totals[0], mask=(rows < end)[None, :] & (ranks < R)[:, None])
+    offsets = (split * M + rows[None, :]) * R + ranks[:, None]
+    tl.store(sums_ptr + offsets, totals[0], mask=(rows < end)[None, :] & (ranks < R)[:, None])
 
 
 @triton.jit
@@ -72,14 +73,14 @@ def _up_kernel(
     real = (rows < end)[None, :] & (rank < R)[:, None]
     inner = tl.zeros((BLOCK_R, ROW_TILE), tl.float32)
     for split in tl.static_range(NUM_SPLITS):
-        places = tl.full((), split, tl.int64) * split_stride + rows[None, :] * R + rank[:, None]
-        inner += tl.load(sums_ptr + places, mask=real, other=0.0)
+        offsets = tl.full((), split, tl.int64) * split_stride + rows[None, :] * R + rank[:, None]
+        inner += tl.load(sums_ptr + offsets, mask=real, other=0.0)
     weights = up_ptr + (adapter * N + columns[:, None]) * R + rank[None, :]
     up = tl.load(weights, mask=(columns < N)[:, None] & (rank < R)[None, :], other=0.0)
     update = tl.dot(up, inner.to(up.dtype), input_precision="ieee")
-    places = rows[None, :] * N + columns[:, None]
+    offsets = rows[None, :] * N + columns[:, None]
     mask = (rows < end)[None, :] & (columns < N)[:, None]
-    tl.store(out_ptr + places, tl.load(out_ptr + places, mask=mask) + update, mask=mask)
+    tl.store(out_ptr + offsets, tl.load(out_ptr + offsets, mask=mask) + update, mask=mask)
 
 
 def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Loss and gradient of rows of logits on CUDA, in three passes over a row: sum, loss, gradient."""
+"""Loss and gradient of rows of logits on CUDA, in three passes over a row: log-sum-exp, loss, gradient."""
 
 import torch
 import triton
@@ -13,10 +13,10 @@ _CROSS_ENTROPY, _KL = tl.constexpr(Loss.CROSS_ENTROPY.value), tl.constexpr(Loss.
 
 @triton.jit
 def _log_total(row_ptr, V, BLOCK: tl.constexpr):
-    """log sum_v exp(row[v])"""
-    kind = row_ptr.dtype.element_ty
-    top = tl.full((), float("-inf"), kind)
-    total = tl.full((), 0.0, kind)
+    """Computes log sum_v exp(row[v])."""
+    dtype = row_ptr.dtype.element_ty
+    top = tl.full((), float("-inf"), dtype)
+    total = tl.full((), 0.0, dtype)
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + column, mask=column < V, other=float("-inf"))
@@ -28,7 +28,7 @@ def _log_total(row_ptr, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _slope(p, q):
-    """1/2 sign(p - q)"""
+    """Computes 1/2 sign(p - q)."""
     return tl.where(p > q, 0.5, tl.where(p < q, -0.5, 0.0)).to(p.dtype)
 
 
@@ -71,13 +71,13 @@ def _loss_kernel(logits_ptr, against_ptr, scale_ptr, rows_ptr, V, KIND: tl.const
         tl.store(logits + column, gradient * scale, mask=column < V)
 
 
-def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+def loss_rows(dtype: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
     """See `kernels.losses.loss_rows_reference`."""
     C, V = logits.shape
     rows = torch.empty(C, dtype=logits.dtype, device=logits.device)
     if C:
         block = min(_BLOCK, triton.next_power_of_2(V))
-        _loss_kernel[(C,)](logits, against, scale, rows, V, KIND=kind.value, BLOCK=block, num_warps=8)
+        _loss_kernel[(C,)](logits, against, scale, rows, V, KIND=dtype.value, BLOCK=block, num_warps=8)
     return rows
 
 
@@ -100,11 +100,11 @@ def _blend_kernel(
     logits = logits_ptr + row * V
     log_total = _log_total(logits, V, BLOCK)
     label = tl.load(labels_ptr + row)
-    own = log_total - tl.load(logits + label)
-    loss = hard_weight * own
-    wanted_ptr = logits
+    label_loss = log_total - tl.load(logits + label)
+    loss = hard_weight * label_loss
+    target_ptr = logits
     if probabilities_ptr is not None:
-        wanted_ptr = probabilities_ptr + tl.load(chosen_ptr + row) * V
+        target_ptr = probabilities_ptr + tl.load(chosen_ptr + row) * V
     best = tl.full((), float("-inf"), tl.float32)
     winner = tl.full((), 0, tl.int64)
     for start in range(0, V, BLOCK):
@@ -115,15 +115,15 @@ def _blend_kernel(
         first = tl.min(tl.where(x == here, column, V), 0).to(tl.int64)
         winner = tl.where(here > best, first, winner)
         best = tl.maximum(best, here)
-        wanted = tl.where(column == label, hard_weight, 0.0)
+        target = tl.where(column == label, hard_weight, 0.0)
         if probabilities_ptr is not None:
-            soft = soft_weight * tl.load(wanted_ptr + column, mask=inside, other=0.0)
+            soft = soft_weight * tl.load(target_ptr + column, mask=inside, other=0.0)
             loss += tl.sum(soft * tl.where(inside, log_total - x, 0.0), 0)
-            wanted += soft
+            target += soft
         if GRADIENT:
-            tl.store(logits + column, tl.exp(x - log_total) - wanted, mask=inside)
+            tl.store(logits + column, tl.exp(x - log_total) - target, mask=inside)
     tl.store(losses_ptr + row, loss)
-    tl.store(nats_ptr + row, own)
+    tl.store(nats_ptr + row, label_loss)
     tl.store(correct_ptr + row, (winner == label).to(tl.int64))
 
 

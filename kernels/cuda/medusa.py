@@ -34,7 +34,7 @@ def _heads_kernel(
 
 
 def medusa_heads(x: Tensor, parts: Parts, num_heads: int) -> Tensor:
-    """x [M, K], a product of heads * H columns -> [M, heads, H] in the dtype of x."""
+    """Computes all heads from x [M, K] and a product [M, heads * H] -> [M, heads, H] in the dtype of x."""
     splits, M, N = parts.sums.shape
     out = torch.empty(M, num_heads, N // num_heads, dtype=x.dtype, device=x.device)
     if M:

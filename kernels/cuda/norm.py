@@ -1,6 +1,6 @@
 """RMSNorm of a residual stream, optionally after adding a product to the stream.
 
-residual[m] += sum of the product's splits;   out[m] = residual[m] / sqrt(mean(residual[m]^2) + eps) * weight
+residual[m] += product[m];   out[m] = residual[m] / sqrt(mean(residual[m]^2) + eps) * weight
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     out[m, n] = (sums[0, m, n] + ... + sums[S - 1, m, n]) scales[n] + bias[n]
 
-The kernel that reads it adds the splits, always from the first to the last, which saves a separate pass for adding.
+The kernel that reads the product adds the splits, always from the first to the last. This saves a separate launch.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """sums: [S, M, N] float32. scales, bias: [N] float32."""
+    """sums: [S, M, N] float32, the products of S splits. scales, bias: [N] float32."""
 
     sums: Tensor
     scales: Tensor | None = None
@@ -23,12 +23,12 @@ class Parts:
 
 @triton.jit
 def load_product(sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N, split_stride, NUM_SPLITS: tl.constexpr):
-    """out[row, columns]; row is int64, and broadcasts with `columns`."""
-    places = row * N + columns
+    """Computes out[row, columns]. row is int64 and broadcasts with `columns`."""
+    offsets = row * N + columns
     stride = tl.cast(split_stride, tl.int64)
-    total = tl.load(sums_ptr + places, mask=mask, other=0.0)
+    total = tl.load(sums_ptr + offsets, mask=mask, other=0.0)
     for split in tl.static_range(1, NUM_SPLITS):
-        total += tl.load(sums_ptr + split * stride + places, mask=mask, other=0.0)
+        total += tl.load(sums_ptr + split * stride + offsets, mask=mask, other=0.0)
     if scales_ptr is not None:
         total *= tl.load(scales_ptr + columns, mask=mask, other=0.0)
     if bias_ptr is not None:

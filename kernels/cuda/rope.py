@@ -1,4 +1,4 @@
-"""QK-norm, rotary embedding and the write to the KV cache, from the unfinished product of queries, keys and values.
+"""QK-norm, rotary embedding and the write to the KV cache, from the product of queries, keys and values in splits.
 
 Each program handles one head of a row: a query, a key or a value.
 """
@@ -47,9 +47,9 @@ def _rope_kernel(
     if head < Hq + Hkv:
         if q_norm_ptr is not None:
             norm_ptr = q_norm_ptr if head < Hq else k_norm_ptr
-            shrink = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
-            a = a * shrink * tl.load(norm_ptr + column, mask=mask, other=0.0)
-            b = b * shrink * tl.load(norm_ptr + column + HALF, mask=mask, other=0.0)
+            inverse_rms = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+            a = a * inverse_rms * tl.load(norm_ptr + column, mask=mask, other=0.0)
+            b = b * inverse_rms * tl.load(norm_ptr + column + HALF, mask=mask, other=0.0)
         angle = tl.load(positions_ptr + row) * HALF + column
         cosine = tl.load(cosines_ptr + angle, mask=mask, other=0.0)
         sine = tl.load(sines_ptr + angle, mask=mask, other=0.0)
@@ -57,14 +57,14 @@ def _rope_kernel(
         b = b * cosine + a * sine
         a = rotated
     if head < Hq:
-        place = q_ptr + row * q_stride + first
-        tl.store(place, a, mask=mask)
-        tl.store(place + HALF, b, mask=mask)
+        out_ptr = q_ptr + row * q_stride + first
+        tl.store(out_ptr, a, mask=mask)
+        tl.store(out_ptr + HALF, b, mask=mask)
     else:
         cache_ptr = k_ptr if head < Hq + Hkv else v_ptr
-        kept = cache_ptr + (slot + (head - Hq) % Hkv) * D + column
-        tl.store(kept, a.to(cache_ptr.dtype.element_ty), mask=mask)
-        tl.store(kept + HALF, b.to(cache_ptr.dtype.element_ty), mask=mask)
+        cache_row_ptr = cache_ptr + (slot + (head - Hq) % Hkv) * D + column
+        tl.store(cache_row_ptr, a.to(cache_ptr.dtype.element_ty), mask=mask)
+        tl.store(cache_row_ptr + HALF, b.to(cache_ptr.dtype.element_ty), mask=mask)
 
 
 def rope_write(

@@ -1,6 +1,7 @@
-"""Cuts the rows of a pass into tiles of adjacent rows with the same key, on the device, where the keys are.
+"""Cuts the rows of a pass into tiles of adjacent rows with the same key, on the device, which stores the keys.
 
-keys [3, 3, 3, 5, 5], 2 rows per tile  ->  tiles (first row, count): (0, 2), (2, 1), (3, 2), (0, 0), ...
+A row's key is the index of its sequence or adapter. Example: keys [3, 3, 3, 5, 5] and 2 rows per tile give the tiles
+(first row, count) = (0, 2), (2, 1), (3, 2), (0, 0), ...
 """
 
 import torch
@@ -22,25 +23,26 @@ def _row_tiles_kernel(keys_ptr, tiles_ptr, M, num_tiles, ROWS: tl.constexpr, BLO
     before = tl.load(keys_ptr + row - 1, mask=inside & (row > 0), other=0)
     after = tl.load(keys_ptr + row + 1, mask=row + 1 < M, other=0)
     starts = (row == 0) | (key != before)
-    place = (row - tl.associative_scan(tl.where(starts, row, 0), 0, _later)) % ROWS
-    first = inside & (place == 0)
-    last = inside & ((row == M - 1) | (key != after) | (place == ROWS - 1))
+    place_in_tile = (row - tl.associative_scan(tl.where(starts, row, 0), 0, _later)) % ROWS
+    first = inside & (place_in_tile == 0)
+    last = inside & ((row == M - 1) | (key != after) | (place_in_tile == ROWS - 1))
     tile = tl.cumsum(first.to(tl.int32), 0) - 1
     tl.store(tiles_ptr + 2 * tile, row, mask=first)
-    tl.store(tiles_ptr + 2 * tile + 1, place + 1, mask=last)
+    tl.store(tiles_ptr + 2 * tile + 1, place_in_tile + 1, mask=last)
     unused = (row >= tl.sum(first.to(tl.int32), 0)) & (row < num_tiles)
     tl.store(tiles_ptr + 2 * row, 0, mask=unused)
     tl.store(tiles_ptr + 2 * row + 1, 0, mask=unused)
 
 
 def row_tiles(keys: Tensor, rows: int, num_keys: int) -> Tensor:
-    """Tiles of at most `rows` rows.
+    """Cuts M rows into tiles of at most `rows` rows.
 
     Args:
         keys: [M] int64; equal keys are adjacent.
         num_keys: maximum number of different keys.
 
-    Returns: [n, 2] int32, first row and count; n is the maximum number of tiles, and the last ones may be empty.
+    Returns: [n, 2] int32, first row and count of each tile. n is the largest number of tiles that M and `num_keys`
+        permit, so that the host need not know the keys; unused tiles at the end have the count 0.
     """
     M = keys.shape[0]
     num_tiles = min(M, (M + num_keys * (rows - 1)) // rows)

@@ -25,7 +25,7 @@ def _swiglu_kernel(
 
 
 def swiglu(parts: Parts, dtype: torch.dtype) -> Tensor:
-    """A product [M, 2 I], gate first -> [M, I] in `dtype`."""
+    """Computes SwiGLU of a product [M, 2 I], gate first -> [M, I] in `dtype`."""
     splits, M, N = parts.sums.shape
     out = torch.empty(M, N // 2, dtype=dtype, device=parts.sums.device)
     if M:

@@ -1,8 +1,8 @@
-"""Growing and accepting draft trees on CUDA: one program per sequence, with a single warp if that is enough.
+"""Growing and accepting draft trees on CUDA: one program per sequence, with a single warp for trees of up to 127 nodes.
 
-Growing keeps a frontier with one entry more than there are nodes: when a node is selected, its next sibling replaces
-it, and its first child gets a new entry. One integer encodes (depth, rank, parent); it defines the order of equal
-candidates, and the selected node is decoded from it.
+Growing keeps a frontier of candidates with one entry more than there are nodes: when a candidate is selected, its next
+sibling takes its entry, and its first child gets a new entry. One integer, the key, encodes (depth, rank, parent) of a
+candidate. It orders equally likely candidates, and the selected node's depth, rank and parent are decoded from it.
 """
 
 import torch
@@ -28,8 +28,8 @@ def _grow_kernel(
     LAST: tl.constexpr = DEPTHS * K * BLOCK
     b = tl.program_id(0).to(tl.int64)
     candidates = b * DEPTHS * K
-    place = tl.arange(0, BLOCK)
-    survival = tl.where(place == 0, tl.load(chances_ptr + candidates), -1.0)
+    entry = tl.arange(0, BLOCK)
+    survival = tl.where(entry == 0, tl.load(chances_ptr + candidates), -1.0)
     above = tl.full((BLOCK,), 1.0, tl.float32)
     key = tl.full((BLOCK,), 0, tl.int32)  # (depth K + rank) BLOCK + parent + 1
     count = tl.full((), 0, tl.int64)
@@ -50,7 +50,7 @@ def _grow_kernel(
         survival = tl.where(here, tl.where(sibling < 0.0, -1.0, above * sibling), survival)
         key = tl.where(here, taken + BLOCK, key)
         child = tl.load(chances_ptr + candidates + (depth + 1) * K, mask=real & (depth + 1 < DEPTHS), other=-1.0)
-        new = place == node + 1
+        new = entry == node + 1
         survival = tl.where(new, tl.where(child < 0.0, -1.0, best * child), survival)
         above = tl.where(new, best, above)
         key = tl.where(new, (depth + 1) * K * BLOCK + node + 1, key)
@@ -107,23 +107,23 @@ def _accept_kernel(
     tokens = tl.load(tokens_ptr + b * N + node, mask=real, other=-1)
     parents = tl.load(parents_ptr + b * N + node, mask=real, other=-2)
     path = tl.full((BLOCK,), -1, tl.int64)
-    said = tl.full((BLOCK,), -1, tl.int64)
+    path_tokens = tl.full((BLOCK,), -1, tl.int64)
     at = -1
     count = tl.full((), 0, tl.int64)
-    going = True
-    while going:
+    accepted = True
+    while accepted:
         token = tl.load(chosen_ptr + b * (N + 1) + at + 1)
-        said = tl.where(node == count, token, said)
+        path_tokens = tl.where(node == count, token, path_tokens)
         at = tl.max(tl.where(real & (parents == at) & (tokens == token), node, -1), 0)
         path = tl.where(node == count, at, path)
-        going = at >= 0
-        count += going.to(tl.int64)
+        accepted = at >= 0
+        count += accepted.to(tl.int64)
     kept = node < count
     slots = tl.load(node_slots_ptr + b * N + path, mask=kept, other=0)
     table = tables_ptr + tl.load(table_rows_ptr + b) * table_stride + tl.load(positions_ptr + b)
     tl.store(table + node, slots, mask=kept)
     tl.store(nodes_ptr + b * N + node, path, mask=node < N)
-    tl.store(out_tokens_ptr + b * (N + 1) + node, said, mask=node < N + 1)
+    tl.store(out_tokens_ptr + b * (N + 1) + node, path_tokens, mask=node < N + 1)
     tl.store(counts_ptr + b, count)
 
 

@@ -1,4 +1,7 @@
-"""Laying out the rows of a verify pass on CUDA: a program per row, which walks from its node to the root twice."""
+"""The layout of the rows of a verify pass on CUDA.
+
+One program per row walks from the row's node to the root twice: to count the levels, then to write the path.
+"""
 
 import torch
 import triton

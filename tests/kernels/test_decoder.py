@@ -104,7 +104,7 @@ def test_a_cache_of_another_shape_is_refused() -> None:
         decoder(layers, torch.zeros(1, H), make_rows(1), caches, caches)
 
 
-def test_a_tap_outside_the_layers_is_refused() -> None:
+def test_a_tap_layer_that_the_decoder_does_not_have_is_refused() -> None:
     layers = make_layers(torch.float32, head_norms=False, bias=False)
     caches = [torch.zeros(SLOTS, HKV, D) for _ in layers.layers]
     with pytest.raises(ValueError, match=r"tap_layers must be in 0..3, got \[1, 4\]"):

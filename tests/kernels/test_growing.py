@@ -8,7 +8,7 @@ from kernels.growing import Pool
 B, W, K, DEPTHS = 3, 3, 4, 4
 
 
-def test_the_trees_equal_the_hosts() -> None:
+def test_trees_grown_on_the_device_equal_trees_grown_on_the_host() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 99, (DEPTHS, B, W, K), generator=generator)
     chances = (0.4 + 0.6 * torch.rand(DEPTHS, B, W, K, generator=generator)).sort(-1, descending=True).values
@@ -17,12 +17,12 @@ def test_the_trees_equal_the_hosts() -> None:
     nodes, first = None, 0
     for depth in range(DEPTHS):
         width = W if depth else 1
-        pool.offer(first, nodes, tokens[depth, :, :width], chances[depth, :, :width])
+        pool.add_level(first, nodes, tokens[depth, :, :width], chances[depth, :, :width])
         for b, host in enumerate(hosts):
-            above = [-1] if nodes is None else nodes[b].tolist()
+            parents = [-1] if nodes is None else nodes[b].tolist()
             host.start_level()
-            for place, node in enumerate(above):
-                host.offer(node, tokens[depth, b, place].tolist(), chances[depth, b, place].tolist())
+            for index, node in enumerate(parents):
+                host.offer(node, tokens[depth, b, index].tolist(), chances[depth, b, index].tolist())
         nodes = pool.frontier(first, width * K, W)
         first += width * K
         assert all(host.frontier(W) == nodes[b].tolist() for b, host in enumerate(hosts))
@@ -38,8 +38,10 @@ def test_the_trees_equal_the_hosts() -> None:
 
 def test_unlikely_nodes_and_their_descendants_are_in_no_tree() -> None:
     pool = Pool.empty(1, 6, torch.device("cpu"))
-    pool.offer(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))
-    pool.offer(2, torch.tensor([[1, 0]]), torch.tensor([[[7, 8], [9, 10]]]), torch.tensor([[[1.0, 1.0], [0.5, 0.5]]]))
+    pool.add_level(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))
+    pool.add_level(
+        2, torch.tensor([[1, 0]]), torch.tensor([[[7, 8], [9, 10]]]), torch.tensor([[[1.0, 1.0], [0.5, 0.5]]])
+    )
     trees = pool.trees(8)
     assert trees.counts.tolist() == [3]
     assert trees.tokens.tolist() == [[5, 9, 10, 0, 0, 0, 0, 0]]

@@ -31,7 +31,9 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "N", "K"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_agrees_with_float64(implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool) -> None:
+def test_the_product_agrees_with_float64(
+    implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool
+) -> None:
     x, w = make((M, K), dtype, 1), make((N, K), dtype, 2)
     bias = make((N,), dtype, 3) if with_bias else None
     expected = x.double() @ w.double().T + (0.0 if bias is None else bias.double())
@@ -64,14 +66,14 @@ def test_int8_is_the_product_with_rounded_weights(
 
 
 def test_an_int8_weight_is_off_by_half_a_scale_at_most(implementation: str) -> None:
-    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
+    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_int8(w)).T
     assert bool(((restored - w).abs() <= w.abs().amax(1, keepdim=True) / 127 * 0.5001).all())
     assert bool((restored[40] == 0).all())
 
 
 def test_a_float8_weight_keeps_four_binary_digits() -> None:
-    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # and an output without any weight
+    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_fp8(w)).T
     least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # the step size is constant below the smallest normal number
     assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, least) * 1.0001).all())
@@ -111,11 +113,11 @@ def test_adds_to_a_residual_in_place(
     assert torch.equal(out, expected)
 
 
-def test_no_rows_give_no_rows(implementation: str) -> None:
+def test_an_input_without_rows_gives_an_output_without_rows(implementation: str) -> None:
     assert linear(torch.empty(0, 8), pack(torch.ones(4, 8))).shape == (0, 4)
 
 
-def test_names_both_sides_of_a_wrong_shape() -> None:
+def test_a_wrong_shape_or_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match=r"x must be torch.float32 \[None, 8\], got torch.float32 \[2, 9\]"):
         linear(torch.ones(2, 9), pack(torch.ones(4, 8)))
     with pytest.raises(ValueError, match="even number of columns, got 7"):
@@ -126,6 +128,6 @@ def test_names_both_sides_of_a_wrong_shape() -> None:
         pack(torch.ones(4, 8, dtype=torch.float16))
 
 
-def test_the_references_padding_does_not_affect_the_result() -> None:
+def test_the_reference_returns_no_padding_rows() -> None:
     x, w = make((3, 16), torch.float32, 1), make((5, 16), torch.float32, 2)
     assert linear_reference(x, w).shape == (3, 5)

@@ -19,7 +19,10 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
-    """Rows (positions) [M] of one text whose latents are all written; the last `num_drafted` keys come as a path."""
+    """Runs attention for rows (positions) [M] of a text with all latents in the cache.
+
+    The last `num_drafted` keys of each row are given as a path, the others by the slot table.
+    """
     key_up, value_up = random(HQ, N, R, seed=0).to(dtype), random(HQ, V, R, seed=1).to(dtype)
     slots = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(2))
     cache = torch.zeros(LENGTH, 1, R + P, dtype=dtype)
@@ -36,7 +39,7 @@ def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
     return latent_attention(q, packed_keys, packed_values, SHAPE, ROTATION, rows, cache, attention)
 
 
-def test_the_absorbed_form_computes_what_full_keys_and_values_would() -> None:
+def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
     latent, q = random(LENGTH, R + P, seed=4), random(LENGTH, HQ, N + P, seed=5)
     c = latent[:, :R] * torch.rsqrt(latent[:, :R].pow(2).mean(-1, keepdim=True) + 1e-6) * (random(R, seed=3) + 1)
 
@@ -61,7 +64,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_path(dtype: torch.dtype
             assert torch.equal(run(torch.tensor(rows), dtype, num_drafted), together[rows]), (rows, num_drafted)
 
 
-def test_neighbouring_pairs_and_halves_are_one_rotation_in_two_layouts() -> None:
+def test_interleaved_and_half_split_layouts_give_the_same_rotation() -> None:
     x = random(5, 2, P, seed=6)
     neighbours = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2)
     args = ROTATION.cosines[:5], ROTATION.sines[:5]

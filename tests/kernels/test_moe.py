@@ -45,7 +45,7 @@ def test_the_best_experts_of_the_best_groups_are_chosen(changes: dict[str, float
         torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # one rounding per term
 
 
-def test_experts_are_added_by_their_weights() -> None:
+def test_the_output_is_the_weighted_sum_of_the_experts() -> None:
     experts, weights = make_experts(torch.float32)
     x, chosen, shares = torch.randn(5, H), torch.randint(3, (5, 1)) + torch.tensor([[0, 3, 6]]), torch.rand(5, K)
 
@@ -75,7 +75,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
             assert torch.equal(part, whole[start:end])
 
 
-def test_a_pass_may_have_no_rows() -> None:
+def test_an_input_without_rows_gives_an_output_without_rows() -> None:
     routing, _ = make_routing()
     chosen, weights = route(torch.empty(0, H), routing)
     assert mix_experts(torch.empty(0, H), chosen, weights, make_experts(torch.float32)[0]).shape == (0, H)

@@ -20,9 +20,9 @@ def check_all() -> None:
     """Runs the tests of the other files, once for each code path."""
     assert library() is not None
     for dtype in (torch.float32, torch.bfloat16):
-        test_attention.test_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
+        test_attention.test_attention_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
         test_attention.test_committed_chain_and_tree_keys_give_the_same_bits("compiled", dtype)
-        test_linear.test_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
+        test_linear.test_the_product_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
         test_linear.test_int8_is_the_product_with_rounded_weights("compiled", dtype, 17, 100, 130, True)
         for packed in (pack, pack_int8):
             test_linear.test_a_row_has_the_same_bits_among_any_number_of_rows("compiled", dtype, packed)
@@ -31,7 +31,7 @@ def check_all() -> None:
             test_decoder.test_a_row_has_the_same_bits_among_any_number_of_rows(dtype, int8)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="others always get these")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")
 def test_all_kernel_tests_pass_without_avx512(tmp_path: Path) -> None:
     compiler = tmp_path / "cc-without-avx512"
     compiler.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f\n')

@@ -29,13 +29,13 @@ def test_philox_gives_the_published_words(counter: tuple[int, ...], seed: int, e
     assert tuple(int(word) for word in philox(seed, (c0, c1, c2, c3))) == expected
 
 
-def test_noise_is_bounded_by_its_bounds() -> None:
+def test_the_bounds_of_the_noise_are_tight() -> None:
     extremes = [-math.log(-math.log((word + 0.5) / 2**32)) for word in (0, 2**32 - 1)]
     assert MIN_GUMBEL < extremes[0] < MIN_GUMBEL + 1e-3
     assert MAX_GUMBEL - 1e-3 < extremes[1] < MAX_GUMBEL
 
 
-def test_noise_is_the_word_of_the_token_in_the_block_of_its_four_neighbours() -> None:
+def test_the_noise_of_a_token_comes_from_its_word_of_a_philox_block() -> None:
     tokens, zero = torch.tensor([0, 5, 5, 151_935, 49_150]), torch.zeros(5, dtype=torch.int64)
     words = philox(2**63 + 9, (tokens // 4, zero + 77, zero, zero))
     chosen = torch.stack(words)[tokens % 4, torch.arange(5)]
@@ -45,14 +45,14 @@ def test_noise_is_the_word_of_the_token_in_the_block_of_its_four_neighbours() ->
 
 
 @pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # both sides of numpy's block size
-def test_the_vocabularys_noise_is_that_of_its_tokens(size: int) -> None:
+def test_noise_of_the_whole_vocabulary_equals_noise_computed_per_token(size: int) -> None:
     tokens = torch.arange(size)
     words = torch.from_numpy(vocabulary_words(3, 4, size))
     noise = -torch.log(-torch.log((words.double() + 0.5) / 2**32))
     torch.testing.assert_close(noise, gumbel_rows_reference([3], [4], tokens[None])[0], rtol=1e-15, atol=1e-15)
 
 
-def test_the_noise_of_rows_equals_the_references() -> None:
+def test_the_noise_of_rows_equals_the_reference() -> None:
     tokens, seeds, positions = torch.randint(0, 10**6, (3, 50)), (0, 2**64 - 1, 12345), (0, 2**31 - 1, 7)
     ours, reference = gumbel_rows(seeds, positions, tokens), gumbel_rows_reference(seeds, positions, tokens)
     torch.testing.assert_close(ours, reference, rtol=1e-15, atol=1e-15)  # logarithms differ between libraries
@@ -84,7 +84,7 @@ def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float,
     min_p=st.sampled_from([0.0, 0.07, 0.6]),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_ignoring_hopeless_tokens_changes_nothing(
+def test_sampled_tokens_equal_brute_force(
     values: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
     logits = torch.tensor(values)
@@ -103,7 +103,7 @@ LARGE = [  # size, spread: peaked and flat, so that few, many or all tokens are 
 
 @pytest.mark.parametrize(("size", "spread"), LARGE)
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 50, "top_p": 0.7}, {"min_p": 0.05}])
-def test_searching_only_near_the_best_gives_the_references_token(
+def test_sampled_tokens_of_large_vocabularies_equal_the_reference(
     size: int, spread: float, filters: dict[str, float]
 ) -> None:
     logits = spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
@@ -122,7 +122,7 @@ def test_tokens_excluded_by_a_grammar_are_never_chosen(filters: dict[str, float]
     assert chosen == ({7} if "min_p" in filters else {7, 250})
 
 
-def test_a_cut_between_equal_tokens_keeps_the_lower_ids() -> None:
+def test_filters_keep_the_lower_ids_of_equally_likely_tokens() -> None:
     logits = torch.zeros(8)
     for filters in ({"top_k": 3, "top_p": 1.0}, {"top_k": 0, "top_p": 0.375}, {"top_k": 6, "top_p": 0.5}):
         options = {"temperature": 1.0, "min_p": 0.0, "seed": 4, **filters}
@@ -147,7 +147,7 @@ def test_samples_follow_the_softmax() -> None:
     assert chi_square < 18.47  # 4 degrees of freedom, p = 0.001; the seed is fixed
 
 
-def test_temperature_zero_is_the_argmax() -> None:
+def test_temperature_zero_selects_the_argmax() -> None:
     options = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3, "position": 9}
     assert sample_token(torch.tensor([0.0, 5.0, 4.9]), temperature=0.0, **options) == 1  # type: ignore[arg-type]
 

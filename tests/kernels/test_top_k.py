@@ -13,14 +13,14 @@ def make(rows: int, size: int) -> torch.Tensor:
 # both sides of the vector size, and of the size from which threads share rows
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 15), (2, 16), (5, 17), (4, 1809), (3, 43_690), (3, 43_691)])
 @pytest.mark.parametrize("count", [1, 6, 24])
-def test_the_best_columns_and_the_mass_equal_the_references(rows: int, size: int, count: int) -> None:
+def test_the_best_columns_and_the_log_mass_equal_the_reference(rows: int, size: int, count: int) -> None:
     logits, count = make(rows, size), min(count, size)
-    values, columns, masses = top_k(logits, count)
+    values, columns, log_masses = top_k(logits, count)
     best, _, reference = top_k_reference(logits, count)
     assert torch.equal(values, best)
     assert torch.equal(logits.gather(-1, columns), values)
     assert all(len(set(row)) == count for row in columns.tolist())
-    torch.testing.assert_close(masses, reference, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(log_masses, reference, rtol=2e-6, atol=2e-6)
 
 
 def test_of_equal_logits_the_lower_column_comes_first() -> None:
@@ -29,12 +29,12 @@ def test_of_equal_logits_the_lower_column_comes_first() -> None:
     assert top_k(logits, 3)[1].tolist() == [[0, 1, 2], [7, 30, 0]]
 
 
-def test_large_and_forbidden_logits_keep_a_finite_mass() -> None:
+def test_the_log_mass_is_exact_with_very_large_and_infinite_logits() -> None:
     logits = torch.tensor([[300.0, -torch.inf, 299.0], [-3e38, -torch.inf, -3e38]])
     torch.testing.assert_close(top_k(logits, 2)[2], logits.logsumexp(-1))
 
 
 @pytest.mark.parametrize("count", [0, 6])
-def test_a_count_beyond_the_columns_is_refused(count: int) -> None:
+def test_a_count_that_is_zero_or_above_the_vocabulary_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match=r"count must be in 1\.\.5"):
         top_k(torch.zeros(1, 5), count)

@@ -88,7 +88,7 @@ class BlockGraphDrafter:
         B, depths, _ = hidden.shape
         best = self._head.best(hidden.flatten(0, 1), CANDIDATES)
         vocab = self._heads.vocab
-        best = best if vocab is None else BestTokens(best.values, vocab[best.tokens], best.totals)
+        best = best if vocab is None else BestTokens(best.values, vocab[best.tokens], best.log_sums)
         found = candidates(best, state.sampling_below(torch.arange(depths, device=hidden.device)))
         survival = found.survival
         if self._heads.confidence is not None:
@@ -105,7 +105,7 @@ class BlockGraphDrafter:
         first = state.tokens.view(B, 1, 1).expand(-1, -1, P)
         parents = torch.cat([first, tokens[:, :-1]], dim=1)
         scores = best.values.view(B, depths, 1, P) + heads.corrections(hidden, parents, columns)  # [B, depths, P, P]
-        share = mass_share(best.totals, best.values, scores.flatten(0, 1)).view(B, depths, P)
+        share = mass_share(best.log_sums, best.values, scores.flatten(0, 1)).view(B, depths, P)
         values, best_pairs = scores.flatten(0, 2).topk(min(CANDIDATES, P), dim=-1)  # [B depths P, k]
         under = BestTokens(
             values,
@@ -132,7 +132,7 @@ def _grown(tokens: Tensor, under: Candidates, budget: int) -> Trees:
     B, depths, _, k = under.tokens.shape
     width = min(_WIDTH, k)
     pool = Pool.empty(B, k + (depths - 1) * width * k, tokens.device)
-    pool.offer(0, None, under.tokens[:, 0, :1], under.survival[:, 0, :1])
+    pool.add_level(0, None, under.tokens[:, 0, :1], under.survival[:, 0, :1])
     first, count = 0, k
     for depth in range(1, depths):
         nodes = pool.frontier(first, count, width)  # [B, W]
@@ -141,5 +141,5 @@ def _grown(tokens: Tensor, under: Candidates, budget: int) -> Trees:
         first, count = first + count, width * k
         below = slice(depth, depth + 1)
         offered = [part[:, below].squeeze(1).gather(1, indices) for part in (under.tokens, under.survival)]
-        pool.offer(first, nodes, *offered)
+        pool.add_level(first, nodes, *offered)
     return pool.trees(budget)

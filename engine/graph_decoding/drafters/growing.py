@@ -80,7 +80,7 @@ class GrowingTreeGraphDrafter:
         for level in range(1, depth + 1):
             below = torch.full((width,), level - 1, device=device)
             found = self._module.head.ranked(output, k, state.sampling_below(below))
-            pool.offer(first, nodes, found.tokens.view(B, width, k), found.survival.view(B, width, k))
+            pool.add_level(first, nodes, found.tokens.view(B, width, k), found.survival.view(B, width, k))
             if level == depth:
                 break
             nodes = pool.frontier(first, width * k, WIDTH)  # [B, W]

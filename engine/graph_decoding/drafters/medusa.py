@@ -45,5 +45,5 @@ class MedusaGraphDrafter:
         return BestTokens(
             torch.stack([best.values for best in each], 1).flatten(0, 1),
             torch.stack([best.tokens for best in each], 1).flatten(0, 1),
-            torch.stack([best.totals for best in each], 1).flatten(),
+            torch.stack([best.log_sums for best in each], 1).flatten(),
         )

@@ -36,13 +36,13 @@ def test_a_pass_reads_all_weights_of_the_published_model(name: str, gigabytes: f
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
 
-def test_a_context_adds_its_keys_and_values_for_each_sequence() -> None:
+def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
     config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
     weights = pass_bytes(config, 2, context=0, batch=8)
     assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
 
 
-def test_our_answers_are_those_of_the_peers(model: Decoder) -> None:
+def test_our_answers_equal_those_of_the_peers(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
     shape = published("tiny")
     ours = plain.ours(model, prompts, 9)(9)
@@ -55,11 +55,11 @@ def test_a_rate_excludes_the_time_before_the_first_token() -> None:
     assert plain.rate(8, 16, 144, short_seconds=2.0, long_seconds=1.0) == 0.0
 
 
-def test_answers_agree_up_to_their_first_difference() -> None:
+def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_library_products_and_attention_are_the_same_operations() -> None:
+def test_library_products_and_attention_agree_with_the_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
     parts = numerics_off.library_parts(x, data, None, bias)
@@ -71,15 +71,15 @@ def test_library_products_and_attention_are_the_same_operations() -> None:
     torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_programs_without_exact_numerics_use_the_librarys_operations() -> None:
-    places = [
+def test_numerics_off_replaces_our_operations_and_restores_them() -> None:
+    operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
         ("engine.graph_decoding.sampling", "sample_rows"),
     ]
 
     def current() -> list[Any]:
-        return [getattr(import_module(module), name) for module, name in places]
+        return [getattr(import_module(module), name) for module, name in operations]
 
     ours = current()
     with numerics_off.numerics_off(4) as called:
@@ -91,22 +91,22 @@ def test_programs_without_exact_numerics_use_the_librarys_operations() -> None:
 
 
 def test_steps_are_compared_with_the_plain_step_of_their_context(model: Decoder) -> None:
-    taken = [
+    measured_steps = [
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
     ]
     least = pass_bytes(model.config, 4, context=10, batch=1)
-    table_of = steps.with_shares(taken, model, Ceilings(copy_bytes_per_second=least, flops_per_second=1.0))
-    assert [row["over_plain"] for row in table_of] == [1.0, 1.5, 1.0, 1.0]
-    assert table_of[0]["share_of_bandwidth"] == 0.5
-    assert "share_of_bandwidth" not in table_of[1]
+    rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=least, flops_per_second=1.0))
+    assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
+    assert rows[0]["share_of_bandwidth"] == 0.5
+    assert "share_of_bandwidth" not in rows[1]
 
 
 def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert foreseen(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_goals_are_judged_from_files_alone() -> None:
+def test_goals_are_judged_from_results() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},
@@ -116,7 +116,7 @@ def test_goals_are_judged_from_files_alone() -> None:
     assert Verdict(GOALS[0], float("nan")).status == "FAIL"
 
 
-def test_attention_is_judged_by_its_bytes_and_one_wrong_kernel_fails() -> None:
+def test_the_goals_for_attention_bandwidth_and_failed_kernels() -> None:
     case: dict[str, Any] = {
         "shape": "llama-3.1-8b heads, 32768 keys, 16 rows",
         "passed": True,
@@ -129,7 +129,7 @@ def test_attention_is_judged_by_its_bytes_and_one_wrong_kernel_fails() -> None:
     assert [verdict.status for verdict in verdicts(results)][-2:] == ["FAIL", "FAIL"]
 
 
-def test_failed_and_skipped_sections_are_named_and_others_stay_valid() -> None:
+def test_results_name_failed_and_skipped_sections() -> None:
     saved: list[dict[str, Any]] = []
 
     def broken() -> None:
@@ -146,7 +146,7 @@ def test_failed_and_skipped_sections_are_named_and_others_stay_valid() -> None:
     assert saved[-1] == {"failed": {}, "left_out": ["a"]}
 
 
-def test_a_rehearsal_goes_through_every_section(
+def test_a_rehearsal_runs_every_section(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_REPEATS", 3)

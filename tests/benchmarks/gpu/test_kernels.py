@@ -62,7 +62,7 @@ def test_memory_is_poisoned_by_every_allocation_function(dtype: torch.dtype) -> 
         assert memory.isnan().all() if dtype.is_floating_point else (memory < -100).all()
 
 
-def test_a_floor_is_the_larger_of_bytes_and_operations() -> None:
+def test_the_lower_bound_of_the_time_is_the_larger_of_bytes_and_operations() -> None:
     assert Work(num_bytes=200, flops=1000).floor_seconds(CEILINGS) == 2.0
     assert Work(num_bytes=200, flops=1000).bound(CEILINGS) == "bandwidth"
     assert Work(num_bytes=200, flops=4000).floor_seconds(CEILINGS) == 4.0
@@ -70,7 +70,7 @@ def test_a_floor_is_the_larger_of_bytes_and_operations() -> None:
     assert Work(num_bytes=200).share(4.0, CEILINGS) == 0.5
 
 
-def test_a_copy_moves_every_byte_twice_and_a_product_multiplies_and_adds() -> None:
+def test_a_copy_counts_reads_and_writes_and_a_product_counts_multiplications_and_additions() -> None:
     assert copy_bandwidth(3, 2.0) == 3.0
     assert product_flops(2, 3, 5) == 60
 
@@ -104,14 +104,12 @@ def test_a_row_that_depends_on_its_neighbours_is_found() -> None:
     assert len(different_windows(mixed, windows(4))) == len(windows(4))
 
 
-def test_rows_of_nan_are_not_equal() -> None:
-    nothing = Rows("nan", 2, lambda some: [torch.full((2, 1), torch.nan)[some]])
-    assert different_windows(nothing, [slice(0, 1)]) == ["0:1"]
+def test_rows_with_nan_count_as_different() -> None:
+    rows_of_nan = Rows("nan", 2, lambda some: [torch.full((2, 1), torch.nan)[some]])
+    assert different_windows(rows_of_nan, [slice(0, 1)]) == ["0:1"]
 
 
-def test_a_rehearsal_goes_through_every_kernel_and_leaves_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rehearsal_runs_every_kernel_and_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = kernels.main(["--device", "cpu", "--results", str(tmp_path), "--seed", "7"])
 
     (path,) = tmp_path.glob("*/kernels.json")
@@ -135,7 +133,7 @@ def test_a_rehearsal_goes_through_every_kernel_and_leaves_a_table(
     assert values["machine"]["commit"] in table.folder_table(path.parent)
 
 
-def test_a_failing_case_fails_the_command_and_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_case_fails_the_command_but_other_cases_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Case:
         raise RuntimeError("an illegal memory access")
 
@@ -151,7 +149,7 @@ def test_a_failing_case_fails_the_command_and_not_the_others(monkeypatch: pytest
     assert printed[-1].count("| yes |") == 1
 
 
-def test_cases_skipped_for_lack_of_time_are_named(
+def test_the_table_says_that_cases_were_left_out_for_lack_of_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
@@ -173,6 +171,6 @@ def test_a_wrong_share_of_the_cases_is_refused(wrong: str, capsys: pytest.Captur
     assert "must be I/N" in capsys.readouterr().err
 
 
-def test_a_gpus_name_makes_a_folder() -> None:
+def test_the_results_folder_is_named_after_the_gpu() -> None:
     assert folder_name("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
     assert folder_name("") == "unknown"

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.sh"
-# A fake Python that records its arguments, fails where it is told to, and prints the output of the last part.
+# A fake Python that records its arguments, fails for commands that contain $FAILING, and prints a fake table.
 STUB = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -44,7 +44,7 @@ def test_all_parts_run_and_the_table_comes_last(tmp_path: Path) -> None:
     assert any("--model m --prompts p --speculator s1 --speculator s2" in call for call in calls)
 
 
-def test_a_failed_part_is_named_and_the_others_run(tmp_path: Path) -> None:
+def test_the_script_names_a_failed_part_and_runs_the_others(tmp_path: Path) -> None:
     code, out, calls = run(tmp_path, "benchmarks.kernels --device")
     assert code == 1
     assert "failed: kernels;" in out

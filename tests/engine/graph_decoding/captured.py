@@ -131,10 +131,10 @@ def _decoder(
     values: Many[Tensor],
     taps: Many[int] = (),
     *_: object,
-    beside: Tensor | None = None,
+    qkv_prefix: Tensor | None = None,
     **__: object,
 ) -> tuple[Tensor, Tensor | None]:
-    return decoder.decoder(layers, residual, rows, keys, values, taps, beside)
+    return decoder.decoder(layers, residual, rows, keys, values, taps, qkv_prefix)
 
 
 def _linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:

@@ -1,8 +1,8 @@
 """Compiles the kernels for an H100 on a machine without a GPU.
 
 A fake driver replaces CUDA's and launches nothing. Tensors have the shapes of real models; they are never written and
-so take no memory. Prints one line of JSON per kernel: its name, its shared memory, and ptxas's statistics. The argument
-selects "layers" or "beside layers", so that two processes can share the work.
+so take no memory. Prints one line of JSON per kernel with its name, shared memory, registers and stack. The argument
+selects the kernels, "layers" or "other kernels", so that two processes can share the work.
 """
 
 import json
@@ -99,7 +99,7 @@ def attend(M: int, Hq: int, Hkv: int, D: int) -> None:
 
 
 def layer(M: int, H: int, Hq: int, Hkv: int, D: int, inner: int) -> None:
-    """A layer's operations in bfloat16 at a model's shapes."""
+    """Compiles a layer's operations in bfloat16 at a model's shapes."""
     product = linear_parts(empty(M, H, dtype=_BF16), empty((Hq + 2 * Hkv) * D, H, dtype=_BF16))
     tables = (empty(40_000, D // 2), empty(40_000, D // 2), integers(M), integers(M))
     cache, norms = empty(40_000, Hkv, D, dtype=_BF16), HeadNorms(empty(D), empty(D), 1e-6)
@@ -117,8 +117,8 @@ def heads(M: int, V: int, K: int) -> None:
     best_tokens(x, head, 8, None)
 
 
-def rounds() -> None:
-    """Trees from candidates to acceptance, and sampling."""
+def trees_and_sampling() -> None:
+    """Compiles the kernels for trees, from candidates to acceptance, and for sampling."""
     trees = grow_trees(integers(8, 16, 8), empty(8, 16, 8), 64)
     tables = Commit(
         slot_tables=integers(8, 32_768, dtype=torch.int32),
@@ -159,7 +159,7 @@ def layers() -> None:
     attend(16, 16, 8, 256)
 
 
-def beside_layers() -> None:
+def other_kernels() -> None:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
     for M in (1, 128):
@@ -172,7 +172,7 @@ def beside_layers() -> None:
     )
     x = empty(16, 4096, dtype=_BF16)
     medusa_heads(x, linear_parts(x, empty(4 * 4096, 4096, dtype=_BF16)), 4)
-    rounds()
+    trees_and_sampling()
     blend = Blend(integers(64), empty(2, 128_256), integers(64), 0.5)
     blend_rows(empty(64, 128_256), blend, gradient=True)
     for kind in Loss:
@@ -182,4 +182,4 @@ def beside_layers() -> None:
 
 if __name__ == "__main__":
     driver.set_active(_Driver())
-    {"layers": layers, "beside layers": beside_layers}[sys.argv[1]]()
+    {"layers": layers, "other kernels": other_kernels}[sys.argv[1]]()

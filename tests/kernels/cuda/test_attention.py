@@ -8,7 +8,7 @@ from kernels.attention import AttentionRows
 from kernels.cuda.attention import attention
 from kernels.cuda.row_tiles import row_tiles
 from tests.kernels.cuda.device import DEVICE, DTYPES, make
-from tests.kernels.test_attention import exact, make_rows
+from tests.kernels.test_attention import float64_attention, make_rows
 
 
 def on_device(rows: AttentionRows) -> AttentionRows:
@@ -31,7 +31,7 @@ PATHS = [[], [60], [61, 62], [], [63], [], [60, 61], [], list(range(64)), [], [5
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("Hq", "Hkv", "D"), [(9, 3, 64), (4, 4, 128), (7, 1, 16), (4, 2, 8), (20, 1, 24)])
-def test_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
+def test_attention_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
     k, v = make(410, Hkv, D, seed=1, dtype=dtype), make(410, Hkv, D, seed=2, dtype=dtype)
     q, table = make(len(LENGTHS), Hq, D, seed=3).to(dtype).float(), shuffled(410)
 
@@ -40,12 +40,12 @@ def test_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) 
     assert out.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: weights and output rounded, values up to 4
     for row, (length, path) in enumerate(zip(LENGTHS, PATHS, strict=True)):
-        expected = exact(q[row], k, v, table[0, :length].tolist() + path)
+        expected = float64_attention(q[row], k, v, table[0, :length].tolist() + path)
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_splits_follow_short_ones(dtype: torch.dtype) -> None:
+def test_contexts_with_short_and_long_splits_agree_with_the_formula(dtype: torch.dtype) -> None:
     k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
     q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled(3300)
     lengths = [2111, 2112, 3200]  # prefixes of 2048, 2048 and 3136; the last has a second long split
@@ -53,7 +53,7 @@ def test_long_splits_follow_short_ones(dtype: torch.dtype) -> None:
     out = attend(q, k, v, table, lengths, [[], [], []])
 
     for row, length in enumerate(lengths):
-        expected = exact(q[row], k, v, table[0, :length].tolist())
+        expected = float64_attention(q[row], k, v, table[0, :length].tolist())
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 5e-3)
 
 
@@ -106,7 +106,7 @@ def test_a_row_has_the_same_bits_among_any_rows_of_any_sequences(dtype: torch.dt
         assert torch.equal(alone, together[some]), some
 
 
-def test_a_pass_of_many_rows_is_taken_in_pieces() -> None:
+def test_rows_of_a_pass_larger_than_one_launch_have_the_same_bits_as_alone() -> None:
     k, v, q = make(100, 1, 16, seed=1), make(100, 1, 16, seed=2), make(258, 1, 16, seed=3)
     table = torch.arange(100, dtype=torch.int32).view(1, -1)
     lengths = [row % 100 + 1 for row in range(258)]
@@ -121,10 +121,12 @@ def test_slots_beyond_two_to_the_31_numbers_are_reached() -> None:
     cache[far:] = make(2, 1, 16, seed=1)
     table, q = torch.tensor([[far, far + 1]], dtype=torch.int32), make(1, 1, 16, seed=2)
     out = attend(q, cache, cache, table, [1], [[far + 1]])
-    torch.testing.assert_close(out[0].double(), exact(q[0], cache, cache, [far, far + 1]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        out[0].double(), float64_attention(q[0], cache, cache, [far, far + 1]), rtol=0, atol=1e-5
+    )
 
 
-def test_refuses_a_path_that_would_leave_the_tail() -> None:
+def test_a_path_of_more_than_64_nodes_is_refused() -> None:
     k, q = make(80, 1, 16, seed=1), make(1, 1, 16, seed=2)
     with pytest.raises(ValueError, match="at most 64 nodes, got 65"):
         attend(q, k, k, torch.zeros(1, 80, dtype=torch.int32), [1], [list(range(65))])
@@ -139,7 +141,7 @@ def test_refuses_a_path_that_would_leave_the_tail() -> None:
         ([7], 4, [[0, 1]]),
     ],
 )
-def test_rows_of_a_sequence_share_tiles(keys: list[int], rows: int, tiles: list[list[int]]) -> None:
+def test_tiles_contain_adjacent_rows_with_the_same_key(keys: list[int], rows: int, tiles: list[list[int]]) -> None:
     found = row_tiles(torch.tensor(keys, device=DEVICE), rows, 4).tolist()
     assert found[: len(tiles)] == tiles
     assert all(count == 0 for _, count in found[len(tiles) :])

@@ -42,14 +42,14 @@ def best(k: int, device: torch.device) -> BestTokens:
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 8, 32])
-def test_ranks_as_the_reference(k: int) -> None:
+def test_order_and_survival_equal_the_reference(k: int) -> None:
     ours = candidates(best(k, DEVICE), sampling(DEVICE))
     reference = candidates_reference(best(k, DEVICE), sampling(DEVICE))
     assert torch.equal(ours.tokens * (reference.survival > 0), reference.tokens * (reference.survival > 0))
     torch.testing.assert_close(ours.survival, reference.survival, rtol=1e-5, atol=1e-7)  # exp differs between libraries
 
 
-def test_the_reference_ranks_as_the_host() -> None:
+def test_the_reference_equals_the_ranking_on_the_host() -> None:
     host = torch.device("cpu")
     logits = 2.0 * torch.randn(len(PARAMS), 50, generator=torch.Generator().manual_seed(8))
     ours, expected = candidates_reference(best(8, host), sampling(host)), choose(logits, PARAMS, POSITIONS, count=8)

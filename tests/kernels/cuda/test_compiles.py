@@ -1,4 +1,7 @@
-"""Properties that the interpreter cannot check: kernels compile for an H100, fit, and use one matrix instruction."""
+"""Properties that the interpreter cannot check.
+
+Kernels compile for an H100, fit its shared memory, and each uses a single matrix instruction.
+"""
 
 import json
 import os
@@ -40,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for which in ("layers", "beside layers")
+        for which in ("layers", "other kernels")
     ]
     for compiler in compilers:
         output, errors = compiler.communicate()
@@ -61,11 +64,11 @@ def test_no_kernel_spills_and_two_programs_fit_an_sm(compiled: Compiled) -> None
     assert [kernel for kernel in compiled.kernels if kernel["shared"] > 113 * 1024] == []
 
 
-def test_any_number_of_rows_goes_through_one_instruction(compiled: Compiled) -> None:
-    """This keeps the bits of a row invariant, because another instruction may round sums differently."""
-    rows_to_the_right = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
-    pairs_to_the_left = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
+def test_each_matrix_product_uses_one_instruction_for_any_number_of_rows(compiled: Compiled) -> None:
+    """Row invariance requires this, because another instruction may round sums differently."""
+    rows_as_right_operand = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
+    pairs_as_left_operand = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
     for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):
-        assert compiled.products(kernel) == rows_to_the_right, kernel
+        assert compiled.products(kernel) == rows_as_right_operand, kernel
     for kernel in ("_prefix_kernel", "_tail_kernel"):
-        assert compiled.products(kernel) == pairs_to_the_left, kernel
+        assert compiled.products(kernel) == pairs_as_left_operand, kernel

@@ -56,7 +56,7 @@ def interpret_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(value: Any) -> Any:
-    """A record with its tensors on the device."""
+    """Returns a record with its tensors on the device."""
     if isinstance(value, Tensor):
         return value.to(DEVICE)
     if is_dataclass(value) and not isinstance(value, type):
@@ -80,14 +80,16 @@ def run(function: Decoder, layers: DecoderLayers, M: int) -> list[Tensor]:
     residual = torch.randn(M, H, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     host = make_rows(M)
     rows = DecoderRows(host.positions.to(DEVICE), host.slots.to(DEVICE), on_device(host.attention))
-    hidden, taps = function(layers, residual, rows, keys, values, (3, 0, 1), beside=None)
+    hidden, taps = function(layers, residual, rows, keys, values, (3, 0, 1), qkv_prefix=None)
     assert taps is not None
     return [hidden, taps, *keys, *values]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [False, True])
-def test_has_the_bits_of_single_operations(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, int8: bool) -> None:
+def test_the_pass_has_the_bits_of_single_operations(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, int8: bool
+) -> None:
     layers = unpacked_layers(monkeypatch, dtype, int8=int8)
     interpret_single_operations(monkeypatch)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
@@ -95,7 +97,7 @@ def test_has_the_bits_of_single_operations(monkeypatch: pytest.MonkeyPatch, dtyp
         assert torch.equal(ours, single)
 
 
-def test_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pass_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = unpacked_layers(monkeypatch, torch.float32, int8=False)
     reference = run(decoder_reference, layers, 17)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)

@@ -34,7 +34,7 @@ def rows_of(filters: list[tuple[int, float, float]], temperature: float) -> RowS
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.9])
 @pytest.mark.parametrize("V", [5, 1023, 1025, 3000])
-def test_samples_the_hosts_tokens(V: int, temperature: float) -> None:
+def test_sampled_tokens_equal_the_tokens_sampled_on_the_host(V: int, temperature: float) -> None:
     logits = 3.0 * torch.randn(len(FILTERS), V, generator=torch.Generator().manual_seed(V))
     logits[:, 1] = logits[:, 3]  # of equal logits the lower token comes first
     ours = sample_filtered_rows(logits.to(DEVICE), rows_of(FILTERS, temperature)).tolist()
@@ -53,6 +53,6 @@ def test_samples_the_hosts_tokens(V: int, temperature: float) -> None:
     assert ours == expected
 
 
-def test_rows_at_temperature_0_get_a_token_that_exists() -> None:
+def test_rows_at_temperature_0_get_a_token_of_the_vocabulary() -> None:
     ours = sample_filtered_rows(torch.zeros(7, 11, device=DEVICE), rows_of(FILTERS, 0.0))
     assert ((ours >= 0) & (ours < 11)).all()

@@ -18,13 +18,13 @@ def normal(*shape: int, seed: int) -> np.ndarray:
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply(a_ptr, b_ptr, out_ptr, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """out = a @ b, of squares."""
-    places = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
-    product = tl.dot(tl.load(a_ptr + places), tl.load(b_ptr + places), input_precision="ieee")
-    tl.store(out_ptr + places, product)
+    offsets = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+    product = tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets), input_precision="ieee")
+    tl.store(out_ptr + offsets, product)
 
 
 @pytest.mark.parametrize(("M", "K", "N"), [(1, 1, 1), (1, 128, 1), (16, 64, 16), (30, 7, 5), (64, 128, 64)])
-def test_agrees_with_a_product_in_float64(M: int, K: int, N: int) -> None:
+def test_the_product_agrees_with_float64(M: int, K: int, N: int) -> None:
     a, b, total = normal(M, K, seed=1), normal(K, N, seed=2), normal(M, N, seed=3)
 
     out = dot(a, b, total)
@@ -35,7 +35,7 @@ def test_agrees_with_a_product_in_float64(M: int, K: int, N: int) -> None:
 
 
 @pytest.mark.parametrize("side", ["rows", "columns"])
-def test_a_row_or_column_has_the_same_bits_at_any_place_in_a_tile_of_any_size(side: str) -> None:
+def test_a_row_or_column_has_the_same_bits_at_any_index_of_a_tile(side: str) -> None:
     a, b, total = normal(64, 96, seed=1), normal(96, 64, seed=2), normal(64, 64, seed=3)
     together = dot(a, b, total)
 
@@ -63,7 +63,7 @@ def test_tiles_may_have_leading_dimensions() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="the kernel runs on the GPU")
-def test_kernels_use_this_product() -> None:
+def test_interpreted_kernels_use_this_product() -> None:
     a, b = normal(32, 32, seed=1), normal(32, 32, seed=2)
     out = torch.empty(32, 32)
 
@@ -75,7 +75,7 @@ def test_kernels_use_this_product() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="the kernel runs on the GPU")
-def test_a_type_that_the_interpreter_would_multiply_as_integers_is_refused() -> None:
+def test_a_bfloat16_product_is_refused() -> None:
     square = torch.ones(16, 16, dtype=torch.bfloat16)
 
     with pytest.raises(Exception, match="cannot multiply tiles of bf16"):

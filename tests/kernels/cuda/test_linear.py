@@ -16,7 +16,7 @@ def tolerance(K: int) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "N", "K"), SHAPES)
-def test_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: int) -> None:
+def test_the_product_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: int) -> None:
     x, w, bias = make(M, K, seed=1, dtype=dtype), make(N, K, seed=2, dtype=dtype), make(N, seed=3)
     out = linear(x, w, None, bias)
     expected = x.double() @ w.double().T + bias.double()
@@ -51,7 +51,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, ki
         assert torch.equal(linear(x[first:].contiguous(), data, None, None), all_rows[first:]), first
 
 
-def test_splits_depend_on_the_weight_alone_and_fill_the_device() -> None:
+def test_narrow_weights_get_more_splits_so_that_the_product_fills_the_device() -> None:
     assert [num_splits(N, K) for N, K in ((6144, 4096), (4096, 14336), (28672, 4096), (128_256, 4096))] == [4, 4, 1, 1]
     assert num_splits(1024, 128) == 1
 
@@ -65,5 +65,5 @@ def test_parts_are_added_from_the_first_to_the_last() -> None:
     assert torch.equal(add_up(parts), expected)
 
 
-def test_no_rows_give_no_rows() -> None:
+def test_an_input_without_rows_gives_an_output_without_rows() -> None:
     assert linear(make(0, 8, seed=1), make(4, 8, seed=2), None, None).shape == (0, 4)

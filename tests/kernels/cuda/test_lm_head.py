@@ -34,7 +34,7 @@ def _noise_kernel(seeds_ptr, positions_ptr, tokens_ptr, out_ptr, BLOCK: tl.const
     tl.store(out_ptr + row * BLOCK + column, noise)
 
 
-def test_noise_is_drawn_from_the_words_of_the_reference() -> None:
+def test_noise_equals_the_reference() -> None:
     seeds, positions, tokens = SEEDS[:4], [0, 7, 2**31 - 1, 40_000], torch.arange(64) * 2503
     rows = SampledRows.of([1.0] * 4, seeds, positions, DEVICE)
     out = torch.empty(4, 64, dtype=torch.float64, device=DEVICE)
@@ -46,7 +46,7 @@ def test_noise_is_drawn_from_the_words_of_the_reference() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "V", "K"), [(1, 63, 16), (16, 64, 40), (17, 65, 64), (40, 300, 65)])
-def test_samples_the_reference_tokens(dtype: torch.dtype, M: int, V: int, K: int) -> None:
+def test_sampled_tokens_equal_the_reference(dtype: torch.dtype, M: int, V: int, K: int) -> None:
     x, weight = spread(make(M, K, seed=1)).to(dtype), spread(make(V, K, seed=2)).to(dtype)  # exact in any order
     rows = rows_for(M)
     assert torch.equal(sample_rows(x, Head(data=weight), rows, None), exact_tokens(x, weight, rows))
@@ -56,7 +56,7 @@ def exact_tokens(x: Tensor, weight: Tensor, rows: SampledRows, base: Tensor | No
     return sample_rows_reference(x.float(), Head(data=weight.float()), rows, base)
 
 
-def test_the_reference_is_the_sampler_of_the_engine() -> None:
+def test_the_reference_samples_the_same_tokens_as_the_engine() -> None:
     x, weight, rows = make(6, 16, seed=1), make(50, 16, seed=2), rows_for(6)
     tokens = sample_rows_reference(x, Head(data=weight), rows)
     for m in range(6):
@@ -73,7 +73,7 @@ def test_the_reference_is_the_sampler_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_markov_step_samples_the_corrected_guess(dtype: torch.dtype) -> None:
+def test_base_logits_are_added_before_sampling(dtype: torch.dtype) -> None:
     x, weight = spread(make(5, 16, seed=1)).to(dtype), spread(make(130, 16, seed=2)).to(dtype)
     base = spread(make(5, 3, 130, seed=3))[:, 1]  # strided rows
     rows = rows_for(5)
@@ -100,7 +100,7 @@ def test_of_equal_logits_the_lowest_token_wins() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("V", "count"), [(5, 5), (64, 1), (65, 8), (700, 3), (700, 20)])
-def test_finds_the_best_tokens_and_the_mass_of_all(
+def test_the_best_tokens_and_the_log_sum_exp_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, V: int, count: int
 ) -> None:
     monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # small chunks, so that merging takes two rounds
@@ -110,7 +110,7 @@ def test_finds_the_best_tokens_and_the_mass_of_all(
     reference = best_tokens_reference(x.float(), Head(data=weight.float(), vocab=vocab), count)
     assert torch.equal(ours.tokens, reference.tokens)
     torch.testing.assert_close(ours.values, reference.values, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ours.totals, reference.totals, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.log_sums, reference.log_sums, rtol=1e-6, atol=1e-6)
 
 
 def test_one_byte_heads_are_scaled() -> None:
@@ -123,7 +123,7 @@ def test_one_byte_heads_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_chooses_the_same_token_in_any_batch(dtype: torch.dtype) -> None:
+def test_a_row_gets_the_same_tokens_in_any_batch(dtype: torch.dtype) -> None:
     x, head, rows = make(35, 64, seed=1, dtype=dtype), Head(data=make(130, 64, seed=2, dtype=dtype)), rows_for(35)
     sampled, best = sample_rows(x, head, rows, None), best_tokens(x, head, 4, None)
     for some in (slice(0, 1), slice(34, 35), slice(3, 20)):
@@ -131,9 +131,9 @@ def test_a_row_chooses_the_same_token_in_any_batch(dtype: torch.dtype) -> None:
         assert torch.equal(sample_rows(x[some], head, part, None), sampled[some])
         alone = best_tokens(x[some], head, 4, None)
         assert torch.equal(alone.values, best.values[some])
-        assert torch.equal(alone.totals, best.totals[some])
+        assert torch.equal(alone.log_sums, best.log_sums[some])
 
 
-def test_names_both_sides_of_a_wrong_count() -> None:
+def test_a_count_above_the_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match=r"count must be in 1..5, got 6"):
         checked_best_tokens(make(1, 8, seed=1), Head(data=make(5, 8, seed=2)), 6)

@@ -20,7 +20,7 @@ def ids(*runs: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("R", "K", "N"), [(1, 16, 8), (16, 64, 64), (17, 511, 65), (64, 513, 130)])
-def test_adds_each_rows_own_update(dtype: torch.dtype, R: int, K: int, N: int) -> None:
+def test_each_row_gets_the_update_of_its_adapter(dtype: torch.dtype, R: int, K: int, N: int) -> None:
     adapters = ids((2, 17), (-1, 3), (0, 1), (-1, 1), (1, 16))  # both sides of a tile of 16
     M = len(adapters)
     stack, x, out = make_stack(3, R, K, N, dtype), make(M, K, seed=3, dtype=dtype), make(M, N, seed=4)
@@ -46,7 +46,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
         assert torch.equal(alone, together[some]), some
 
 
-def test_padding_the_rank_with_zeros_changes_no_bit() -> None:
+def test_padding_the_rank_with_zeros_does_not_change_the_update() -> None:
     small, x = make_stack(1, 5, 64, 70, torch.float32), make(3, 64, seed=3)
     filled = LoraStack(
         torch.cat((small.down, torch.zeros(1, 27, 64, device=DEVICE)), 1),

@@ -39,7 +39,7 @@ def plain(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_finite_differences(implementation: str, kind: Loss) -> None:
+def test_gradients_agree_with_finite_differences(implementation: str, kind: Loss) -> None:
     hidden, weight, against, scale = problem(kind, 3, 5, torch.float64)
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -51,7 +51,9 @@ def test_gradients_are_those_of_finite_differences(implementation: str, kind: Lo
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("V", [1, 63, 4096, 4097, 9000])  # both sides of the block of 4096
-def test_agrees_with_whole_logits(implementation: str, kind: Loss, V: int, dtype: torch.dtype) -> None:
+def test_loss_and_gradients_agree_with_whole_logits(
+    implementation: str, kind: Loss, V: int, dtype: torch.dtype
+) -> None:
     hidden, weight, against, scale = problem(kind, 5, V, dtype)
     hidden.requires_grad_(), weight.requires_grad_()
     loss, rows = linear_loss(kind, hidden, weight, against, scale, num_rows=3)
@@ -66,8 +68,8 @@ def test_agrees_with_whole_logits(implementation: str, kind: Loss, V: int, dtype
     # float32 logits of size 10; in bfloat16 they are rounded to 8 bits, and so are the gradients
     tolerance = 2e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(rows.double(), exact, rtol=tolerance, atol=tolerance)
-    for our, gradient in zip(ours, gradients, strict=True):
-        torch.testing.assert_close(our.double(), gradient, rtol=tolerance, atol=tolerance)
+    for gradient_of_ours, gradient in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(gradient_of_ours.double(), gradient, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +82,7 @@ def test_a_row_of_scale_zero_gets_no_gradient(implementation: str, kind: Loss) -
     assert gradient[1].any()
 
 
-def test_excluded_tokens_of_the_teacher_cost_nothing(implementation: str) -> None:
+def test_tokens_with_teacher_probability_zero_add_nothing_to_the_kl_loss(implementation: str) -> None:
     logits, teacher = make(2, 5, seed=1), make(2, 5, seed=2)
     teacher[:, 3] = -torch.inf
     expected = functional.kl_div(logits.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)

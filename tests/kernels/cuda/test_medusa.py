@@ -22,7 +22,7 @@ def test_each_head_adds_its_product_to_the_row(dtype: torch.dtype, M: int, heads
         torch.testing.assert_close(out[:, head].double(), expected, rtol=0, atol=tolerance)
 
 
-def test_the_reference_is_the_same_operation() -> None:
+def test_the_kernel_equals_the_reference() -> None:
     x, weight, bias = make(5, 40, seed=1), make(3 * 24, 40, seed=2), make(3 * 24, seed=3)
     ours = on_device(x, linear_parts(x, weight, None, bias), 3)
     torch.testing.assert_close(medusa_heads(x, pack(weight, bias), 3), ours, rtol=1e-5, atol=1e-5)

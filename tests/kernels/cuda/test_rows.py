@@ -40,7 +40,7 @@ def test_rms_norm_agrees_with_its_reference(dtype: torch.dtype, H: int) -> None:
 
 @pytest.mark.parametrize("dtype", OUT)
 @pytest.mark.parametrize("splits", [1, 4])
-def test_a_product_is_added_to_the_residual_that_is_normed(dtype: torch.dtype, splits: int) -> None:
+def test_add_rms_norm_adds_the_product_to_the_residual_before_the_norm(dtype: torch.dtype, splits: int) -> None:
     parts, added = make_parts(splits, 5, 100)
     residual, weight = make(5, 100, seed=4), make(100, seed=5)
     expected = residual + added
@@ -92,12 +92,12 @@ def test_rope_write_agrees_with_its_reference(
     assert k[[4, 6, 7]].isnan().all(), "unused slots must not be written"
 
 
-def test_rotates_a_product_in_place() -> None:
+def test_rope_write_may_write_the_queries_into_its_input() -> None:
     parts, qkv = make_parts(1, 3, 4 * 16, whole=True)
-    cosines, sines, places = make(9, 8, seed=6), make(9, 8, seed=7), torch.arange(3, device=DEVICE)
+    cosines, sines, positions = make(9, 8, seed=6), make(9, 8, seed=7), torch.arange(3, device=DEVICE)
     k, v = poisoned(3, 1, 16), poisoned(3, 1, 16)
-    rope_write_reference(qkv, cosines, sines, places, places, k.clone(), v.clone(), None)
-    rope_write(parts, cosines, sines, places, places, k, v, None, parts.sums[0])
+    rope_write_reference(qkv, cosines, sines, positions, positions, k.clone(), v.clone(), None)
+    rope_write(parts, cosines, sines, positions, positions, k, v, None, parts.sums[0])
     assert_near(parts.sums[0], qkv)
 
 
@@ -114,7 +114,7 @@ def test_a_row_has_the_same_bits_alone() -> None:
 def test_slots_beyond_two_to_the_31_numbers_are_reached() -> None:
     far = 2**27 + 3  # of 16 numbers each
     cache = torch.empty(far + 1, 1, 16, device=DEVICE)  # untouched memory costs nothing
-    qkv, places = make(1, 16, seed=1).repeat(1, 3), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    qkv, positions = make(1, 16, seed=1).repeat(1, 3), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     ones, zeros = torch.ones(1, 8, device=DEVICE), torch.zeros(1, 8, device=DEVICE)
-    rope_write(Parts(sums=qkv.unsqueeze(0)), ones, zeros, places, places + far, cache, cache, None, qkv)
+    rope_write(Parts(sums=qkv.unsqueeze(0)), ones, zeros, positions, positions + far, cache, cache, None, qkv)
     assert torch.equal(cache[far, 0], qkv[0, 32:])

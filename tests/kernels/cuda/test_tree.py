@@ -23,7 +23,7 @@ SIZES = [(1, 1, 1, 1), (2, 3, 2, 5), (2, 4, 3, 15), (1, 4, 3, 16), (2, 6, 5, 64)
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("B", "depths", "k", "budget"), SIZES)
-def test_grows_the_references_tree(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
+def test_the_grown_tree_equals_the_reference(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
     tokens, chances = candidates(B, depths, k, coarse=coarse)
     ours, reference = grow_trees(tokens, chances, budget), grow_trees_reference(tokens, chances, budget)
     assert torch.equal(ours.counts, reference.counts)
@@ -33,13 +33,13 @@ def test_grows_the_references_tree(B: int, depths: int, k: int, budget: int, coa
         assert torch.equal(ours.survival[b], reference.survival[b])
 
 
-def test_a_tree_has_no_more_nodes_than_there_are_paths() -> None:
+def test_a_tree_has_at_most_as_many_nodes_as_there_are_paths() -> None:
     tokens, chances = candidates(1, 2, 2, coarse=False)
     assert grow_trees(tokens, chances, 20).counts.tolist() == [6]
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_the_references_tree_is_the_engines(coarse: bool) -> None:
+def test_the_reference_tree_equals_the_engines(coarse: bool) -> None:
     tokens, chances = candidates(2, 5, 4, coarse=coarse)
     trees = grow_trees_reference(tokens, chances, 40)
     for b in range(2):
@@ -48,8 +48,10 @@ def test_the_references_tree_is_the_engines(coarse: bool) -> None:
         assert draft.parents == tuple(trees.parents[b].tolist())
 
 
-def verified(trees: Trees, chosen: torch.Tensor) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
-    """Results and slot tables of kernel and reference."""
+def accept_with_both(
+    trees: Trees, chosen: torch.Tensor
+) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
+    """Returns the results and slot tables of kernel and reference."""
     B, N = trees.tokens.shape
     results = []
     for accept in (accept_trees, accept_trees_reference):
@@ -77,7 +79,7 @@ def test_accepts_the_same_nodes_as_the_reference(N: int) -> None:
     )
     chosen = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
 
-    (ours, table), (reference, reference_table) = verified(trees, chosen)
+    (ours, table), (reference, reference_table) = accept_with_both(trees, chosen)
 
     assert torch.equal(ours.counts, reference.counts)
     assert torch.equal(ours.nodes, reference.nodes)
@@ -93,7 +95,7 @@ def test_a_whole_chain_is_accepted_and_its_slots_follow_the_committed_ones() -> 
         torch.ones(1, N, device=DEVICE),
         torch.tensor([N], device=DEVICE),
     )
-    (ours, table), _ = verified(trees, torch.arange(N + 1, device=DEVICE).unsqueeze(0))
+    (ours, table), _ = accept_with_both(trees, torch.arange(N + 1, device=DEVICE).unsqueeze(0))
     assert ours.counts.tolist() == [N]
     assert ours.tokens.tolist() == [list(range(N + 1))]
     assert table[1, 3 : 3 + N].tolist() == list(range(1000, 1000 + N))

@@ -11,7 +11,7 @@ from kernels.tree import Trees
 from kernels.tree_rows import Roots, TreeRows, tree_rows_reference
 from tests.kernels.cuda.device import DEVICE
 
-LAST = 40
+LAST_POSITION = 40
 
 
 def make(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
@@ -30,7 +30,7 @@ def make(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
     roots = Roots(
         slot_tables=torch.full((B + 3, 64), -7, dtype=torch.int32, device=DEVICE),
         table_rows=(torch.randperm(B + 3, generator=generator)[:B]).to(DEVICE),
-        lengths=torch.randint(1, LAST, (B,), generator=generator).to(DEVICE),
+        lengths=torch.randint(1, LAST_POSITION, (B,), generator=generator).to(DEVICE),
         tokens=torch.randint(1, 99, (B,), generator=generator).to(DEVICE),
         slots=torch.randperm(B * (1 + N), generator=generator).int().view(B, 1 + N).to(DEVICE),
     )
@@ -47,16 +47,16 @@ def flat(rows: TreeRows) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("B", "N", "depth"), [(1, 0, 1), (3, 0, 4), (1, 1, 1), (2, 7, 3), (3, 15, 15), (2, 63, 8)])
-def test_the_layout_equals_the_references(B: int, N: int, depth: int) -> None:
+def test_the_layout_equals_the_reference(B: int, N: int, depth: int) -> None:
     trees, roots = make(B, N, depth=depth)
     others = replace(roots, slot_tables=roots.slot_tables.clone())
-    ours = flat(tree_rows(trees, roots, depth=depth, last_position=LAST))
-    reference = flat(tree_rows_reference(trees, others, depth=depth, last_position=LAST))
+    ours = flat(tree_rows(trees, roots, depth=depth, last_position=LAST_POSITION))
+    reference = flat(tree_rows_reference(trees, others, depth=depth, last_position=LAST_POSITION))
     for one, other in zip(ours, reference, strict=True):
         assert torch.equal(one, other)
 
 
-def test_the_references_layout_equals_the_engines() -> None:
+def test_the_reference_layout_equals_the_engines() -> None:
     trees, roots = make(3, 15, depth=5)
     rows = tree_rows_reference(trees, roots, depth=5, last_position=1000)
     attention = rows.rows.attention

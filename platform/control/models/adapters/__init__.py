@@ -1,1 +1,1 @@
-"""LoRA adapters that customers upload: they are checked once, and deployments serve them beside the base model."""
+"""LoRA adapters that customers upload. Deployments serve them together with the base model."""

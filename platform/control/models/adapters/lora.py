@@ -1,8 +1,8 @@
-"""Checks a LoRA adapter before anything loads it. Standard library only. The engine can serve what passes the check.
+"""Checks a LoRA adapter before anything loads it. The engine can serve every adapter that passes the check.
 
 Accepted is plain LoRA on the linear layers of a decoder, in peft's format. An adapter with other features (DoRA,
-biases, whole modules) is refused, because leaving them out would change its output. The stored configuration is
-written anew and has only the keys that were checked.
+biases, whole modules) is refused, because ignoring these features would change its output. The stored configuration
+contains only the keys that were checked, not the customer's file.
 """
 
 import json
@@ -20,7 +20,7 @@ _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d{1,4})\.(?:self_attn|mlp)\.(?P<module>\w+)"
     r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
-# Keys that change what an adapter computes, each with the only values that are served.
+# Keys that change what an adapter computes, each with its allowed values: those of plain LoRA.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "fan_in_fan_out": (False,),
     "alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,), "layer_replication": (None,),
@@ -29,7 +29,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 
 class UnusableAdapter(ValueError):
-    """`param` names the invalid file: "config_file" or "weights_file"."""
+    """`param` is the request's parameter for the invalid file: "config_file" or "weights_file"."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class _Dimensions:
 
 
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
-    """None if the model's config.json uses other keys; then the engine checks the widths when it loads the adapter."""
+    """None if config.json lacks one of these keys; then the engine checks the widths when it loads the adapter."""
     try:
         hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
         head = int(model.get("head_dim") or hidden // heads)

@@ -1,4 +1,4 @@
-"""What the console's forms offer of an organization's models and speculators."""
+"""Choices that the console's forms offer for an organization's models and speculators."""
 
 from control.core.api.forms import Choices, name_choices, row_choices
 from control.models.catalog.models import Speculator

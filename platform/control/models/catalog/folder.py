@@ -1,7 +1,7 @@
-"""Checks a model's folder before anything loads it, and says why a folder is refused. It needs no Django.
+"""Checks a model's folder before anything loads it, and says why a folder is refused. This module needs no Django.
 
-`workers.model_folders` holds the rules against code; the headers of safetensors are checked here to the last byte. The
-revision identifies the checked files: it is the SHA-256 over the config and the weights.
+`workers.model_folders` contains the rules that keep code out of a folder. This module checks that the header of each
+safetensors file accounts for every byte. The revision of a model is the SHA-256 over its config and its weights.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from typing import Any
 
 from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, MODEL_NAMES, code_key
 
-# First the types that the engine implements itself, then the families that it runs through its adapter for
-# transformers, which checks each model anew.
+# First the types that the engine implements itself, then the types that it runs through its wrapper around
+# transformers, which checks each model again when it loads it.
 MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
 MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
 MODEL_TYPES |= {"starcoder2"}
@@ -98,7 +98,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Checks that header and file size agree and that the tensors fill the data without gaps or overlaps.
+    """Checks that the header fits the file's size and that the tensors fill the data without gaps or overlaps.
 
     Raises: UnusableModel.
     Source: https://github.com/huggingface/safetensors, "Format".

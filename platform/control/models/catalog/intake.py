@@ -55,7 +55,7 @@ def base_model_accept(*, base_model: BaseModel, folder: ModelFolder) -> None:
 
 
 def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:
-    """Args: message: shown to the customer, so it names no path on a machine except the requested source."""
+    """Args: message: shown to the customer, so it must not contain a local path other than the requested source."""
     _leave_checking(base_model, Status.REFUSED, error={"code": code, "message": message})
 
 

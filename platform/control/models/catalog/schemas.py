@@ -13,7 +13,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
 class BaseModelInput(RequestModel):
     name: Annotated[str, Text(120, pattern=NAME_PATTERN)]
     source: Annotated[str, Text(1000)] = Field(
-        description="A folder, or s3://bucket/prefix, below a place that the operators allow."
+        description="A folder, or s3://bucket/prefix, below a location that the operators allow."
     )
 
 

@@ -8,7 +8,7 @@ from control.tenants.accounts.models import Organization
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Models that are ready: the organization's own, and shared ones whose names none of its own models has."""
+    """Models that are ready: the organization's own, and shared models whose name is not the name of an own model."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 

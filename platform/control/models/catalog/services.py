@@ -17,12 +17,13 @@ Status = Speculator.Status
 
 
 def base_model_register(*, name: str, path: Path | str, organization: Organization | None = None) -> BaseModel:
-    """Checks the folder, which reads all of it once, and registers it as a target model under this name.
+    """Checks the folder, reading all weights once, and registers it as a target model under this name.
 
-    If the same weights are registered again, from the same folder or another, the existing row is returned.
+    If the same weights are registered again, from the same folder or another one, the existing row gets the new path.
     Args:
         organization: the only organization that may use the model; None: every organization may.
-    Raises: ApiError: 400, the folder is refused; 409, the name belongs to other weights, on which speculators rely.
+    Raises: ApiError: 400, the folder is refused; 409, the name belongs to other weights, for which there may be
+        speculators.
     """
     try:
         folder = inspect_folder(Path(path).resolve())

@@ -1,4 +1,4 @@
-"""Sources of a model's files: a folder that every machine has, or S3, from which each machine fetches the files once.
+"""Fetches models from their source: a folder that every machine has, or S3, which each machine reads once.
 
 A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names and sizes are checked before anything is
 fetched, and the contents are checked before anything loads them (`folder`).

@@ -36,6 +36,6 @@ class BaseModelView(OrganizationView):
 
     @operation("base_models.delete", response=Deleted)
     def delete(self, request: Request, model_id: str) -> Deleted:
-        """You can delete only your own models, and only those that nothing was made with."""
+        """You can delete only your own models, and only while no other object uses them."""
         base_model_delete(base_model=base_model_by_id(self.organization, model_id), organization=self.organization)
         return Deleted(id=model_id, object="base_model")

@@ -1,4 +1,4 @@
-"""Limits, users, members, projects, API keys and the audit log."""
+"""Pages of limits, users, members, projects, API keys and the audit log."""
 
 from typing import Any, cast
 
@@ -94,7 +94,7 @@ class MemberAdmin(CreatableAdmin):
         return f"{row.user} is no longer a member of {row.organization}."
 
 
-def _is_open(row: Project) -> bool:
+def _is_not_archived(row: Project) -> bool:
     return row.archived_at is None
 
 
@@ -108,8 +108,8 @@ class ProjectAdmin(CreatableAdmin):
     actions_detail = ["archive"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        asked = ["organization", "name"]
-        return asked if obj is None else [*asked, "id", "created_at", "archived_at"]
+        form_fields = ["organization", "name"]
+        return form_fields if obj is None else [*form_fields, "id", "created_at", "archived_at"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         return [] if obj is None else self.get_fields(request, obj)
@@ -122,13 +122,13 @@ class ProjectAdmin(CreatableAdmin):
         "All API keys of this project are refused from now on. This cannot be undone.",
         icon="archive",
         danger=True,
-        when=_is_open,
+        when=_is_not_archived,
     )
     def archive(self, row: Project) -> str:
         return f"{project_archive(project=row).name} is archived."
 
 
-def _is_valid(row: ApiKey) -> bool:
+def _is_not_revoked(row: ApiKey) -> bool:
     return row.revoked_at is None
 
 
@@ -141,8 +141,8 @@ class ApiKeyAdmin(CreatableAdmin):
     actions_detail = ["rotate", "revoke"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        asked = ["organization", "name", "expires_at"]
-        return asked if obj is None else [*asked, "key", "created_at", "last_used_at", "revoked_at"]
+        form_fields = ["organization", "name", "expires_at"]
+        return form_fields if obj is None else [*form_fields, "key", "created_at", "last_used_at", "revoked_at"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         return [] if obj is None else self.get_fields(request, obj)
@@ -161,7 +161,7 @@ class ApiKeyAdmin(CreatableAdmin):
         "Requests with this key are refused from now on. This cannot be undone.",
         icon="block",
         danger=True,
-        when=_is_valid,
+        when=_is_not_revoked,
     )
     def revoke(self, row: ApiKey) -> str:
         api_key_revoke(key=row)
@@ -171,7 +171,7 @@ class ApiKeyAdmin(CreatableAdmin):
         "Rotate",
         "Creates a new key with the same permissions; this key stays valid for one more day.",
         icon="autorenew",
-        when=_is_valid,
+        when=_is_not_revoked,
     )
     def rotate(self, row: ApiKey) -> str:
         _, token = api_key_rotate(key=row, grace=DEFAULT_GRACE)

@@ -1,4 +1,4 @@
-"""Django imports this module to find the console's pages; each imported module registers its own."""
+"""Django imports this module to find the console's pages. Each of the modules imported here registers its pages."""
 
 from control.operations.console import (
     access,

@@ -21,7 +21,10 @@ from control.operations.console.rendering import page_of
 
 
 class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
-    """Rows that only services write: they cannot be added, edited or deleted here. Actions need change permission."""
+    """Pages of rows that only services write, so the forms cannot add, edit or delete them.
+
+    The actions, which call services, require the permission to change the rows.
+    """
 
     list_per_page = 50
     show_full_result_count = False
@@ -39,14 +42,14 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def get_actions_detail(self, request: HttpRequest, object_id: str) -> list[UnfoldAction]:
-        """Only the actions that are applicable to the row's state. `object_id` is quoted, as in the page's URL."""
+        """Returns the actions that are applicable in the row's state. `object_id` is quoted, as in the page's URL."""
         row = self.model.objects.filter(pk=unquote(object_id)).first()
         offered = super().get_actions_detail(request, object_id)
         return [button for button in offered if row is not None and button.method.is_applicable(row)]
 
 
 class CreatableAdmin(RowsAdmin):
-    """Rows that can be created here: the form's fields go to a service, and the row that it creates is shown."""
+    """Pages with a form that creates a row. The service that `create` calls creates it from the form's values."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
@@ -55,7 +58,7 @@ class CreatableAdmin(RowsAdmin):
         raise NotImplementedError
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Gives `obj`, which Django's form has built but not saved, the values of the row that the service created."""
+        """Copies the values of the row that the service created to `obj`, which the form has built but not saved."""
         created = self.create(request, form.cleaned_data)
         obj.__dict__.update(created.__dict__)
 
@@ -71,11 +74,11 @@ def service_action(
     danger: bool = False,
     when: Callable[[Any], bool] = lambda row: True,
 ) -> Callable[[Callable[[Any, Any], str]], Any]:
-    """A button on a row's page, which opens a dialog, posts, calls the service and shows its result.
+    """Decorates a method that takes a row, calls a service and returns the message to show. Makes it a button.
 
-    The decorated method takes the row, calls a service and returns the message to show. The dialog makes the request a
-    POST with a CSRF token, since a mere link could be planted on another page. `when` only hides the button; the
-    service decides whether the transition is legal.
+    The button stands on the row's page and opens a dialog, which sends a POST with a CSRF token. (Another site could
+    make an operator follow a plain link.) `when` only hides the button; the service decides whether the transition is
+    legal.
     """
 
     def decorate(method: Callable[[Any, Any], str]) -> Any:

@@ -20,7 +20,7 @@ class Line:
 
 
 def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable[str]) -> list[Line]:
-    """One line for each name that occurs in any entry."""
+    """Args: entries: pairs of a step and the metrics at that step. Returns: a line for each name found in them."""
     rows = list(entries)
     found = [Line(name.replace("_", " "), [(x, float(m[name])) for x, m in rows if name in m]) for name in names]
     return [line for line in found if line.points]
@@ -33,13 +33,14 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
         key: identifies the charts for `live.js`.
         unit: unit of the steps.
     """
-    context = {"key": key, "unit": unit, "charts": [_drawn(line) for line in lines]}
+    context = {"key": key, "unit": unit, "charts": [_chart_context(line) for line in lines]}
     return render_to_string("console/charts.html", context)
 
 
-def _drawn(line: Line) -> dict[str, Any]:
+def _chart_context(line: Line) -> dict[str, Any]:
+    """The values of a chart in the template."""
     xs, ys = zip(*line.points, strict=True)
-    points = [(_place(x, xs, WIDTH), HEIGHT - _place(y, ys, HEIGHT)) for x, y in line.points]
+    points = [(_scaled(x, xs, WIDTH), HEIGHT - _scaled(y, ys, HEIGHT)) for x, y in line.points]
     return {
         "title": line.title,
         "latest": number(ys[-1]),
@@ -52,8 +53,8 @@ def _drawn(line: Line) -> dict[str, Any]:
     }
 
 
-def _place(value: float, values: Sequence[float], size: int) -> float:
-    """Position of the value in the picture; in the middle if all values are equal."""
+def _scaled(value: float, values: Sequence[float], size: int) -> float:
+    """The value's coordinate in a picture of this size; the middle if all values are equal."""
     low, high = min(values), max(values)
     share = (value - low) / (high - low) if high > low else 0.5
     return MARGIN + share * (size - 2 * MARGIN)

@@ -13,7 +13,7 @@ FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  #
 
 
 def speculators_compare(request: HttpRequest) -> HttpResponse:
-    """Query parameter `ids`: ids of speculators, separated by commas. The page requires the console's sign-in."""
+    """The query parameter `ids` names the speculators, separated by commas. `urls` wraps the view in the sign-in."""
     if not request.user.has_perm("catalog.view_speculator"):
         raise PermissionDenied
     ids = request.GET.get("ids", "").split(",")[:MAX_SPECULATORS]

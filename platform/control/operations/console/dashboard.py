@@ -13,21 +13,21 @@ from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines.models import Pipeline
 
-LATEST = 8
+NUM_LATEST_JOBS = 8
 
 
 def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Unfold's DASHBOARD_CALLBACK."""
-    jobs = Job.objects.select_related("organization").order_by("-pk")[:LATEST]
+    jobs = Job.objects.select_related("organization").order_by("-pk")[:NUM_LATEST_JOBS]
     return {**context, "cards": _cards(), "latest_jobs": jobs, "workers": Worker.objects.order_by("role", "pk")}
 
 
 def _cards() -> list[dict[str, Any]]:
-    live = Deployment.objects.filter(deleted_at=None)
+    kept = Deployment.objects.filter(deleted_at=None)
     jobs, pipelines, workers = Job.objects.all(), Pipeline.objects.all(), Worker.objects.all()
     queue = reverse("queue")
     return [
-        _card("Deployments ready", live.filter(state="ready").count(), f"of {live.count()}", "deployments_deployment"),
+        _card("Deployments ready", kept.filter(state="ready").count(), f"of {kept.count()}", "deployments_deployment"),
         _card("Jobs running", jobs.filter(status="running").count(), f"of {jobs.count()}", "jobs_job"),
         _card("Jobs failed", jobs.filter(status="failed").count(), f"of {jobs.count()}", "jobs_job"),
         _card(

@@ -95,7 +95,7 @@ class JobAdmin(RowsAdmin):
 
     @admin.display(description="charts, by step")
     def curves(self, row: Job) -> SafeString:
-        """Metrics of all committed checkpoints; of a step that was repeated, the latest ones."""
+        """Charts of the metrics at committed checkpoints. For a step that was repeated, the latest metrics count."""
         events = job_events(row).filter(type="checkpoint_committed").order_by("-seq")[:MAX_POINTS]
         by_step = {event.data["step"]: event.data.get("metrics") or {} for event in reversed(events)}
         return charts(f"{row.pk}-curves", lines_of(sorted(by_step.items()), CHARTED), unit="steps")
@@ -132,7 +132,7 @@ class JobAdmin(RowsAdmin):
     )
     def cancel(self, row: Job) -> str:
         batch = Batch.objects.filter(job=row).first()
-        if batch is not None:  # the batch owns its job: its own state must follow
+        if batch is not None:  # cancelling only the job would leave the batch's status unchanged
             batch_cancel(batch=batch)
         else:
             job_cancel(job=row)
@@ -145,7 +145,7 @@ def _log_path(row: Job) -> Path:
 
 
 def _version(row: Job) -> str:
-    """Version of the page: it changes with the job's state, history or log, but not with a renewed lease."""
+    """The version of the page. It changes with the job's state, history or log, but not with a renewed lease."""
     moments = (row.progress_at, row.cancel_requested_at, row.finished_at)
     times = [f"{moment.timestamp():.6f}" if moment else "" for moment in moments]
     last = job_events(row).order_by("-seq").values_list("seq", flat=True).first()

@@ -1,4 +1,4 @@
-"""Shows the end of a log file on this machine. If there are several machines, only the one that wrote it has it."""
+"""Shows the end of a log file on this machine. A log that another machine wrote cannot be shown."""
 
 from pathlib import Path
 
@@ -18,5 +18,5 @@ def _tail(path: Path) -> str:
             log.seek(max(0, path.stat().st_size - TAIL_BYTES))
             return log.read().decode(errors="replace") or "The log is still empty."
     except FileNotFoundError:
-        place = "/".join(path.parts[-3:])
-        return f"The log is not on this machine. The machine that wrote it has it as {place} in its data folder."
+        relative = "/".join(path.parts[-3:])
+        return f"The log is not on this machine. The machine that wrote it has it as {relative} in its data folder."

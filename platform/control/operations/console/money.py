@@ -59,8 +59,8 @@ class SpendCapAdmin(CreatableAdmin):
     actions_detail = ["remove"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        asked = ["organization", "project", "usd"]
-        return asked if obj is None else [*asked, "spent", "paused_batches", "created_at"]
+        form_fields = ["organization", "project", "usd"]
+        return form_fields if obj is None else [*form_fields, "spent", "paused_batches", "created_at"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         return [] if obj is None else ["organization", "project", "spent", "paused_batches", "created_at"]

@@ -63,11 +63,11 @@ class OrganizationAdmin(CreatableAdmin):
     @admin.display(description="limits")
     def quota(self, row: Organization) -> SafeString:
         quota, jobs = quota_of(row.pk), Job.objects.filter(organization=row)
-        held = File.objects.filter(organization=row, deleted_at=None).aggregate(held=Sum("size_bytes"))["held"] or 0
+        stored = File.objects.filter(organization=row, deleted_at=None).aggregate(sum=Sum("size_bytes"))["sum"] or 0
         lines = [
             ("queued jobs", number(jobs.filter(status=Job.Status.QUEUED).count()), number(quota.queued_jobs)),
             ("running jobs", number(jobs.filter(status=Job.Status.RUNNING).count()), number(quota.running_jobs)),
-            ("storage", filesizeformat(held), filesizeformat(quota.storage_bytes)),
+            ("storage", filesizeformat(stored), filesizeformat(quota.storage_bytes)),
             ("requests a minute", "–", number(quota.requests_per_minute)),
         ]
         for cap in spend_caps_list(row).select_related("project"):

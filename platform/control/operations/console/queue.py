@@ -18,7 +18,7 @@ MAX_LINES = 100
 
 
 def queue(request: HttpRequest) -> HttpResponse:
-    """The page requires the console's sign-in."""
+    """`urls` wraps this view in the console's sign-in."""
     if not request.user.has_perm("jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
@@ -41,7 +41,7 @@ def _waiting(now: dt.datetime) -> list[dict[str, Any]]:
 
 
 def _running(now: dt.datetime) -> list[dict[str, Any]]:
-    """Sorted by the end of the lease; the next free worker claims a job whose lease has expired."""
+    """Running jobs, sorted by the end of their lease, so that those with an expired lease come first."""
     jobs = Job.objects.filter(status=Job.Status.RUNNING).select_related("organization").order_by("lease_until")
     return [
         {"job": job, "lease": _seconds(job.lease_until - now), "is_expired": job.lease_until <= now}

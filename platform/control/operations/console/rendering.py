@@ -23,7 +23,7 @@ TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status i
 
 
 def badge(row: Model, status: str, *, active: bool) -> SafeString:
-    """Args: active: the status will change without an operator's action, so the page keeps refreshing."""
+    """Args: active: the status can change without an operator's action, so `live.js` keeps refreshing the page."""
     return format_html(
         '<span data-live="{}-status" data-live-active="{}" class="console-badge console-{}">{}</span>',
         row.pk,
@@ -77,7 +77,7 @@ def link(row: Model | None, title: str = "") -> SafeString | str:
 
 
 def page_of(row: Model) -> str:
-    """`quote` is needed because ids contain an underscore, which is `_5F` in the admin's URLs."""
+    """The URL of a row's page. `quote` is needed because ids contain an underscore, which is `_5F` in such URLs."""
     return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[quote(row.pk)])
 
 

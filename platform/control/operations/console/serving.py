@@ -41,7 +41,8 @@ from control.workflows.speculators.services import speculator_delete
 
 CHARTED_HOURS = 3
 CHARTED = ("acceptance_length", "tokens_per_second", "latency_seconds")
-MOVING = (
+# A badge in these states is refreshed. A ready deployment is among them, because its process may die at any time.
+REFRESHED_STATES = (
     Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
 )  # fmt: skip
 
@@ -149,8 +150,8 @@ class SpeculatorAdmin(FormAdmin):
         return format_html_join("", '<img class="console-plot" src="{}?name={}" alt="{}">', pictures) or "–"
 
     @admin.action(description="Compare side by side", permissions=["view"])
-    def compare(self, request: HttpRequest, chosen: QuerySet[Speculator]) -> HttpResponse:
-        ids = ",".join(chosen.values_list("pk", flat=True)[:MAX_SPECULATORS])
+    def compare(self, request: HttpRequest, selected: QuerySet[Speculator]) -> HttpResponse:
+        ids = ",".join(selected.values_list("pk", flat=True)[:MAX_SPECULATORS])
         return redirect(f"{reverse('speculators-compare')}?{urlencode({'ids': ids})}")
 
     @admin.display(description="training")
@@ -181,16 +182,16 @@ class SpeculatorAdmin(FormAdmin):
         return f"{row} is deleted."
 
 
-def _exists(row: Deployment) -> bool:
+def _is_not_deleted(row: Deployment) -> bool:
     return row.deleted_at is None
 
 
-def _is_up(row: Deployment) -> bool:
-    return _exists(row) and row.desired_state == Deployment.Desired.RUNNING
+def _should_run(row: Deployment) -> bool:
+    return _is_not_deleted(row) and row.desired_state == Deployment.Desired.RUNNING
 
 
-def _is_down(row: Deployment) -> bool:
-    return _exists(row) and (not _is_up(row) or row.state == Deployment.State.FAILED)
+def _is_startable(row: Deployment) -> bool:
+    return _is_not_deleted(row) and (not _should_run(row) or row.state == Deployment.State.FAILED)
 
 
 @admin.register(Deployment)
@@ -211,7 +212,7 @@ class DeploymentAdmin(FormAdmin):
 
     @admin.display(description="state", ordering="state")
     def condition(self, row: Deployment) -> SafeString:
-        return badge(row, row.state, active=row.state in MOVING)
+        return badge(row, row.state, active=row.state in REFRESHED_STATES)
 
     @admin.display(description="base model")
     def base(self, row: Deployment) -> SafeString | str:
@@ -252,24 +253,26 @@ class DeploymentAdmin(FormAdmin):
     def log(self, row: Deployment) -> SafeString:
         return log_tail(f"{row.pk}-log", log_path(get_config(), row.pk))
 
-    @service_action("Start", "Starts the endpoint and forgets its crashes.", icon="play_arrow", when=_is_down)
+    @service_action("Start", "Starts the endpoint and forgets its crashes.", icon="play_arrow", when=_is_startable)
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
 
-    change_served = form_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_exists)
-    roll_out = form_action("roll_out", ROLL_OUT, icon="science", when=_is_up)
-    capture = form_action("capture", SET_CAPTURE, icon="save", when=_exists)
+    change_served = form_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_not_deleted)
+    roll_out = form_action("roll_out", ROLL_OUT, icon="science", when=_should_run)
+    capture = form_action("capture", SET_CAPTURE, icon="save", when=_is_not_deleted)
 
     @service_action(
         "Stop",
-        "The endpoint gets no new requests; the requests that it has are finished.",
+        "The endpoint gets no new requests and finishes its current ones.",
         icon="stop",
         danger=True,
-        when=_is_up,
+        when=_should_run,
     )
     def stop(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_stop(deployment=row).state}."
 
-    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_exists)
+    @service_action(
+        "Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_not_deleted
+    )
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."

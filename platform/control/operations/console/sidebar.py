@@ -1,4 +1,4 @@
-"""The console's sidebar, made of the entries that the admin classes declare."""
+"""Builds the console's sidebar from the entries that the admin classes declare."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ class SidebarEntry:
     icon: str  # name of a Material symbol
 
 
-_QUEUE = (SidebarEntry("Work", 5, "Queue and workers", "groups"), "queue")  # a page without a table
+_QUEUE = (SidebarEntry("Work", 5, "Queue and workers", "groups"), "queue")  # this page has no admin class
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:

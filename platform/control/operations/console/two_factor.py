@@ -26,7 +26,7 @@ class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ig
         }
 
     def _chosen_device(self, user: User) -> TOTPDevice:
-        """The only one that a user has."""
+        """Overrides django-otp's method, which reads the device from the form: our users have only one device."""
         device = TOTPDevice.objects.filter(user=user).first()
         if device is None:
             raise ValidationError("You have no second factor yet. `manage.py two_factor_enrol` creates one.")
@@ -49,7 +49,7 @@ def require_two_factor(site: AdminSite) -> None:
 
 @transaction.atomic
 def second_factor_renew(*, user: User) -> str:
-    """Replaces the user's secrets by a new one. Returns: its `otpauth://` address, which authenticator apps read."""
+    """Replaces the user's secrets by a new one. Returns its `otpauth://` URL, which authenticator apps read."""
     TOTPDevice.objects.filter(user=user).delete()
-    address: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
-    return address
+    url: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
+    return url

@@ -9,7 +9,7 @@ from control.workflows.speculators.plots import EVALUATION, plot_response
 
 
 def speculator_plot(request: HttpRequest, speculator_id: str) -> HttpResponseBase:
-    """A plot by its name. It requires the console's sign-in and the permission to view speculators."""
+    """A plot of the speculator, by name. The console's sign-in and the permission to view speculators are required."""
     speculator = Speculator.objects.filter(pk=speculator_id).first()
     if speculator is None or not request.user.has_perm("catalog.view_speculator"):
         raise Http404

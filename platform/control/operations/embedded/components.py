@@ -1,4 +1,7 @@
-"""One process of the embedded stack: runs under a keeper, is restarted when it dies, and has time to stop."""
+"""One process of the embedded stack, which is restarted when it dies.
+
+Its parent is a keeper: a small process that ends it when the lifeline closes (see `workers.parent_death`).
+"""
 
 import subprocess
 import time
@@ -13,7 +16,7 @@ from workers.parent_death import kept_command
 log = structlog.get_logger(__name__)
 
 MAX_PAUSE_SECONDS = 30.0
-STEADY_SECONDS = 60.0  # after the death of a process that lived longer, the pauses start again at 1 s
+STEADY_SECONDS = 60.0  # if a process lived longer than this before it died, the pauses start again at 1 s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,9 +27,9 @@ class Component:
     environment: Mapping[str, str]
     log_path: Path
     stop_seconds: float = 15.0  # between SIGTERM and SIGKILL
-    children_stay: bool = False  # if the process dies, its children go on; they watch the lifeline themselves
+    children_stay: bool = False  # if the process dies, its children continue: each of them watches the lifeline
     process: "subprocess.Popen[bytes] | None" = None
-    deaths: int = 0  # consecutive ones
+    deaths: int = 0  # deaths in a row, each after less than STEADY_SECONDS
     _started_at: float = field(default=0.0)
     _start_again_at: float | None = None
 
@@ -40,7 +43,7 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in a terminal reaches only the stack, which stops all in order
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the stack, which then stops its components
                 pass_fds=(lifeline,),
             )
         self._started_at, self._start_again_at = time.monotonic(), None

@@ -16,12 +16,12 @@ ADMINISTRATOR = "admin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    api_key: str | None  # None: an earlier start created the key, and its file is deleted
-    admin_password: str | None  # only at the first start, because it is stored nowhere
+    api_key: str | None  # None: an earlier start created the key, and the file with it has been deleted
+    admin_password: str | None  # None except at the first start, because only its hash is stored
 
 
 def first_start(credentials_path: Path) -> Credentials:
-    """Creates them unless there is an organization. The key goes to a file that only its owner can read."""
+    """Creates all of it unless there is an organization. Writes the key to a file that only its owner can read."""
     if Organization.objects.exists():
         return Credentials(api_key=_stored_key(credentials_path), admin_password=None)
     password = secrets.token_urlsafe(12)
@@ -40,7 +40,7 @@ def _stored_key(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """`ready.json` in the data folder, which exists while the stack serves.
+    """The content of `ready.json` in the data folder, a file that exists while the stack serves requests.
 
     A killed stack leaves the file behind, so a reader must check that the process `pid` is alive.
     """
@@ -55,7 +55,7 @@ class Ready:
 
 
 def write_private_json(path: Path, values: dict[str, object]) -> None:
-    """Writes the file atomically; it is never readable by other users, not even for a moment."""
+    """Writes the file atomically. It is never readable by other users, not even while it is written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)

@@ -2,8 +2,8 @@
 
     queue (Valkey) → endpoints (supervisor) → jobs (worker) → api (uvicorn)
 
-Every process watches one pipe, the lifeline, whose write end is in this process: even if this process is killed, none
-outlives it (see `workers.parent_death`).
+Every process watches one pipe, the lifeline, whose write end only this process holds. When this process ends, even if
+it is killed, the pipe closes, and all other processes end too (see `workers.parent_death`).
 """
 
 import os
@@ -57,7 +57,7 @@ class Stack:
             component.watch(self._lifeline)
 
     def stop(self) -> None:
-        """Stops the processes in order; closing the lifeline then ends any that are left."""
+        """Stops the processes in order. Closing the lifeline then ends those that are still running."""
         for component in reversed(self.components):
             component.stop()
         self.cut()
@@ -74,7 +74,7 @@ class Stack:
                 component.process.wait(KEEPER_SECONDS)
 
     def _start_queue(self) -> str | None:
-        """The queue's URL, or None if it cannot run on this machine, so that workers poll."""
+        """Starts the queue server. Returns its URL, or None if it cannot run on this machine; then workers poll."""
         program = find_valkey()
         if program is None:
             log.warning("there is no queue server for this machine; workers poll instead")
@@ -130,7 +130,7 @@ def _answers(url: str) -> bool:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    """Paths are absolute, because all processes run in the project's folder, wherever the stack was started."""
+    """The processes' environment. Paths are absolute, because all processes run in the project's folder."""
     return {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(config.data_dir),

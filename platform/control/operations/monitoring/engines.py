@@ -1,7 +1,7 @@
 """Metrics of this machine's engines, under vLLM's names, with the labels `deployment` and `organization`.
 
-This process collects them because a scraper cannot reach an engine: it listens on loopback, and its port and token
-change with every start.
+This process collects the metrics because a scraper cannot reach an engine: the engine listens on loopback, and its port
+and token change with every start.
 """
 
 from collections.abc import Iterator

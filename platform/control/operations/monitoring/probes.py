@@ -22,7 +22,7 @@ _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
 
 
 def livez(request: HttpRequest) -> HttpResponse:
-    """Answers without calling any dependency; otherwise an outage of the database would restart all processes."""
+    """Calls no dependency, because otherwise an outage of the database would make all processes restart."""
     return JsonResponse({"status": "ok"})
 
 
@@ -38,7 +38,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
         is_forwarded=any(name in request.headers for name in _FORWARDED),
     )
     if not allowed:
-        return HttpResponse(status=404)  # hides that there are metrics
+        return HttpResponse(status=404)  # like an unknown path, to hide that there are metrics
     return HttpResponse(render(QueueMetrics(), Engines()), content_type=CONTENT_TYPE_LATEST)
 
 

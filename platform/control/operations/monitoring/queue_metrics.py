@@ -22,7 +22,7 @@ from control.tenants.webhooks.models import WebhookDelivery
 
 log = structlog.get_logger(__name__)
 
-ALIVE_SECONDS = 60.0  # since a worker's last heartbeat; they come every few seconds
+ALIVE_SECONDS = 60.0  # a worker counts as alive for this time after a heartbeat; it sends one every few seconds
 
 
 class QueueMetrics(Collector):
@@ -100,7 +100,11 @@ def _by(
     *,
     also: Iterable[str],
 ) -> GaugeMetricFamily:
-    """`also`: values that are reported even if no row has them, so that alerts and autoscalers see 0."""
+    """The number of rows for each value of `column`.
+
+    Args:
+        also: values that are reported even if no row has them, so that alerts and autoscalers see 0.
+    """
     counted = dict(rows.order_by().values_list(column).annotate(Count("pk")))
     family = GaugeMetricFamily(name, text, labels=[column])
     for value in sorted({*counted, *also}):

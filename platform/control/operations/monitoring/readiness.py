@@ -20,8 +20,8 @@ from control.core.settings.config import get_config
 
 log = structlog.get_logger(__name__)
 
-TIMEOUT_SECONDS = 2.0  # of one attempt with Redis or storage; probes are repeated every few seconds
-WAIT_SECONDS = 3.0  # for all checks together, less than the timeout of a probe; later answers count as failures
+TIMEOUT_SECONDS = 2.0  # of one request to Redis or storage, which is not retried: the next probe follows in seconds
+WAIT_SECONDS = 3.0  # for all checks together, less than the prober's timeout; a check that takes longer has failed
 _REQUIRED = "database"
 _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
 
@@ -58,7 +58,7 @@ def _outcome(name: str, future: "Future[object]", deadline: float) -> str:
 
 
 def _check_database() -> None:
-    """Opens a new connection, which shows that the database accepts more of them."""
+    """Opens a new connection, because an open one would not show whether the database still accepts connections."""
     connection = connections.create_connection(DEFAULT_DB_ALIAS)
     try:
         with connection.cursor() as cursor:

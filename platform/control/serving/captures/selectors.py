@@ -24,4 +24,5 @@ def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
 
 
 def oldest_kept(capture: Capture) -> Combinable:
+    """The time at which the oldest requests that are still kept were made, as a database expression."""
     return from_now(-3600.0 * capture.hours)

@@ -1,7 +1,7 @@
 """Writers of captured traffic.
 
-opt in ──requests──> rows, each kept for `hours` ──> a file of batch rows: prompts of the next pipeline
-opt out, or the deployment is deleted ──> all rows are deleted
+After the opt-in, each request to the deployment is stored as a row for `hours`. `capture_export` writes the rows to a
+file of prompts for the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ log = structlog.get_logger(__name__)
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
-# Parameters that say how answers are delivered, which is useless for training; `model` becomes the base model's name.
+# Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
 _NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store")
 
 
 @audited("capture.set")
 def capture_set(*, deployment: Deployment, hours: int) -> Capture:
-    """Keeps requests for `hours` from now on. The new figure also applies to requests that are already kept."""
+    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept."""
     values = {"hours": hours, "organization": deployment.organization}
     capture, _ = Capture.objects.update_or_create(deployment=deployment, defaults=values)
     return capture
@@ -105,8 +105,8 @@ def captures_prune() -> None:
     captures = Capture.objects.filter(deployment=OuterRef("deployment"))
     CapturedRequest.objects.filter(~Exists(captures)).delete()
     for capture in Capture.objects.all():
-        of_it = CapturedRequest.objects.filter(deployment_id=capture.deployment_id)
-        of_it.filter(created_at__lte=oldest_kept(capture)).delete()
-        beyond = of_it.order_by("-id").values_list("pk", flat=True)[MAX_REQUESTS : MAX_REQUESTS + 1].first()
-        if beyond is not None:
-            of_it.filter(pk__lte=beyond).delete()
+        captured = CapturedRequest.objects.filter(deployment_id=capture.deployment_id)
+        captured.filter(created_at__lte=oldest_kept(capture)).delete()
+        newest_excess = captured.order_by("-id").values_list("pk", flat=True)[MAX_REQUESTS : MAX_REQUESTS + 1].first()
+        if newest_excess is not None:
+            captured.filter(pk__lte=newest_excess).delete()

@@ -1,1 +1,1 @@
-"""Dedicated endpoints: desired state, observed state, and the supervisor that brings the two together."""
+"""Dedicated endpoints: their desired and observed states, and the supervisor that establishes the desired state."""

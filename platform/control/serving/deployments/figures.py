@@ -1,4 +1,4 @@
-"""Metrics of a deployment over time: figures of each period (`Stretch`), from the samples of its processes.
+"""Metrics of a deployment over time: the figures of a period (`Stretch`), computed from samples of counters.
 
 acceptance length = 1 + accepted tokens / drafts       acceptance rate = accepted tokens / draft tokens
 tokens per second = generated tokens / seconds between the period's samples
@@ -14,12 +14,12 @@ from control.billing.usage.selectors import Window
 from control.serving.deployments.measuring import COUNTERS
 from control.serving.deployments.models import Deployment, DeploymentSample
 
-BEFORE = dt.timedelta(minutes=10)  # the first difference of a window may begin at a sample so long before it
+BEFORE = dt.timedelta(minutes=10)  # the first difference in a window may use a sample from this long before the window
 
 
 @dataclass(slots=True)
 class Stretch:
-    """`counts` is the growth of each counter; `seconds` is the time between the samples that it was computed from."""
+    """The figures of a period. `counts`: the increase of each counter; `seconds`: the time that the samples cover."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -54,12 +54,12 @@ class Stretch:
     def first_token_seconds(self) -> float | None:
         return self._ratio("first_token_seconds", "first_tokens")
 
-    def _ratio(self, of: str, by: str) -> float | None:
-        return self.counts[of] / self.counts[by] if self.counts[by] else None
+    def _ratio(self, numerator: str, denominator: str) -> float | None:
+        return self.counts[numerator] / self.counts[denominator] if self.counts[denominator] else None
 
 
 def stretches(deployment: Deployment, window: Window) -> dict[dt.datetime, Stretch]:
-    """One `Stretch` for each bucket of the window by its start, also for buckets without samples."""
+    """Maps the start of each bucket of the window to its figures, also for buckets without samples."""
     found = {start: Stretch() for start in window.starts()}
     samples = DeploymentSample.objects.filter(
         deployment=deployment, at__gte=window.start - BEFORE, at__lt=window.end
@@ -83,8 +83,10 @@ def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
 
 
 def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
-    """Yields the time of the later sample, the growth of the counters, and the seconds between the two samples."""
+    """Yields for two successive samples of one process the time of the later one, the increase of the counters, and
+    the seconds between the two.
+    """
     for before, after in pairwise(samples):
         if before.process == after.process:
-            grown = {name: after.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in COUNTERS}
-            yield after.at, Counter(grown), (after.at - before.at).total_seconds()
+            increase = {name: after.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in COUNTERS}
+            yield after.at, Counter(increase), (after.at - before.at).total_seconds()

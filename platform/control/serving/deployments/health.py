@@ -1,4 +1,4 @@
-"""Checks whether an endpoint can generate a token. Checks run in futures, so that one that hangs delays no other."""
+"""Checks whether an endpoint can generate a token. A check runs in a thread, so that a hanging one delays no other."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +24,7 @@ class HealthWatch:
 
     interval_seconds: float
     failures: int = 0  # consecutive failed checks
-    last_good: float = field(default_factory=time.monotonic)  # time of the last good check, or of the watch's start
+    last_good: float = field(default_factory=time.monotonic)  # time of the last good check; before it, of the creation
     _pending: "Future[bool] | None" = None
     _next_at: float = 0.0
 

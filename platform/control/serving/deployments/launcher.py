@@ -1,6 +1,7 @@
 """Starts the engine's server as a separate process, with its own session, log, free loopback port and random token.
 
-The process outlives the supervisor unless a lifeline is given: then it ends when the lifeline's owner ends.
+The process outlives the supervisor unless a lifeline is given: a pipe whose write end is held by another process, the
+owner. The engine's process then ends when the owner ends.
 """
 
 import secrets
@@ -30,7 +31,7 @@ TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 
 
 class LaunchError(Exception):
-    """The process could not be started or ended at once."""
+    """The process could not be started, or it ended at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ def log_path(config: Config, deployment_id: str) -> Path:
 
 
 def stage(config: Config, deployment: Deployment) -> Path | None:
-    """Copies the model, the adapters and the speculator from storage to this machine, unless they are here already.
+    """Copies the model, the adapters and the speculator to this machine, unless this has been done before.
 
     Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
     """
@@ -61,6 +62,7 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 
 
 def _copied(prefix: str, target: Path) -> Path:
+    """Copies a folder from storage unless `target` exists. Returns `target`."""
     if target.is_dir():
         return target
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

@@ -1,7 +1,8 @@
-"""Reads the counters of endpoints at intervals, in futures, and stores them as samples.
+"""Reads the counters of endpoints at intervals, in threads, and stores them as samples.
 
-A sample holds the counters of one process since its start. Figures of a period are differences between samples of the
-same process: a restart loses the counts since the last sample, and nothing is counted twice.
+A sample holds the counters of one process since its start. The figures of a period are computed from differences
+between samples of the same process. A restart therefore loses the counts since the last sample, and nothing is counted
+twice.
 """
 
 import datetime as dt
@@ -18,7 +19,7 @@ from control.serving.deployments.models import Deployment, DeploymentSample
 
 TIMEOUT_SECONDS = 5.0
 KEPT = dt.timedelta(days=7)
-# Name of the sample in Prometheus's text: our name
+# Maps the name of a sample in Prometheus's text to the counter's name in `DeploymentSample.counters`.
 _COUNTED: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",

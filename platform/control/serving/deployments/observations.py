@@ -1,4 +1,4 @@
-"""Writes the supervisor's observations into the row. Each write names the generation that was observed.
+"""Writes the supervisor's observations into the deployment's row. Each write names the generation that was observed.
 
 Pipelines that wait for the deployment receive `deployment_settled`; if that signal is lost, the reconciler of pipelines
 finds the same state.
@@ -40,7 +40,7 @@ def deployment_launched(*, deployment: Deployment, pid: int, process_started: st
 
 @transaction.atomic
 def deployment_observe(*, deployment: Deployment, healthy: bool) -> bool:
-    """Records a health check of the process in the row. Returns whether the state changed."""
+    """Records the result of a health check. Returns whether the state changed."""
     if not healthy:  # a process that was never ready is not degraded: it is still starting
         return deployment.state == State.READY and transition(
             deployment, State.DEGRADED, expected_generation=deployment.generation
@@ -78,7 +78,7 @@ def backoff_seconds(num_crashes: int) -> float:
 
 @transaction.atomic
 def deployment_draining(*, deployment: Deployment) -> bool:
-    """Takes the deployment out of the gateway's routing before its process is ended to be replaced."""
+    """Takes the deployment out of the gateway's routing, before the supervisor ends its process to replace it."""
     return transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, not_before=None)
 
 
@@ -90,7 +90,7 @@ def deployment_drained(*, deployment: Deployment) -> bool:
 
 @transaction.atomic
 def deployment_stopped(*, deployment: Deployment) -> bool:
-    """Records that the process of a deployment that was to stop has ended."""
+    """Records that the process of a stopping deployment has ended."""
     return transition(
         deployment, State.STOPPED, expected_generation=deployment.generation, **NO_PROCESS, healthy_at=None
     )

@@ -1,4 +1,4 @@
-"""Processes that may not be our children. Pid and start time identify a process, since pids are reused."""
+"""Handles processes that are not necessarily our children. Pid and start time identify a process: pids are reused."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ MARK = "SLIPSTREAM_DEPLOYMENT_ID"  # in the environment of every endpoint proces
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
     pid: int
-    started: str  # start time; two processes with the same pid never have the same
+    started: str  # start time; no two processes with the same pid have the same start time
 
     def is_alive(self) -> bool:
         """A zombie is dead: it can't serve, and its parent may never collect it."""
@@ -35,18 +35,18 @@ class ProcessIdentity:
 
 
 def process_started(pid: int) -> str | None:
-    """Start time of the process, as a text to compare. None if there is no such process or it is a zombie."""
+    """The start time as a text that can be compared for equality; None: there is no such process, or it is a zombie."""
     if not _PROC.joinpath("self", "stat").exists():
         return _started_by_ps(pid)
     try:
         stat = _PROC.joinpath(str(pid), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may contain spaces and parentheses
-    if state in "ZXx":
+    state, *fields = stat.rpartition(")")[2].split()  # the program's name, before this ")", may contain ")" and spaces
+    if state in "ZXx":  # zombie or dead
         return None
-    boot = _PROC.joinpath("sys/kernel/random/boot_id").read_text()[:8]
-    return f"{boot}-{fields[18]}"  # field 22 of the line: clock ticks since boot
+    boot = _PROC.joinpath("sys/kernel/random/boot_id").read_text()[:8]  # ticks start again at each boot
+    return f"{boot}-{fields[18]}"  # field 22 of the line (`fields` starts at field 4): clock ticks since boot
 
 
 def _started_by_ps(pid: int) -> str | None:
@@ -56,7 +56,7 @@ def _started_by_ps(pid: int) -> str | None:
 
 
 def marked_processes() -> dict[int, str]:
-    """Pid -> deployment id of all this user's processes that were started as endpoints. Empty on systems but Linux."""
+    """Maps the pid of each endpoint process of this user to its deployment's id. Empty on systems other than Linux."""
     found: dict[int, str] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:

@@ -22,7 +22,7 @@ class DeploymentInput(RequestModel):
 
 
 class DeploymentUpdateInput(RequestModel):
-    """What is left out does not change."""
+    """A parameter that is left out does not change."""
 
     speculator_id: Annotated[str, Text(40)] | None = None
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
@@ -31,13 +31,13 @@ class DeploymentUpdateInput(RequestModel):
 class ServedAdapter(ResponseModel):
     id: str
     name: str
-    model: str = Field(description="What callers put into `model`.")
+    model: str = Field(description="The value of `model` in requests for this adapter.")
 
 
 class DeploymentObject(ResponseModel):
     id: str
     object: Literal["deployment"] = "deployment"
-    name: str = Field(description="What callers put into `model`.")
+    name: str = Field(description="The value of `model` in requests to this deployment.")
     model: str
     speculator_id: str | None
     adapters: list[ServedAdapter]
@@ -58,7 +58,7 @@ class DeploymentObject(ResponseModel):
 
 
 class DeploymentMetrics(ResponseModel):
-    """The figures of one bucket of time. A figure is null if nothing was measured from which it follows."""
+    """The figures of one bucket of time. A figure is null if the bucket has no data from which to compute it."""
 
     object: Literal["deployment.metrics"] = "deployment.metrics"
     start_time: Unix

@@ -59,5 +59,8 @@ def deployments_to_supervise() -> QuerySet[Deployment]:
 
 
 def deployment_sessions() -> dict[str, int | None]:
-    """For the supervisor only: the process session of each deployment in this database, or None if it has none."""
+    """For the supervisor only: maps each deployment's id to its process session; None if it has no process.
+
+    The session id equals the process id, because `launch` starts each process in a session of its own.
+    """
     return dict(Deployment.objects.values_list("pk", "pid"))

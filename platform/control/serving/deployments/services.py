@@ -31,8 +31,8 @@ def deployment_create(
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
-    Raises: ApiError: 400 for a bad name; 409 for a taken one, a speculator that is not ready or was trained for
-        another revision of the base model, or an adapter of another model.
+    Raises: ApiError: 400: the name is invalid; 409: the name is taken, the speculator is not ready or was trained for
+        another revision of the base model, or an adapter belongs to another model.
     """
     if not _NAME.fullmatch(name):
         message = (
@@ -85,7 +85,7 @@ def deployment_update(
     Args:
         speculator: None: serve without one.
         adapters: the complete new list; None: leave the adapters as they are.
-    Raises: ApiError: 409 as for `deployment_create`.
+    Raises: ApiError: 409, as `deployment_create`, except for the name.
     """
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
@@ -145,9 +145,9 @@ def _refuse_deleted(deployment: Deployment) -> None:
 
 @transaction.atomic
 def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployment:
-    """Creates a second process for the deployment, with another speculator. `canary_share` gives it requests.
+    """Creates a hidden deployment with another speculator. `canary_share` sets its share of the requests.
 
-    Raises: ApiError: 409 as for `deployment_create`; IntegrityError: the deployment already has a canary.
+    Raises: ApiError: 409, as `deployment_create`; IntegrityError: the deployment already has a canary.
     """
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(

@@ -1,4 +1,4 @@
-"""Signals of deployments, received by the rooms above."""
+"""Signals of deployments, received by rooms that import this one."""
 
 from django.dispatch import Signal
 

@@ -1,9 +1,11 @@
-"""The legal transitions of a deployment, and the one statement that makes them.
+"""The legal transitions of a deployment, and the function that makes them.
 
-    provisioning ⇄ ready ⇄ degraded        the supervisor's observations while the process should run
-    any of them  → stopping → stopped      a customer's stop, then the supervisor's observation
-    any of them  → failed                  the supervisor gives up (crash_loop)
-    stopped, failed, stopping → provisioning   a customer's start
+    provisioning ⇄ ready ⇄ degraded                    the supervisor's observations while the process should run
+    degraded → provisioning                            the process ended or is replaced
+    provisioning, ready, degraded → failed             the supervisor gives up (crash_loop)
+    provisioning, ready, degraded, failed → stopping   a customer stops or deletes the deployment
+    stopping → stopped                                 the supervisor observed the end of the process
+    stopped, failed, stopping → provisioning           a customer starts the deployment
 
 The process of a `degraded` deployment is alive and was ready, but fails its health checks at present.
 """
@@ -30,13 +32,13 @@ MOVES: dict[Deployment.State, frozenset[Deployment.State]] = {
 def transition(
     deployment: Deployment, to: Deployment.State, *, expected_generation: int | None = None, **changes: object
 ) -> bool:
-    """Compare and swap, in one statement: moves the row to `to` and writes `changes` if the move is legal now.
+    """Sets the state to `to` and writes `changes`, in one compare-and-swap, if the transition is legal now.
 
     Args:
-        expected_generation: refuse unless the row still has this generation. The supervisor passes the generation
-            that it observed, so that an observation of an older configuration changes nothing.
+        expected_generation: change nothing unless the row still has this generation. The supervisor passes the
+            generation that it observed, so that an observation of an older configuration has no effect.
 
-    Returns: whether the row moved. `deployment` then has the new values.
+    Returns: whether the state was set. `deployment` then has the new values.
     """
     sources = [source for source, targets in MOVES.items() if to in targets]
     rows = Deployment.objects.filter(pk=deployment.pk, state__in=sources)

@@ -1,15 +1,17 @@
 """Makes processes match their rows in the database. `tick` never waits for a process, a probe or storage.
 
-    row says run    no process       → stage the speculator, launch (unless the back-off of a crash is not over)
-                    process is gone  → crash: back off, or give up
-                    old generation   → drain, then launch
-                    process lives    → probe; ready, degraded, or killed when it hangs
-    row says stop   process lives    → SIGTERM, later SIGKILL
-                    no process       → stopped
+    desired   observed                        action of the supervisor
+    running   no process was started          copy the files (stage) and launch, after the back-off of a crash
+    running   the process has ended           record a crash: back off, or give up
+    running   the process is of an older
+              generation                      drain the process, then launch another
+    running   the process is alive            probe it; record ready or degraded, or kill it if it hangs
+    stopped   the process is alive            SIGTERM, later SIGKILL
+    stopped   the process has ended           record stopped
 
-The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so another
-supervisor can continue from the rows. The contents of `_Watched` (timers, the handle of an own child) are created
-again for an adopted process.
+The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so the next
+supervisor can adopt the process, which means to watch it without being its parent. It creates a new `_Watched` (timers,
+handle of the child) for an adopted process.
 """
 
 import os
@@ -45,7 +47,7 @@ class SupervisorTimings:
 
     probe_seconds: float = 1.0
     startup_seconds: float = 900.0  # until the first good health check: large models load for minutes
-    hang_seconds: float = 60.0  # a process that was healthy is killed after so long without a good health check
+    hang_seconds: float = 60.0  # a process that was healthy is killed after this time without a good health check
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
     sample_seconds: float = 30.0  # between two reads of an engine's counters
@@ -67,11 +69,11 @@ class _Watched:
 
 
 class Supervisor:
-    """There may be only one per database: processes on another machine would look dead to it.
+    """There may be only one supervisor per database, because it takes processes on other machines for dead.
 
     Args:
-        lifeline: the read end of a pipe. With it, endpoints end with the pipe's owner and `stop` drains them; without
-            it, they keep serving when the supervisor ends.
+        lifeline: the read end of a pipe (see `launcher`). With a lifeline, the endpoints end when its owner ends, and
+            `stop` drains them; without one, they keep serving when the supervisor ends.
         drains: `stop` drains the endpoints even without a lifeline, as in a container, where they would end anyway.
     """
 
@@ -93,7 +95,7 @@ class Supervisor:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="supervisor")
 
     def kill_strays(self) -> None:
-        """Kills endpoint processes that are in no row, because a supervisor died between a launch and its record."""
+        """Kills endpoint processes that no row names: a supervisor died after a launch, before it recorded it."""
         known = deployment_sessions()
         for pid, deployment_id in marked_processes().items():
             try:
@@ -120,11 +122,11 @@ class Supervisor:
             self._forget(gone)
 
     def reap(self) -> None:
-        """Collects the exit codes of own children that are no longer watched."""
+        """Collects the exit codes of children that are no longer watched, so that they do not stay zombies."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
 
     def stop(self) -> None:
-        """Ends the supervisor, and the endpoints too if it drains; the next supervisor starts them again."""
+        """Ends the supervisor. If `drains` is set, also ends the endpoints; the next supervisor starts them again."""
         if self.drains:
             self._drain_all()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""Reads the token counts of the engine out of the answers that the gateway passes on.
+"""Reads the engine's token counts from the answers that the gateway passes on.
 
-A whole answer has them in `usage`. A stream has them in its last chunk, if the caller asked for that, and a caller who
-disconnects earlier ends it before that chunk. So the gateway requests usage in every chunk, and removes it where the
-caller did not request it, because clients add up all usage that they see. Thus the tokens of an interrupted stream are
-counted too.
+An answer that is not streamed has the counts in `usage`. A stream has them in its last chunk, if the caller requested
+that; but a caller who disconnects earlier never gets this chunk. To count the tokens of an interrupted stream as well,
+the gateway requests `usage` in every chunk. It removes `usage` from the chunks for which the caller did not request it,
+because clients add up all usage that they see.
 """
 
 import json
@@ -37,20 +37,20 @@ class UsageOptions:
 def metered_request(body: dict[str, Any]) -> bytes | None:
     """The body of a stream's request, changed so that every chunk has usage.
 
-    Returns: None if the body is to be sent as it is: it does not ask for a stream, or its options are invalid.
+    Returns: None if the body must be sent unchanged: it does not request a stream, or its options are invalid.
     """
     options = body.get("stream_options")
     options = {} if options is None else options
     if body.get("stream") is not True or not isinstance(options, dict):
         return None
-    asked = {"include_usage": True, "continuous_usage_stats": True}
-    if any(not isinstance(options.get(name), bool | None) for name in asked):
+    usage_options = {"include_usage": True, "continuous_usage_stats": True}
+    if any(not isinstance(options.get(name), bool | None) for name in usage_options):
         return None
-    return json.dumps({**body, "stream_options": {**options, **asked}}).encode()
+    return json.dumps({**body, "stream_options": {**options, **usage_options}}).encode()
 
 
 def tokens_of(answer: bytes) -> Tokens | None:
-    """The usage in an answer or in one chunk, or None if there is none."""
+    """The usage in an answer or in one chunk of a stream; None if it contains no usage."""
     try:
         usage = json.loads(answer)["usage"]
         details = usage.get("prompt_tokens_details") or {}
@@ -62,25 +62,25 @@ def tokens_of(answer: bytes) -> Tokens | None:
 
 
 async def metered(stream: AsyncIterator[bytes], *, options: UsageOptions, count: Count) -> AsyncIterator[bytes]:
-    """Passes whole events on. When the engine or the caller ends the stream, `count` gets the last usage seen."""
+    """Passes events on. When the engine or the caller ends the stream, calls `count` with the last usage in it."""
     last = b""
     try:
         async for events in stream:
-            shown = []
+            passed_on = []
             for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
                 if b'"usage"' in event:
                     last = event
                 if (visible := _without_extra_usage(event, options)) is not None:
-                    shown.append(visible + _END_OF_EVENT)
-            if shown:
-                yield b"".join(shown)
+                    passed_on.append(visible + _END_OF_EVENT)
+            if passed_on:
+                yield b"".join(passed_on)
     finally:
         tokens = tokens_of(last.removeprefix(_DATA))
         await count(tokens or Tokens())
 
 
 def _without_extra_usage(event: bytes, options: UsageOptions) -> bytes | None:
-    """The event as the caller should see it, or None if it holds only usage that the caller did not request."""
+    """The event to pass on; None if it contains only usage that the caller did not request."""
     if options.in_every_chunk or b'"usage"' not in event:
         return event
     try:

@@ -1,8 +1,8 @@
 """Sends one request to one engine and passes the answer on as it arrives.
 
-Once the caller has a status, only the stream itself can report a failure. So an event stream is passed on in whole
-events, and one that ends without `[DONE]` gets a last event with code `upstream_terminated`. Before the first byte,
-every failure of the engine is a 502.
+If the engine fails before the first byte of its answer, the caller gets 502. Once the caller has received the status,
+only the stream itself can report a failure. Therefore only whole events of a stream are passed on, and a stream that
+ends without `[DONE]` gets a last event with the code `upstream_terminated`.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ import httpx2
 from control.core.api.errors import ApiError
 
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 600.0  # the timeout of OpenAI's client; an answer that is not streamed sends nothing until its end
+# Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The
+# value is the default timeout of OpenAI's client.
+SILENCE_SECONDS = 600.0
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _DONE = b"data: [DONE]"
@@ -34,13 +36,13 @@ class Answer:
     status: int
     content_type: str
     retry_after: str | None
-    body: bytes | AsyncIterator[bytes]  # the latter for an event stream
+    body: bytes | AsyncIterator[bytes]  # an iterator if the answer is an event stream
 
 
 async def forward(target: Target, path: str, body: bytes, *, request_id: str) -> Answer:
     """Returns once the whole answer or the first event of a stream has arrived.
 
-    Raises: ApiError: 502, the engine failed before that.
+    Raises: ApiError: 502, the engine failed before then.
     """
     client = _client()
     request = client.build_request(
@@ -67,7 +69,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str) ->
 
 
 async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
-    """Closes the connection if it raises. Raises: httpx2.HTTPError."""
+    """Reads the whole answer or the first event. Raises: httpx2.HTTPError; the connection is then closed."""
     try:
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
             return await response.aread()
@@ -119,7 +121,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = Wea
 
 
 def _client() -> httpx2.AsyncClient:
-    """One per event loop: connections belong to the loop that opened them. A server has one loop, tests have many."""
+    """A client for each event loop, because connections belong to the loop that opened them (tests have many loops)."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
         _clients[loop] = httpx2.AsyncClient(

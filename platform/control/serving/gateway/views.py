@@ -2,9 +2,10 @@
 
     key → organization → its deployment named `model` → the engine's port, with the engine's own token
 
-The body goes through unread but for `model`, so whatever the engine understands, the API understands; a stream is
-asked for its usage besides (`meter`). The database is asked in one hop to a thread, and told of the tokens in another.
-When the caller goes away, Django cancels the view, and with it the engine's work.
+The gateway checks only `model` in the body and passes the rest on, so the API accepts every parameter that the engine
+accepts. In requests for a stream, it also switches on usage (`meter`). Each request makes two calls in a thread for the
+database: one finds the deployment, the other records the tokens. When the caller disconnects, Django cancels the view,
+which closes the connection to the engine and so ends its work.
 """
 
 import asyncio
@@ -94,13 +95,13 @@ class _Routed:
     target: Target
     caller: Caller
     body: dict[str, Any]
-    deployment_id: str  # of who answers: the one that was named, or its canary
-    named_id: str
+    deployment_id: str  # the deployment that answers: the named one, or its canary
+    named_id: str  # the deployment that `model` names
     endpoint: str
 
 
 def _begin_span(routed: _Routed, path: str) -> Span:
-    """Ends with the answer's last byte."""
+    """The caller must end the span after the last byte of the answer."""
     operation, model = path.removeprefix("/v1/").partition("/")[0], str(routed.body["model"])
     operation = "text_completion" if operation == "completions" else operation  # the convention's name
     about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
@@ -108,7 +109,10 @@ def _begin_span(routed: _Routed, path: str) -> Span:
 
 
 async def _count(routed: _Routed, span: Span, tokens: Tokens) -> None:
-    """Under the name that the caller used. Also for one who has gone, whose tasks are cancelled: hence the shield."""
+    """Records the tokens under the model name in the request.
+
+    The shield is for a caller who has disconnected: Django has cancelled this task, but the tokens must be recorded.
+    """
     span.set_attribute(tracing.INPUT_TOKENS, tokens.input)
     span.set_attribute(tracing.OUTPUT_TOKENS, tokens.output)
     span.end()
@@ -122,12 +126,16 @@ def _write_usage(routed: _Routed, tokens: Tokens) -> None:
         with as_tenant(routed.caller.organization_id):
             usage_add(caller=routed.caller, model=routed.body["model"], tokens=tokens, num_requests=1, is_batch=False)
             request_capture(deployment_id=routed.named_id, endpoint=routed.endpoint, body=routed.body)
-    except DatabaseError:  # the answer is there: better uncounted than lost
+    except DatabaseError:  # the caller must get the answer even if its tokens cannot be recorded
         log.exception("usage not counted", model=routed.body["model"], tokens=tokens)
 
 
 def _route(request: HttpRequest) -> _Routed:
-    """Authenticates first: a caller without a key learns nothing, not even that its body is malformed."""
+    """Finds the deployment. Authenticates first: a caller without a key must learn nothing, not even that its body is
+    malformed.
+
+    Raises: ApiError.
+    """
     key = authenticate_request(request)
     require_scope(key, INFERENCE, str(request.method))
     body, caller = _body(request), Caller.of(key)
@@ -135,7 +143,7 @@ def _route(request: HttpRequest) -> _Routed:
         headers = {"x-should-retry": "false"}
         raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
     deployment = deployment_by_name(key.organization, body["model"], only=key.deployment_ids)
-    answering = _chosen(deployment)
+    answering = _select_process(deployment)
     if answering is None or answering.port is None:
         raise _not_ready(deployment)
     target = Target(port=answering.port, token=answering.token)
@@ -149,8 +157,11 @@ def _route(request: HttpRequest) -> _Routed:
     )
 
 
-def _chosen(deployment: Deployment) -> Deployment | None:
-    """The deployment or, for its share of the requests, the canary; either one alone when the other does not answer."""
+def _select_process(deployment: Deployment) -> Deployment | None:
+    """Selects the deployment or, for its share of the requests, the canary.
+
+    If only one of them is up, that one gets all requests. None: neither is up.
+    """
     is_up, canary = _is_up(deployment), canary_of(deployment)
     if canary is None or not _is_up(canary):
         return deployment if is_up else None
@@ -165,12 +176,12 @@ def _note_failure(deployment_id: str, organization_id: str) -> None:
     try:
         with as_tenant(organization_id):
             Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + 1)
-    except DatabaseError:  # the caller must learn that the engine failed, not that the count did
+    except DatabaseError:  # the response must report the engine's failure, not the database's
         log.exception("failure not counted", deployment_id=deployment_id)
 
 
 def _body(request: HttpRequest) -> dict[str, Any]:
-    """With a `model` that is text."""
+    """The body as an object whose `model` is a string. Raises: ApiError."""
     try:
         body = parse_json(request.body)
     except RequestDataTooBig as error:
@@ -186,10 +197,10 @@ def _body(request: HttpRequest) -> dict[str, Any]:
 
 
 def _not_ready(deployment: Deployment) -> ApiError:
-    """What is on its way is worth another try; what was stopped or gave up is not, and says so to OpenAI's client."""
-    on_its_way = deployment.state == Deployment.State.PROVISIONING
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} | ({} if on_its_way else {"x-should-retry": "false"})
-    code = "deployment_not_ready" if on_its_way else f"deployment_{deployment.state}"
+    """`x-should-retry` tells OpenAI's client not to retry by itself if the deployment has stopped or failed."""
+    is_starting = deployment.state == Deployment.State.PROVISIONING
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} | ({} if is_starting else {"x-should-retry": "false"})
+    code = "deployment_not_ready" if is_starting else f"deployment_{deployment.state}"
     start = f"POST /v1/deployments/{deployment.pk}/start starts it."
     advice = {
         Deployment.State.PROVISIONING: "Try again in some seconds.",

@@ -1,1 +1,1 @@
-"""OpenAI's list of models: deployments and base models under one name each."""
+"""OpenAI's list of models: an organization's deployments, their adapters, and base models."""

@@ -30,7 +30,7 @@ class ModelList(ResponseModel):
 
     @classmethod
     def of(cls, models: QuerySet[BaseModel], deployments: QuerySet[Deployment]) -> Self:
-        """A deployment hides a base model of its name, as it does for chat."""
+        """A base model with the name of a deployment is left out, because the name selects the deployment."""
         named, data = {deployment.name for deployment in deployments}, []
         for deployment in deployments:
             data.append(shown := ModelObject.of(deployment))

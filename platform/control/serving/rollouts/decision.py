@@ -1,6 +1,6 @@
-"""Decides whether a canary may replace the current speculator. Pure functions: figures in, a decision out.
+"""Decides whether the canary's speculator replaces the current one. These functions read and write no database.
 
-Canary and deployment served requests of the same callers at the same time, so a change of the traffic affects both.
+Canary and deployment serve requests of the same callers at the same time, so a change of the traffic affects both.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ class Figures:
     """Counts of the canary or of the deployment since the canary's first request."""
 
     num_requests: int
-    num_failed: int  # requests of the gateway to which the engine gave no complete answer
+    num_failed: int  # requests that the gateway sent and to which the engine gave no complete answer
     acceptance_length: float | None  # None: nothing was drafted
 
     @property
@@ -39,7 +39,7 @@ class Decision:
 
 
 def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
-    """Returns None while there are too few requests to decide."""
+    """Returns None while the canary has too few requests to decide."""
     enough = canary.num_requests + canary.num_failed >= terms.min_requests
     allowed = max(terms.max_error_rate, stable.error_rate)
     if canary.error_rate > allowed and (enough or canary.num_failed > terms.max_error_rate * terms.min_requests):
@@ -47,9 +47,9 @@ def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
         return Decision(False, "too_many_errors", message)
     if not enough:
         return None
-    now, then = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0
-    least = then * (1.0 - terms.max_acceptance_drop)
-    message = f"The canary's acceptance length is {now:.3f}, the current speculator's is {then:.3f}."
-    if now < least:
+    new, current = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0  # 1.0: plain decoding
+    least = current * (1.0 - terms.max_acceptance_drop)
+    message = f"The canary's acceptance length is {new:.3f}, the current speculator's is {current:.3f}."
+    if new < least:
         return Decision(False, "acceptance_dropped", f"{message} At least {least:.3f} is required.")
     return Decision(True, "accepted", message)

@@ -1,4 +1,4 @@
-"""A rollout: one change of a deployment's speculator, which a canary tries out first."""
+"""A rollout: one change of a deployment's speculator, which a canary first serves to a share of the traffic."""
 
 from django.db import models
 

@@ -26,14 +26,14 @@ class RolloutInput(RequestModel):
 
 
 class RolloutReason(ResponseModel):
-    """Why the rollout ended as it did."""
+    """The reason for the outcome of the rollout."""
 
     code: str
     message: str
 
 
 class RolloutFigures(ResponseModel):
-    """Since the canary's first request."""
+    """Figures of one process since the canary's first request."""
 
     num_requests: int
     num_failed: int

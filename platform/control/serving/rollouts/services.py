@@ -1,10 +1,10 @@
-"""Writers of rollouts; `rollouts_reconcile` makes their transitions.
+"""Writers of rollouts. `rollouts_reconcile` makes the transitions of their status:
 
 starting ──canary ready──> canary ──decided──> promoting ──the deployment serves it──> promoted
     └───────────────────────┴──────────────────────┴──> rolled_back
 
-The canary is a deployment with a process of its own that the API does not list; the gateway sends it its share of the
-requests. While the deployment itself restarts with the new speculator, the canary answers all requests.
+The canary is a deployment that the API does not list. It has a process of its own, to which the gateway sends a share
+of the requests. While the deployment itself restarts with the new speculator, the canary answers all requests.
 """
 
 import datetime as dt
@@ -74,7 +74,7 @@ def rollout_cancel(*, rollout: Rollout) -> bool:
 
 
 def rollouts_reconcile() -> None:
-    """Called by every worker every few seconds. Compare and swap lets only one of them move a rollout."""
+    """Advances all rollouts. Every worker calls it every few seconds; a compare-and-swap lets one of them succeed."""
     for rollout in rollouts_active():
         try:
             with as_tenant(rollout.organization_id):
@@ -175,7 +175,7 @@ def _roll_back(rollout: Rollout, code: str, message: str, **values: object) -> b
 
 
 def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
-    """Compares and swaps the status and records the event. Returns False if another process moved the rollout first."""
+    """Sets the status in one compare-and-swap and records the event. False: another process has changed the status."""
     assert rollout.status in ACTIVE, "a rollout that has ended does not change"
     with transaction.atomic():
         moved = Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(status=to, **values)

@@ -1,4 +1,4 @@
-"""/v1/deployments/{id}/rollouts: another speculator, on a share of the traffic first."""
+"""/v1/deployments/{id}/rollouts: replace the speculator, after a trial on a share of the traffic."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -29,7 +29,7 @@ class RolloutsView(_DeploymentView):
 
     @operation("deployments.rollouts.create", request=RolloutInput, response=RolloutObject, status=201)
     def post(self, request: Request, deployment_id: str, body: RolloutInput) -> RolloutObject:
-        """A process of its own answers the share; it is promoted or rolled back by acceptance length and errors."""
+        """A second process answers the share. Its acceptance length and errors decide whether it is promoted."""
         return RolloutObject.of(create_from(self.deployment(deployment_id), body))
 
 

@@ -5,8 +5,9 @@
     shards ─────┘      ├─ ok      -> output-<hash>.jsonl, tokens-<hash>.jsonl
                        └─ not ok  -> errors-<hash>.jsonl
 
-It can be restarted: nothing is visible before the last transaction, which ends the batch and creates the files' rows.
-Keys contain a hash of the content, so two workers that assemble at the same time never overwrite each other's objects.
+Assembling can be interrupted and repeated: nothing is visible before the last transaction, which ends the batch and
+creates the database rows of the files. The storage keys contain a hash of the content, so two workers that assemble at
+the same time never overwrite each other's objects.
 """
 
 from collections.abc import Mapping
@@ -34,9 +35,9 @@ _UNANSWERED = {
 
 
 def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | None = None) -> Batch:
-    """Ends the batch with files of all its rows. A batch that has already ended is not changed.
+    """Ends the batch, with all its rows in its output and error files. A batch that has already ended is not changed.
 
-    A batch that is being cancelled becomes `cancelled` whatever `final` is, because the API has already said so.
+    A batch that is being cancelled becomes `cancelled` whatever `final` is, because the API already shows `cancelling`.
 
     Args:
         error: {"code", "message"} of the job's failure, shown in the batch's `errors`.
@@ -79,7 +80,7 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Effects: ends the batch, unless another worker was faster; then the objects stored here are deleted."""
+    """Effects: stores the files and ends the batch. If another worker has ended it before, deletes the stored files."""
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):

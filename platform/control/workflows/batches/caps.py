@@ -1,9 +1,8 @@
 """Pauses batches that reach a spend cap, and resumes them.
 
-    a shard is committed and its cost counted ──> a cap is reached ──> paused
-    the cap is raised or removed, a month begins, the batch's window ends ──> queued again
-
-Work that a pause interrupts is not committed: it is not charged, and it is done again later.
+After each committed shard, whose cost is then counted, the batch is paused if it has reached a cap. It is queued again
+when the cap is raised or removed, when the next month begins, or when its completion window ends. Work that a pause
+interrupts is not committed: it is not charged, and it is done again later.
 """
 
 from typing import Any
@@ -30,7 +29,7 @@ def quote_spent_nanousd(quote_id: str) -> int:
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
-    """The cap that the batch has reached: that of its quote, or of its organization or project."""
+    """The cap that the batch has reached: the cap of its quote, its project or its organization; None: no cap."""
     quote = batch.quote
     if quote is not None and quote.cap_nanousd is not None:
         spent = quote_spent_nanousd(quote.pk)
@@ -56,21 +55,24 @@ def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
 
 
 def batches_review() -> None:
-    """Resumes paused batches that are below their caps again, also after a race, and those whose window has ended."""
+    """Resumes paused batches that are below their caps again or whose completion window has ended.
+
+    Workers call this regularly, so a batch is resumed even if it was paused after the signal that its cap was lifted.
+    """
     for batch in batches_paused()[:REVIEW_LIMIT]:
         with as_tenant(batch.organization_id):
             _review(batch)
 
 
 def batches_resume(organization_id: str, **_: Any) -> None:
-    """Resumes the paused batches of an organization whose caps allow it. Receiver of `spend_cap_lifted`."""
+    """Receiver of `spend_cap_lifted`: resumes the organization's paused batches that are below their caps again."""
     for batch in batches_paused().filter(organization_id=organization_id):
         _review(batch)
 
 
 def _review(batch: Batch) -> None:
-    # The worker that claims the job also uses the database's clock; with another clock here, the two could resume and
-    # pause the batch in turn.
+    # This uses the database's clock, as the worker that claims the job does. With different clocks, one of them could
+    # resume the batch and the other pause it, again and again.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

@@ -1,7 +1,7 @@
 """Reads the available results of a batch in input order, while it runs and after it has ended.
 
-    running   winning shards, up to the first shard that is not finished
-    ended     output and error file, merged by row: the last part of an output row's id is its number
+While the batch runs, the results are read from its winning shards, up to the first shard that is not finished. After it
+has ended, they are read from the output and error files, merged by row number (the last part of each line's id).
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from control.workflows.batches.state import TERMINAL
 
 CHUNK_BYTES = 1 << 16
 POLL_SECONDS = 1.0
-HEARTBEAT_SECONDS = 15.0  # an empty line after so long keeps proxies from closing a silent connection
+HEARTBEAT_SECONDS = 15.0  # an empty line is sent after this time without a row, so that proxies keep the connection
 
 
 class ResultsResponse(StreamingHttpResponse):
-    """Streams one line per row. Under ASGI it can follow the batch until its end, while the API key stays valid."""
+    """Streams one line per row. With `is_followed` (ASGI only) it continues until the batch ends or the key expires."""
 
     def __init__(self, batch: Batch, *, after: int, is_followed: bool, key: ApiKey) -> None:
         self._reader = ResultsReader(batch, after=after)
@@ -64,7 +64,8 @@ class ResultsResponse(StreamingHttpResponse):
     def _check_key(self) -> None:
         """Raises: ConnectionAbortedError: the key is no longer valid.
 
-        A clean end would mean that the results are complete; an aborted client tries again and gets 401.
+        A regular end of the stream would mean that the results are complete. After an aborted connection the client
+        tries again and gets 401.
         """
         with as_tenant(self._key.organization_id):
             key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
@@ -82,7 +83,7 @@ class ResultsReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the batch had ended at the last `refresh`; then `read` returns the last lines there will be."""
+        """Whether the batch had ended at the last `refresh`. If so, no lines are added to those that `read` returns."""
         return self._batch.status in TERMINAL
 
     def refresh(self) -> None:
@@ -90,7 +91,7 @@ class ResultsReader:
             self._batch.refresh_from_db()
 
     def read(self) -> bytes:
-        """The next lines; empty if there are none yet or no more."""
+        """The next lines; empty if no further line is available yet, or after the last line."""
         with as_tenant(self._batch.organization_id):  # the request that began this stream is over
             return self._read()
 

@@ -1,4 +1,4 @@
-"""Reads the winning shards of a batch together with its rows, and writes the entries to the three result files."""
+"""Writes the three result files of a batch from the entries in its winning shards (an entry is the result of a row)."""
 
 import json
 from collections import Counter
@@ -22,7 +22,7 @@ _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens",
 
 
 class ResultsError(Exception):
-    """Shards and rows do not match: a row is repeated, missing, out of order, or has another custom_id: a bug."""
+    """A row is repeated, missing, out of order, or has another custom_id in the shards. This is always a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     """Writes one line for every row of the batch to `output` or to `errors`, in input order.
 
     Args:
-        unanswered: code and message of rows whose shard has no winner; None: every shard must have one. If it is
-            given, rows of a shard that is lost in storage get an error line too, because the batch must end.
+        unanswered: code and message for rows whose shard has no winner; None: every shard must have a winner. If
+            given, rows of a shard whose file is lost in storage get an error line too, because the batch must end.
     Raises: ResultsError.
     """
     completed, num_unanswered, num_rows = 0, 0, 0

@@ -118,14 +118,16 @@ class BatchObject(ResponseModel):
     request_counts: RequestCounts
     usage: BatchUsage
     metadata: SkipValidation[dict[str, str]]
-    paused: SkipValidation[Paused | None] = Field(description="Ours: why the batch is paused, though `in_progress`.")
+    paused: SkipValidation[Paused | None] = Field(
+        description="Ours: why the batch is paused. `status` stays `in_progress`."
+    )
     cost: Amount = Field(description="Ours: the cost so far.")
     quote_id: str | None = Field(description="Ours: the quote whose cap pauses the batch.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Ours: the number of rows in the error file, by code."
     )
     warnings: SkipValidation[list[Any]] = Field(
-        description="Ours: what is not quite right in the input file, but was accepted."
+        description="Ours: problems of the input file that did not make it invalid."
     )
 
     @classmethod

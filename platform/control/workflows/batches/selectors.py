@@ -33,7 +33,7 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
 
 
 def batches_overdue() -> QuerySet[Batch]:
-    """Batches past their completion window that no worker holds: only their partial results remain to be assembled."""
+    """Batches past their completion window whose job no worker has claimed. Their partial results must be assembled."""
     waiting = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING)
     return Batch.objects.filter(
         status__in=waiting, expires_at__lte=Now(), job__in=Job.objects.filter(is_due())
@@ -41,7 +41,7 @@ def batches_overdue() -> QuerySet[Batch]:
 
 
 def batches_untidy() -> QuerySet[Batch]:
-    """Batches that have ended but still have working files, which only workers read."""
+    """Batches that have ended but still have the working files of their workers in storage."""
     return Batch.objects.filter(status__in=TERMINAL, has_working_files=True, job__finished_at__isnull=False)
 
 

@@ -94,7 +94,7 @@ def batch_window_restart(*, batch: Batch) -> None:
 
 @audited("batch.cancel")
 def batch_cancel(*, batch: Batch) -> Batch:
-    """Requests the cancellation. The worker that holds the job assembles the rows that are finished.
+    """Requests the cancellation. The worker that has claimed the job assembles the finished rows.
 
     A batch that is cancelled, being cancelled or about to complete is returned unchanged.
     Raises: ApiError: 400, the batch has ended with another status.
@@ -112,9 +112,9 @@ def batch_validate(*, batch: Batch) -> bool:
     """Validates the input file. If it is valid, stores its rows for workers and divides them into shards.
 
     May be called at any time and by several workers at once: the same file gives the same rows, and only one caller
-    moves the batch.
+    changes the batch's status.
 
-    Returns: whether there is work to do. False: the batch has failed or is being cancelled.
+    Returns: whether the batch is in progress. False: it has failed or is being cancelled.
     """
     batch.refresh_from_db()
     if batch.status != Status.VALIDATING:
@@ -139,7 +139,7 @@ def batch_validate(*, batch: Batch) -> bool:
 
 
 def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
-    """Like `job_commit_shard`, and counts and prices the winner's tokens in the same transaction, hence exactly once.
+    """Like `job_commit_shard`. Also counts and prices the winner's tokens, exactly once: in the same transaction.
 
     Raises: LeaseLost.
     """

@@ -1,4 +1,4 @@
-"""The legal transitions of a batch, and the one statement that makes them.
+"""The legal transitions of a batch, and the function that makes them.
 
 validating ──> in_progress ──> finalizing ──> completed | expired | failed | cancelled
     │               │
@@ -21,7 +21,7 @@ Status = Batch.Status
 LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.EXPIRED, Status.CANCELLING}),
     Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
-    # Cancelled is reached if the worker that finalized the batch died and the job was cancelled afterwards.
+    # CANCELLED: the worker that finalized the batch died, and the job was cancelled afterwards.
     Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED, Status.CANCELLED}),
     Status.CANCELLING: frozenset({Status.CANCELLED}),
     Status.COMPLETED: frozenset(),
@@ -33,11 +33,11 @@ TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not move
 
 
 def transition(batch: Batch, to: Status, **values: Any) -> bool:
-    """Compares and swaps in one statement, and stores the time in the column named after the new status.
+    """Sets the status to `to` in one compare-and-swap, and stores the time in the column named after it.
 
-    The event is recorded in the same transaction.
+    Records the event in the same transaction.
 
-    Returns: False if the batch has no status from which `to` may be reached; then nothing changes.
+    Returns: False if the batch's status may not change to `to`; then nothing changes.
     Effects: `batch` is read again from the database in both cases.
     """
     origins = [status for status, moves in LEGAL_MOVES.items() if to in moves]

@@ -1,4 +1,4 @@
-"""Deletes working files that ended batches no longer need. Repeated calls, also after a crash, delete the rest."""
+"""Deletes the working files of batches that have ended. After a crash, the next calls delete the remaining files."""
 
 from control.core.storage.backends import get_storage
 from control.workflows.batches.models import Batch
@@ -8,7 +8,10 @@ BATCHES_A_ROUND = 5
 
 
 def batches_tidy() -> int:
-    """Returns: the number of batches tidied. Files go before the row changes, so that a crash leaves no stray file."""
+    """Returns: the number of batches whose files were deleted.
+
+    The row changes after the files are deleted: after a crash in between, the row still names the files.
+    """
     storage = get_storage()
     stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
     for batch in stray:
@@ -17,6 +20,6 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also shards of attempts that lost, which no row names
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also files of attempts that did not win, in no row
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

@@ -53,8 +53,8 @@ class BatchResultsView(OrganizationView):
         "batches.results",
         response=LINES,
         query={
-            "after": "The number of rows that the caller has already.",
-            "follow": "`true`: the response goes on until the batch has ended.",
+            "after": "The number of rows at the start that are skipped.",
+            "follow": "`true`: the response continues until the batch has ended.",
         },
     )
     def get(self, request: Request, batch_id: str) -> ResultsResponse:

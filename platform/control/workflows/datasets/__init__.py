@@ -1,1 +1,1 @@
-"""Datasets: files whose rows have all been checked before any cost arises."""
+"""Datasets: the results of checking all rows of a file before any cost arises."""

@@ -1,7 +1,7 @@
 """The three formats of a row. Each is read into an `Example`: a prompt, and an answer if the row has one.
 
 batch    {"custom_id", "body": {"messages" | "prompt", ...}}   batch rows of OpenAI, Predibase and Fireworks
-chat     {"messages": [...]}                                   fine-tuning rows of OpenAI; a last answer is split off
+chat     {"messages": [...]}                                   fine-tuning rows of OpenAI, with or without an answer
 prompt   {"prompt": "...", "completion": "..."}                rows of Predibase; the completion may be missing
 
 All rows of a file must have the format of the first row that can be read.
@@ -27,8 +27,8 @@ class Format(StrEnum):
 class Example:
     custom_id: str | None  # None: the row has no id
     endpoint: str
-    body: Mapping[str, Any]  # body of the request that lets a model answer the prompt
-    answer: str | None  # the answer in the row
+    body: Mapping[str, Any]  # body of the request with which a model answers the prompt
+    answer: str | None  # None: the row has no answer
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]] | None:
@@ -38,7 +38,7 @@ class Example:
 
     @property
     def prompt(self) -> str:
-        """Empty if the row has messages, or a prompt of token ids."""
+        """Empty if the row has messages, or if its prompt consists of token ids."""
         prompt = self.body.get("prompt")
         return prompt if self.endpoint == COMPLETIONS and isinstance(prompt, str) else ""
 

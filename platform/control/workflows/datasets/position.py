@@ -1,4 +1,4 @@
-"""Finds the position of a field in a line of JSON, so that an editor can go there."""
+"""Finds the position of a field in a line of JSON, so that an editor can jump to it."""
 
 import json
 import re
@@ -10,7 +10,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def byte_column(line: bytes, param: str | None) -> int:
-    """The byte, counted from 1, at which the field's value begins; if it is missing, that of the enclosing object.
+    """The position in bytes, from 1, of the field's value; if the field is missing, of the object that should have it.
 
     Args:
         line: valid JSON.
@@ -27,7 +27,7 @@ def byte_column(line: bytes, param: str | None) -> int:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Yields each key of an object, or index of a list, and the position at which its value begins."""
+    """Yields each key of the object (or index of the list) at `at`, and the position at which its value begins."""
     opening, at = text[at], _skip(text, at + 1)
     if opening not in "{[":
         return

@@ -1,7 +1,7 @@
-"""The first valid rows of a file as tokens of the model, each with a mark whether it counts in the loss.
+"""The first valid rows of a file as tokens. `in_loss` says of each token whether it counts in the training loss.
 
 A speculator learns from answers of the model: only tokens of answers count in the loss. A row without an answer has no
-such tokens yet: the model writes the answer when the row is distilled.
+such tokens yet, because the model writes the answer during the distillation.
 """
 
 from contextlib import suppress
@@ -23,7 +23,7 @@ class _LimitReached(Exception):
 
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
-    """Raises: ApiError: 400, the dataset has no model, or its tokenizer is not on this machine; 404, no file."""
+    """Raises: ApiError: 400, the dataset has no model, or this machine lacks its tokenizer; 404, there is no file."""
     readings: list[dict[str, Any]] | None = None
     rows = _first(dataset.file, limit)
     if dataset.base_model is not None:
@@ -51,8 +51,8 @@ def _first(file: File, limit: int) -> list[tuple[int, Example]]:
 
 
 def _row(number: int, example: Example, reading: dict[str, Any]) -> dict[str, Any]:
-    place = {"line": number, "custom_id": example.custom_id}
+    origin = {"line": number, "custom_id": example.custom_id}
     if reading["error"] is None:
-        return {**place, **reading}
+        return {**origin, **reading}
     error = ApiError(400, reading["error"], "chat_template_error", "messages")
-    return {**place, "error": error.body()["error"], "tokens": []}
+    return {**origin, "error": error.body()["error"], "tokens": []}

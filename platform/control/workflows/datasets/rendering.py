@@ -2,9 +2,11 @@
 
 A template is a customer's program. It runs in jinja's sandbox, in which it can change nothing. The sandbox limits
 neither time nor memory, so this module runs in a process that has such limits (`reader` starts it). The process does
-not import Django, which would take a second.
+not import Django, because the import takes a second.
 
-    python -m control.workflows.datasets.rendering FOLDER SHOWN SECONDS < rows of JSON > readings of JSON
+    python -m control.workflows.datasets.rendering FOLDER NUM_SHOWN CPU_SECONDS < rows > readings
+
+Rows and readings (the results) are JSON objects, one per line.
 """
 
 import json
@@ -25,8 +27,8 @@ from tokenizers import Encoding, Tokenizer
 from control.workflows.datasets.formats import Example
 
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
-MEMORY_BYTES = 2 << 30  # of address space; the libraries and a large tokenizer take a quarter of it
-_SHOWN_CHARACTERS = 200  # of one token
+MEMORY_BYTES = 2 << 30  # limit of the address space; the libraries and a large tokenizer take a quarter of it
+_SHOWN_CHARACTERS = 200  # a preview shows at most this many characters of a token
 # Errors of a template on its input: a wrong type, a missing key, endless recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -63,7 +65,7 @@ class Renderer:
             return Rendered(prompt, "", is_plain=False)
         answered = [*example.messages, {"role": "assistant", "content": example.answer}]
         whole = self._chat(answered, add_generation_prompt=False)
-        # A template may rewrite earlier turns once there is an answer; then take the answer's own text.
+        # A template may render earlier turns differently once there is an answer; then only the answer's text is used.
         answer = whole[len(prompt) :] if whole.startswith(prompt) else example.answer
         return Rendered(prompt, answer, is_plain=False)
 
@@ -87,7 +89,7 @@ class Renderer:
 
 
 def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str, Any]:
-    """Result for one row: its error or its number of tokens, and the first `num_shown` tokens."""
+    """The result for one row: its error, or its number of tokens and the first `num_shown` of them."""
     try:
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
@@ -115,7 +117,7 @@ def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
     except (OSError, ValueError):
         return UNREADABLE
     examples = (Example(custom_id=None, **json.loads(line)) for line in sys.stdin)
-    # No output before the last input row: the parent process reads nothing while it writes rows.
+    # Print nothing before the last row is read: the parent process does not read while it writes rows.
     readings = [json.dumps(reading(renderer, example, num_shown=num_shown)) for example in examples]
     print(*readings, sep="\n")
     return 0
@@ -149,7 +151,7 @@ def _token(value: Any) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """None if the file does not exist. Raises: OSError: it is a link, which might lead to files of other tenants."""
+    """None if the file does not exist. Raises: OSError: it is a symbolic link, perhaps to another tenant's file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

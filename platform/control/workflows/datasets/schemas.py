@@ -8,7 +8,7 @@ from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel
 from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
 
-SHOWN_ERRORS = 20  # the rest: /v1/datasets/{id}/errors
+SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors has all that were kept
 
 
 class DatasetInput(RequestModel):

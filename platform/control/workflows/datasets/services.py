@@ -1,4 +1,4 @@
-"""Writers of datasets, and of batch files made from datasets' files."""
+"""Writers of datasets, and of prompts files made from files in a dataset format."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -36,7 +36,7 @@ class _Tokens(NamedTuple):
 def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
     """Reads the whole file within the request, so that the caller knows its errors before any cost arises.
 
-    Bad rows are findings of the dataset; they do not raise.
+    Bad rows are recorded in the dataset and raise no error.
     Args:
         base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 429, too many files are read at once.
@@ -89,11 +89,11 @@ def file_examine(file: File, *, on_example: OnExample) -> Findings:
 
 
 def prompts_file_create(*, file: File, param: str) -> File:
-    """Writes this file's prompts into a batch file, without their answers, because the model itself answers them.
+    """Writes the file's prompts to a batch file. Their answers are left out, because the model answers the prompts.
 
     Args:
         param: the request's parameter that named the file.
-    Raises: ApiError: 400, naming the first bad line; 404, the file is deleted.
+    Raises: ApiError: 400, a line is bad (the message names the first one); 404, the file is deleted.
     """
     with staged_writer() as writer:
 
@@ -115,9 +115,9 @@ def prompts_file_create(*, file: File, param: str) -> File:
 
 def _unusable(found: Findings, param: str) -> ApiError:
     first = found.errors[0]
-    place = "" if first["line"] is None else f"line {first['line']}: "
+    position = "" if first["line"] is None else f"line {first['line']}: "
     more = f" ({found.num_errors:,} bad lines in all)" if found.num_errors > 1 else ""
-    return ApiError(400, f"{param}: {place}{first['message']}{more}", first["code"], param)
+    return ApiError(400, f"{param}: {position}{first['message']}{more}", first["code"], param)
 
 
 def _ignore(example: Example, line: Line) -> None:

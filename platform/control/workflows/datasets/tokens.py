@@ -1,7 +1,7 @@
-"""Counts the tokens of a file: exactly if it is small, else estimated from every n-th row.
+"""Counts the tokens of a small file exactly, and estimates those of a large file from every n-th row.
 
-A tokenizer reads a few megabytes per second, the validation of rows a hundred. Counting every row would keep the caller
-waiting for a number of which two digits matter.
+A tokenizer reads a few megabytes per second, the validation of rows about a hundred. Tokenizing every row would keep
+the caller waiting, although two significant digits of the number are enough.
 """
 
 from control.workflows.datasets.formats import Example
@@ -40,7 +40,7 @@ class TokenCounter:
         if readings is None:
             return None
         # A row that the template refuses has no tokens; the preview shows the reason.
-        taken = [pair for pair in zip(readings, self._sampled_bytes, strict=True) if pair[0]["error"] is None]
-        num_tokens = sum(int(reading["num_tokens"]) for reading, _ in taken)
-        num_bytes = sum(size for _, size in taken)
+        rendered = [pair for pair in zip(readings, self._sampled_bytes, strict=True) if pair[0]["error"] is None]
+        num_tokens = sum(int(reading["num_tokens"]) for reading, _ in rendered)
+        num_bytes = sum(size for _, size in rendered)
         return num_tokens if self.is_exact or not num_bytes else round(num_tokens * self._bytes_seen / num_bytes)

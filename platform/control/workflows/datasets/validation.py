@@ -1,4 +1,4 @@
-"""Checks a whole file in one pass and constant memory, and lists bad lines with number, byte and code.
+"""Checks a whole file in one pass and constant memory, and lists each bad line with its number, byte and code.
 
     bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `on_example`
 """
@@ -34,7 +34,7 @@ def examine(
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
-    """Reads to the end, or to the first row beyond `max_rows`. Calls `on_example` with every valid row."""
+    """Reads to the end of the file or the first row beyond `max_rows`. Calls `on_example` with every valid row."""
     found = Findings()
     line_of_id: dict[str, int] = {}
 
@@ -76,7 +76,7 @@ def _read(line: Line, found: Findings, max_line_bytes: int) -> Example:
 
 def _possible_formats(row: dict[str, Any]) -> set[Format]:
     members = {"body": Format.BATCH, "messages": Format.CHAT, "prompt": Format.PROMPT}
-    # A row with none of these keys is allowed here, because the reader of the file's format names the missing key.
+    # A row with none of these keys is allowed here, because `read_example` reports the missing key.
     return {form for member, form in members.items() if member in row} or set(Format)
 
 

@@ -43,7 +43,7 @@ class DatasetView(OrganizationView):
 
 
 class DatasetErrorsView(OrganizationView):
-    """The bad lines, by line number. `is_complete` is false if there are more than are kept."""
+    """The bad lines, in the order of the file. `is_complete` is false if only the first ones were kept."""
 
     scope = "datasets"
 
@@ -55,7 +55,7 @@ class DatasetErrorsView(OrganizationView):
 
 
 class DatasetPreviewView(OrganizationView):
-    """The first good rows as tokens. Each token says whether the loss is computed on it."""
+    """The first valid rows as tokens. `in_loss` says whether the training loss is computed on a token."""
 
     scope = "datasets"
 

@@ -36,12 +36,12 @@ class DistillationObject(ResponseModel):
     cost: Amount = Field(description="The cost so far.")
     quote_id: str | None
     metadata: SkipValidation[dict[str, str]]
-    is_trainable: bool = Field(description="There are answers: pipelines may use the distillation.")
+    is_trainable: bool = Field(description="Whether there are answers, so that pipelines can use the distillation.")
     created_at: Unix
 
     @classmethod
     def of(cls, distillation: Distillation) -> Self:
-        """`distillation` comes from `distillations_list`. Members that are not given are those of its batch."""
+        """`distillation` comes from `distillations_list`. Members that are not given here have the batch's values."""
         batch = BatchObject.of(distillation.batch)
         return cls.from_row(
             batch,

@@ -24,7 +24,7 @@ def distillation_create(
     quote: Quote | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Distillation:
-    """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: 400, 404, 429 as for a batch."""
+    """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
     if prompts_file.purpose != File.Purpose.BATCH:
         message = f"prompts_file must name a file with purpose 'batch', got one with purpose {prompts_file.purpose!r}"
         raise ApiError(400, message, "invalid_value", "prompts_file")
@@ -43,5 +43,5 @@ def distillation_create(
 
 @audited("distillation.cancel")
 def distillation_cancel(*, distillation: Distillation) -> None:
-    """Finished answers stay and can be used for training. Raises: ApiError: 400, the distillation has ended."""
+    """Ends the distillation; its answers can be used for training. Raises: ApiError: 400, it has ended before."""
     batch_cancel(batch=distillation.batch)

@@ -1,4 +1,4 @@
-"""Splits off the held-out prompts, on which a speculator is never trained: by a hash, so the split is repeatable.
+"""Splits off the held-out prompts, on which a speculator is never trained. The split uses a hash, so it is repeatable.
 
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
@@ -35,14 +35,14 @@ def held_out_key(organization_id: str, pipeline_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Eligible:
-    """Result of the first pass: the valid rows whose custom_id appears once."""
+    """Result of the first pass: ids of the valid rows whose custom_id appears once, and the endpoint of most rows."""
 
     custom_ids: list[str]
     endpoint: str
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file to distil and the held-out file, both new files of the organization.
+    """Returns: the file of training prompts and the held-out file, both new files of the organization.
 
     Args:
         held_out: number of rows to hold out; None: a tenth, at least one.
@@ -99,15 +99,15 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: st
             report = validate(source, endpoint=endpoint_of(file), models=choice, write=rows.write)
         if report.errors:
             first = report.errors[0]
-            place = "" if first["line"] is None else f" line {first['line']}:"
-            message = f"{param}:{place} {first['message']} ({report.num_errors} errors in all)"
+            position = "" if first["line"] is None else f" line {first['line']}:"
+            message = f"{param}:{position} {first['message']} ({report.num_errors} errors in all)"
             raise ApiError(400, message, first["code"], param)
         get_storage().put_file(key, path)
     return report.num_rows
 
 
 def _opened(file: File) -> BinaryIO:
-    """Raises: ApiError: 404, the customer has deleted the file meanwhile."""
+    """Raises: ApiError: 404, the customer has deleted the file since the request began."""
     try:
         return get_storage().open(file.storage_key)
     except ObjectMissing as error:

@@ -13,7 +13,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_LENGTH = 256
 MAX_DEPTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_SHOWN = 60  # characters of a customer's value that an error message repeats
+_SHOWN = 60  # an error message quotes at most this many characters of a customer's value
 
 
 class RowError(ValueError):
@@ -33,7 +33,7 @@ class RowError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Row:
     custom_id: str
-    is_id_coerced: bool  # it was a number
+    is_id_coerced: bool  # the row's custom_id was a number
     model: str  # as in the row; "" means the batch's model
     body: dict[str, Any]
 
@@ -73,7 +73,7 @@ def normalised_line(row: Row, *, url: str, model: str) -> bytes:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Raises: RowError: not UTF-8, not JSON, not an object, a repeated key in one object, or nested too deeply."""
+    """Raises: RowError: the line is not UTF-8 or no JSON object, has a repeated key, or is nested too deeply."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -99,7 +99,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Visits only objects and lists, so it is cheap compared with parsing."""
+    """Whether the value is nested more than `depth` levels deep. Visits only objects and lists, so it is fast."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):
@@ -136,7 +136,7 @@ def read_custom_id(row: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _check_body(body: dict[str, Any], endpoint: str) -> None:
-    """Checks everything that needs no model; the worker checks the rest and writes errors to the error file."""
+    """Checks the properties that can be checked without a model; the worker checks the others."""
     if body.get("stream"):
         raise RowError("invalid_body", "body.stream must not be true: a batch cannot stream", "body.stream")
     if endpoint == "/v1/chat/completions":
@@ -146,7 +146,7 @@ def _check_body(body: dict[str, Any], endpoint: str) -> None:
 
 
 def check_messages(body: Mapping[str, Any], prefix: str = "") -> None:
-    """Args: prefix: path before `messages` in errors. Raises: RowError."""
+    """Args: prefix: put before `messages` in the `param` of errors. Raises: RowError."""
     param = f"{prefix}messages"
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:

@@ -1,6 +1,6 @@
 """Checks a whole batch input file in one pass and constant memory, and lists the bad lines.
 
-This module knows nothing of the database: it reads bytes and names of models, and passes normalised lines to `write`.
+This module does not use the database: its callers pass the names of the models. It passes normalised lines to `write`.
 
     bytes -> lines.read_lines -> rows.parse_row -> unique custom_id -> one model -> write(normalised line)
 """
@@ -47,7 +47,7 @@ def validate(
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Report:
-    """Reads to the end, or to the first row beyond `max_rows`. After an error, `write` is no longer called."""
+    """Reads to the end of the file or the first row beyond `max_rows`. After an error, `write` is no longer called."""
     check = _Check(endpoint, models)
     report = check.report
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=check.fail):
@@ -92,7 +92,7 @@ def read_text_lines(
 
 
 class _Check:
-    """State that the check of a line needs of the lines before it: their ids and their model."""
+    """Checks the lines of one file, and keeps what later lines are compared with: the ids and the model so far."""
 
     def __init__(self, endpoint: str, models: ModelChoice) -> None:
         self.report = Report()
@@ -130,7 +130,7 @@ class _Check:
         return row, self._common_model(row.model, line.number)
 
     def _common_model(self, named: str, number: int) -> str:
-        """The model of this row, which must be the model of all rows. Raises: RowError."""
+        """Returns the model of the row on line `number`. Raises: RowError: it is not the model of all earlier rows."""
         model = named or self._models.default
         if model is None:
             message = "body.model is empty, and the batch has no model: create the batch with `model`"

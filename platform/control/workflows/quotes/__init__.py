@@ -1,1 +1,1 @@
-"""Quotes: the estimated cost of a model's answers to a dataset, from its token count and a pilot on a few rows."""
+"""Quotes: estimates of what a model's answers to a dataset will cost, and caps on that cost."""

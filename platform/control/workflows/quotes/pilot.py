@@ -1,4 +1,4 @@
-"""The pilot of a quote: the model answers a few rows, because the length of answers cannot be told from prompts."""
+"""The pilot of a quote: the model answers a few rows, because prompts do not reveal how long their answers will be."""
 
 import statistics
 from math import ceil, sqrt
@@ -16,7 +16,7 @@ from control.workflows.prompt_files.lines import Line
 from control.workflows.prompt_files.rows import Row, normalised_line
 
 PILOT_ROWS = 16
-Z = 2.0  # half width of the interval in standard errors of the mean: about 95 % confidence
+Z = 2.0  # half the width of the confidence interval, in standard errors of the mean: about 95 % confidence
 
 
 class _Sample:
@@ -38,7 +38,10 @@ class _Sample:
 
 
 def pilot_start(dataset: Dataset, *, quote_id: str) -> Batch:
-    """Starts the pilot as an ordinary batch, for which the organization pays. Raises: ApiError: 404, 429."""
+    """Starts the pilot as an ordinary batch, for which the organization pays.
+
+    Raises: ApiError: 404, the file is deleted; 429, a quota is reached.
+    """
     assert dataset.base_model is not None, "a quote is for a dataset with a model"
     with staged_writer() as writer:
         sample = _Sample(writer, every=ceil(dataset.num_rows / PILOT_ROWS))

@@ -26,7 +26,8 @@ class QuoteUpdateInput(RequestModel):
 class QuoteObject(ResponseModel):
     """Estimates what a batch of the dataset's rows will cost.
 
-    The bounds hold for 95 of 100 quotes. A quote from history has none, as only sums of earlier batches are stored.
+    The bounds hold for 95 of 100 quotes. A quote from history has no bounds, because only sums of earlier batches are
+    stored.
     """
 
     id: str
@@ -45,7 +46,7 @@ class QuoteObject(ResponseModel):
     cost: Amount | None
     cost_low: Amount | None
     cost_high: Amount | None
-    cap: Amount | None = Field(description="What all work under the quote may cost together.")
+    cap: Amount | None = Field(description="The limit of the cost of all work under the quote together.")
     spent: Amount = Field(description="The cost so far of all work under the quote.")
     created_at: Unix
 

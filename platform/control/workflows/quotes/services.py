@@ -1,7 +1,4 @@
-"""Writers of quotes.
-
-measuring ──pilot ends──> ready | failed
-"""
+"""Writers of quotes. A quote with a pilot is `measuring` until the pilot ends, and then `ready` or `failed`."""
 
 import datetime as dt
 
@@ -24,7 +21,7 @@ from control.workflows.quotes.models import Quote
 from control.workflows.quotes.pilot import answer_lengths, mean_with_bounds, pilot_start
 
 HISTORY = dt.timedelta(days=90)
-MIN_REQUESTS = 20  # past requests that an estimate from history needs
+MIN_REQUESTS = 20  # an estimate from history needs at least this many past requests
 Status, Basis = Quote.Status, Quote.Basis
 
 
@@ -32,7 +29,7 @@ Status, Basis = Quote.Status, Quote.Basis
 def quote_create(
     *, organization: Organization, dataset: Dataset, basis: Quote.Basis, cap_nanousd: int | None = None
 ) -> Quote:
-    """Estimates the cost at current prices. With a pilot, a few of the rows run as a batch, which must be paid for.
+    """Estimates the cost at current prices. With the basis `pilot`, a few rows run as a batch, at the customer's cost.
 
     Raises: ApiError: 409, the dataset is not valid or its tokens are not counted, or there is no history.
     """
@@ -58,7 +55,7 @@ def quote_create(
 
 
 def _mean_of_history(organization: Organization, model: str) -> float:
-    """Mean output tokens of a batch row in the last `HISTORY`. Raises: ApiError: 409, too few requests."""
+    """Mean number of output tokens of batch rows in the last `HISTORY`. Raises: ApiError: 409, too few requests."""
     past = UsageRecord.objects.filter(
         organization=organization, model=model, is_batch=True, minute__gte=timezone.now() - HISTORY
     ).aggregate(tokens=Sum("output_tokens"), requests=Sum("requests"))
@@ -72,7 +69,7 @@ def _mean_of_history(organization: Organization, model: str) -> float:
 
 
 def quote_settle(*, quote: Quote) -> Quote:
-    """Completes the quote from the pilot's answers once the pilot has ended. May be called at any time."""
+    """If the pilot has ended, completes the quote from its answers. May be called at any time."""
     pilot = quote.pilot
     if quote.status != Status.MEASURING or (pilot is not None and pilot.status not in TERMINAL):
         return quote
@@ -93,7 +90,7 @@ def quote_settle(*, quote: Quote) -> Quote:
 @audited("quote.update")
 @transaction.atomic
 def quote_cap_set(*, quote: Quote, nanousd: int | None) -> Quote:
-    """Sets the cap; None removes it. Effects: batches that were paused at the old cap are queued again if allowed."""
+    """Sets the cap; None removes it. Effects: queues paused batches again if they are below their caps now."""
     Quote.objects.filter(pk=quote.pk).update(cap_nanousd=nanousd)
     quote.refresh_from_db()
     batches_resume(quote.organization_id)

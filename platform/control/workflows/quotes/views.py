@@ -22,7 +22,7 @@ class QuotesView(OrganizationView):
 
     @operation("quotes.create", request=QuoteInput, response=QuoteObject, status=201)
     def post(self, request: Request, body: QuoteInput) -> QuoteObject:
-        """`pilot` first has a few of the rows answered, at your cost; `history` is based on earlier batches."""
+        """With `pilot`, the model first answers a few rows, at your cost. `history` uses your earlier batches."""
         made = create_from(self.organization, body)
         return QuoteObject.of(quote_get(self.organization, made.pk))
 

@@ -11,7 +11,7 @@ from control.models.catalog.models import Speculator
 from control.serving.deployments.measuring import COUNTERS, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_stop, deployment_update
-from control.serving.gateway.views import _chosen
+from control.serving.gateway.views import _select_process
 from control.serving.rollouts.decision import Figures, Terms, decide
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollouts_reconcile
@@ -111,7 +111,7 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
     deployment.refresh_from_db()
     assert (deployment.speculator, deployment.generation) == (new, 2)
     restarting = observe(deployment, state=State.PROVISIONING, port=None)
-    assert _chosen(restarting) == canary, "the canary answers while the deployment restarts"
+    assert _select_process(restarting) == canary, "the canary answers while the deployment restarts"
 
     observe(deployment, state=State.READY, port=3, observed_generation=2)
     rollouts_reconcile()
@@ -136,7 +136,7 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     before = deployment.generation
     deployment.refresh_from_db()
     assert (deployment.generation, deployment.speculator_id) == (before, made["previous_speculator_id"])
-    assert _chosen(deployment) == deployment
+    assert _select_process(deployment) == deployment
     assert begin(client, deployment, new)["status"] == "starting"
 
 
@@ -171,11 +171,11 @@ def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: De
 def test_the_canary_gets_its_share_of_the_requests(client: Client, deployment: Deployment, new: Speculator) -> None:
     _, canary = under_way(client, deployment, new)
 
-    answered = [_chosen(deployment) for _ in range(1000)]
+    answered = [_select_process(deployment) for _ in range(1000)]
 
     assert 130 < answered.count(canary) < 270
     down = observe(canary, state=State.DEGRADED, port=None)
-    assert down not in [_chosen(deployment) for _ in range(50)]
+    assert down not in [_select_process(deployment) for _ in range(50)]
 
 
 def test_a_canary_is_hidden_from_the_customers_deployments(

@@ -1,4 +1,4 @@
-"""`manage.py two_factor_enrol NAME` gives a member of staff a second factor, which replaces a lost one."""
+"""`manage.py two_factor_enrol NAME` creates a member of staff's second factor, or replaces a lost one."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from control.tenants.accounts.models import User
 
 
 class Command(BaseCommand):
-    help = "Creates a new secret for a user's authenticator app and prints its address, only this once."
+    help = "Creates a new secret for a user's authenticator app and prints its URL, which is not shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username")

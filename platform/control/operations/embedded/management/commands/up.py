@@ -116,7 +116,9 @@ def _model(text: str) -> tuple[str, Path]:
 
 
 def _end_on_signal() -> threading.Event:
-    """The first signal stops the stack in order; a second one kills this process, and the lifeline ends all others."""
+    """The first signal sets the event, so that the stack stops in order. The second one kills this process; the other
+    processes then end because the lifeline closes.
+    """
     ended = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -157,7 +159,11 @@ def _register(models: list[tuple[str, Path]]) -> None:
 
 
 def _checked_port(host: str, port: int) -> int:
-    """Raises: CommandError: the port is not available. Else the API process would only fail in its log, repeatedly."""
+    """Replaces port 0 by a free port.
+
+    Raises: CommandError: the port is not available. Without this check, the API process would fail again and again,
+        and only its log would say so.
+    """
     try:
         if port == 0:
             return free_port(host)
@@ -176,7 +182,7 @@ def _reachable(host: str) -> str:
 
 
 def _is_ready(url: str, began: object) -> bool:
-    """The API answers, and both workers have reported since this start."""
+    """Whether the API answers and both workers have reported since this start."""
     try:
         if httpx2.get(f"{url}/health", trust_env=False, timeout=5.0).status_code != 200:
             return False

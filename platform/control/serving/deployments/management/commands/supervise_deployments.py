@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 0.25  # the end of a process is noticed within two seconds, even if a tick is slow
 BEAT_SECONDS = 10.0
-HANGING_SECONDS = 120.0  # the liveness probe fails after so long without a tick, because then a tick is stuck
+HANGING_SECONDS = 120.0  # the liveness probe fails when the current tick has taken longer than this
 
 
 class Command(BaseCommand):
@@ -59,7 +59,7 @@ class Command(BaseCommand):
 
 
 def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:
-    """Waits for the lock; None if `stop` is set first. The kernel closes the file if this process is killed."""
+    """Waits for the lock; None if `stop` is set first. If this process is killed, the kernel releases the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a")
     while not stop.is_set():

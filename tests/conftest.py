@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-# Must be set before torch is loaded: spinning threads make a pass up to 25 times slower on a shared machine.
+# Must be set before torch is loaded. OpenMP threads otherwise spin while they wait, which makes a forward pass up to 25
+# times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if importlib.util.find_spec("triton"):
     from kernels.cuda.interpreter import interpret_without_gpu
@@ -27,7 +28,7 @@ collect_ignore: list[str] = []
 if not importlib.util.find_spec("pytest_timeout"):
 
     def pytest_addoption(parser: pytest.Parser) -> None:
-        """Registers the options in pyproject.toml that a missing plugin would read."""
+        """Registers the `timeout` option of pyproject.toml, which pytest would otherwise reject as unknown."""
         parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
 
 
@@ -112,7 +113,10 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def one_connection(db: None) -> Iterator[None]:
-        """Keeps the test's transaction: at a request that Django's test client does not send, Django closes it."""
+        """Keeps the test's transaction open during requests that are not sent by Django's test client.
+
+        At such a request, Django would close the connection.
+        """
         signals = (request_started, request_finished)
         for signal in signals:
             signal.disconnect(close_old_connections)
@@ -122,7 +126,7 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def database_kind() -> str:
-        """The database of the whole run; a test for one of the two selects it by `parametrize`."""
+        """The database of the whole run. A test that needs one database in particular overrides it by `parametrize`."""
         return str(connection.vendor)
 
 else:

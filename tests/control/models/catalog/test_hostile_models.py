@@ -1,4 +1,6 @@
-"""S6: hostile model folders. Each is refused with an error naming the file or has no effect; none of its code runs.
+"""Promise S6 of docs/reliability.md: a hostile model folder is refused with an error that names the file, or is harmless.
+
+Code in the folder never runs.
 
 If such code ran, it would create a file, the canary, in the working directory.
 """

@@ -1,4 +1,4 @@
-"""S13: every change leaves one audit event, written in its transaction, which cannot be altered afterwards."""
+"""Promise S13 of docs/reliability.md: the transaction of each change writes one audit event, which cannot be altered."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""S7: a customer's URL never makes us connect to this machine or its network.
+"""Promise S7 of docs/reliability.md: a customer's URL never makes us connect to this machine or its network.
 
 The guard is tested as the sender uses it, against a listener on all addresses of this machine that counts connections.
 """

@@ -1,4 +1,4 @@
-"""W1: whatever fails, every event arrives, and events of one object arrive in order."""
+"""Promise W1 of docs/reliability.md: whatever fails, every event arrives, and events of one object arrive in order."""
 
 import datetime as dt
 import random

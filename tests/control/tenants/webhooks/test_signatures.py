@@ -1,4 +1,7 @@
-"""W2: the reference library and OpenAI's client verify our signatures, also during a rotation of secrets."""
+"""Promise W2 of docs/reliability.md: the reference library and OpenAI's client can verify our signatures.
+
+They can do so during a rotation of secrets as well.
+"""
 
 import datetime as dt
 

@@ -1,4 +1,7 @@
-"""S6: a chat template that computes endlessly or fills the memory is soon ended, with an error that names it."""
+"""Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is soon stopped.
+
+The request gets an error that names the template.
+"""
 
 import time
 from contextlib import ExitStack

@@ -137,7 +137,9 @@ def test_an_upload_of_another_organization_is_not_found(
         ({"expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "expires_after.seconds"),
     ],
 )
-def test_a_bad_request_names_the_field(client: Client, values: dict[str, Any], status: int, param: str) -> None:
+def test_the_error_for_a_bad_request_names_the_field(
+    client: Client, values: dict[str, Any], status: int, param: str
+) -> None:
     rest = {name: value for name, value in values.items() if name != "bytes"}
     answer = create(client, values.get("bytes", 6), **rest)
 

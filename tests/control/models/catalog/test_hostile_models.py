@@ -1,8 +1,6 @@
-"""Promise S6 of docs/reliability.md: a hostile model folder is refused with an error that names the file, or is harmless.
+"""Promise S6 of docs/reliability.md: a hostile model folder has no effect, or an error names the file and refuses it.
 
-Code in the folder never runs.
-
-If such code ran, it would create a file, the canary, in the working directory.
+Code in the folder never runs: it would create a file, the canary, in the working directory.
 """
 
 import json

@@ -22,7 +22,7 @@ def test_a_job_shows_its_status(client: Client, organization: Organization) -> N
     assert shown["finished_at"] is None
 
 
-def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organization: Organization) -> None:
+def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     stored = {"paused": {"reason": "cap"}, "error": {"text": "boom"}, "result": [1], "metrics": {"loss": "nan"}}
     job = submit(organization=organization)
     Job.objects.filter(pk=job.pk).update(**stored)

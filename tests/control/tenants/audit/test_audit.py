@@ -1,4 +1,4 @@
-"""Promise S13 of docs/reliability.md: the transaction of each change writes one audit event, which cannot be altered."""
+"""Promise S13 of docs/reliability.md: the transaction of a change writes one audit event, which cannot be altered."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -102,7 +102,7 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
         (FIXED, ["other"], [(1, "model_not_found")]),
     ],
 )
-def test_all_rows_have_the_same_existing_model(
+def test_all_rows_must_name_the_same_existing_model(
     models: ModelChoice, named: list[str], expected: list[tuple[int, str]]
 ) -> None:
     report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(named)], models)

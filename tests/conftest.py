@@ -32,7 +32,7 @@ if not importlib.util.find_spec("pytest_timeout"):
         parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
 
 
-_left_out: dict[str, frozenset[str]] = {}
+_skipped_files: dict[str, frozenset[str]] = {}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -41,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         from tests.missing import missing
 
         if lacking := missing(collection_path):
-            _left_out[str(collection_path)] = lacking
+            _skipped_files[str(collection_path)] = lacking
             return True
     return None
 
@@ -52,9 +52,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _left_out:
-        packages = ", ".join(sorted(frozenset().union(*_left_out.values())))
-        terminalreporter.write_line(f"{len(_left_out)} files left out for want of {packages}")
+    if _skipped_files:
+        packages = ", ".join(sorted(frozenset().union(*_skipped_files.values())))
+        terminalreporter.write_line(
+            f"{len(_skipped_files)} files skipped, because these packages are missing: {packages}"
+        )
 
 
 _test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")

@@ -105,17 +105,17 @@ def test_a_stream_has_the_same_content_as_a_whole_answer(client: openai.OpenAI, 
         "temperature": 0.8,
         "seed": 7,
     }
-    whole = client.chat.completions.create(**request)
+    complete_answer = client.chat.completions.create(**request)
 
     chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
 
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert text == whole.choices[0].message.content
+    assert text == complete_answer.choices[0].message.content
     assert chunks[-1].usage is not None
-    assert whole.usage is not None
+    assert complete_answer.usage is not None
     # The second request finds the beginning of the prompt in the cache, so the usage details differ.
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.total_tokens == complete_answer.usage.total_tokens
+    assert chunks[-1].usage.completion_tokens == complete_answer.usage.completion_tokens
 
 
 def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
@@ -134,7 +134,7 @@ def test_errors_raise_the_clients_exceptions(client: openai.OpenAI, endpoint: st
     with pytest.raises(openai.AuthenticationError):
         client_with_unknown_key.chat.completions.create(model=endpoint, messages=messages)
     with pytest.raises(openai.NotFoundError) as unknown_model:
-        client.chat.completions.create(model="nobody", messages=messages)
+        client.chat.completions.create(model="unknown", messages=messages)
     with pytest.raises(openai.BadRequestError) as bad_parameter:
         client.chat.completions.create(model=endpoint, messages=messages, temperature=9)
     with pytest.raises(openai.NotFoundError):

@@ -55,7 +55,7 @@ def test_parts_are_joined_in_the_order_of_their_ids(
 
 
 @pytest.mark.parametrize(
-    ("contents", "chosen", "values", "code"),
+    ("contents", "part_indexes", "values", "code"),
     [
         ([b"abc", b"de"], [0, 1], {}, "upload_size_mismatch"),
         ([b"abc", b"def"], [0], {}, "upload_size_mismatch"),
@@ -64,11 +64,11 @@ def test_parts_are_joined_in_the_order_of_their_ids(
     ],
 )
 def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
-    client: Client, upload_id: str, contents: list[bytes], chosen: list[int], values: dict[str, str], code: str
+    client: Client, upload_id: str, contents: list[bytes], part_indexes: list[int], values: dict[str, str], code: str
 ) -> None:
     part_ids = [add(client, upload_id, content).json()["id"] for content in contents]
 
-    response = complete(client, upload_id, [part_ids[n] for n in chosen], **values)
+    response = complete(client, upload_id, [part_ids[n] for n in part_indexes], **values)
 
     assert (response.status_code, error_code(response)) == (400, code)
     assert not File.objects.exists()

@@ -102,7 +102,7 @@ def test_the_result_of_training_is_written_only_once(db: None) -> None:
     assert (speculator.status, speculator.storage_prefix, speculator.training) == ("ready", "first", {"steps": 3})
 
 
-def test_only_its_owner_sees_a_speculators_report_and_plot(
+def test_an_organization_sees_only_reports_and_plots_of_its_own_speculators(
     client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
 ) -> None:
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")

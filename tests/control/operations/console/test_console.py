@@ -130,7 +130,7 @@ def test_the_timeline_of_a_cancelled_job_shows_the_cancellation(operator: Client
     assert "cancel_requested" in page(operator, change_path("jobs_job", job.pk))
 
 
-def test_the_page_of_a_running_job_refreshes_itself_and_that_of_an_ended_job_does_not(operator: Client) -> None:
+def test_only_the_page_of_a_running_job_refreshes_itself(operator: Client) -> None:
     running = make_job(status=Job.Status.RUNNING, progress_done=3, progress_total=12, progress_unit="rows")
     ended = make_job(status=Job.Status.SUCCEEDED)
 

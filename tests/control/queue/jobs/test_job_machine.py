@@ -133,9 +133,9 @@ class JobMachine(RuleBasedStateMachine):
     def pause_on_request(self) -> None:
         row = self.row()
         is_allowed = row.status not in TERMINAL and row.cancel_requested_at is None
-        assert job_pause_on_request(job=self.job, why={"code": "asked"}) == is_allowed
+        assert job_pause_on_request(job=self.job, why={"code": "requested"}) == is_allowed
 
-    @rule(code=st.sampled_from(["cap", "asked"]))
+    @rule(code=st.sampled_from(["cap", "requested"]))
     def resume(self, code: str) -> None:
         paused = self.row().paused
         assert job_resume(job=self.job, code=code) == (paused is not None and paused["code"] == code)

@@ -1,6 +1,6 @@
 """Commits of shards, and the search for poison rows, which crash the worker that computes them.
 
-A shard that was in progress at a crash is halved, until a shard of one row crashes the worker.
+Shards that were in progress at a crash are run one at a time. A shard that then crashes its worker repeatedly is halved.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def ranges(job: Job) -> list[tuple[int, int]]:
 
 
 def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[int], int]:
-    """Simulates a worker that crashes at poison rows. Returns: the found rows, the largest count of stalled attempts."""
+    """Simulates a worker that crashes at poison rows. Returns: the found rows, the maximum of `stalled_attempts`."""
     found, most_stalled = set[int](), 0
     for _ in range(limit):
         next_open = next_shards(list(shards_open(job.pk)))

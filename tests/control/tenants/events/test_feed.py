@@ -150,7 +150,7 @@ def test_events_of_each_organization_are_numbered_without_gaps(
     assert list(seqs) == [1, 2, 3]
 
 
-def test_an_event_that_is_committed_late_is_numbered_after_those_already_read(organization: Organization) -> None:
+def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:
     """The event that is created first but committed last has the smaller `number` and the larger `seq`."""
     late = record_event(organization, "late")
     Event.objects.filter(pk=late.pk).delete()  # as long as its transaction is not committed, the row is invisible
@@ -278,7 +278,7 @@ def test_a_client_that_reconnects_continues_after_its_last_event(organization: O
     assert ids(parts) == [event.id for event in events[1:]]
 
 
-def test_the_events_of_a_deployment_are_listed_without_those_of_others(
+def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
     client: Client, organization: Organization
 ) -> None:
     model = make_base_model()

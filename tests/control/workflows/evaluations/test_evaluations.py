@@ -60,7 +60,7 @@ def test_an_evaluation_creates_a_job_with_the_rows_of_a_file(client: Client, org
     assert client.get("/v1/evaluations?speculator_id=spec_other").json()["data"] == []
 
 
-def test_without_a_file_the_prompts_that_the_pipeline_held_out_are_used(
+def test_an_evaluation_without_a_file_uses_the_prompts_held_out_by_the_pipeline(
     client: Client, organization: Organization
 ) -> None:
     pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization, deploy=False)))

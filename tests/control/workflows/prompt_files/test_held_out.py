@@ -72,7 +72,7 @@ def test_held_out_rows_are_stored_in_the_format_of_workers(organization: Organiz
     assert {row["body"]["model"] for row in stored} == {model.name}
 
 
-def test_the_error_for_an_invalid_held_out_line_names_it(organization: Organization) -> None:
+def test_the_error_for_an_invalid_held_out_line_has_its_line_number(organization: Organization) -> None:
     file = make_file(organization, json.dumps(chat_row()) + "\n{oops\n")
     with pytest.raises(ApiError) as refusal:
         normalise_held_out(file, base_model=make_base_model(), key="k")

@@ -31,7 +31,9 @@ class Endless:
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
-def test_lines_equal_those_of_bytes_split_for_any_size_of_reads(lines: list[bytes], is_ended: bool, size: int) -> None:
+def test_lines_are_the_same_as_with_bytes_split_for_any_size_of_reads(
+    lines: list[bytes], is_ended: bool, size: int
+) -> None:
     content = b"\n".join(lines) + (b"\n" if is_ended else b"")
     expected = content.split(b"\n")
     if not expected[-1]:

@@ -141,7 +141,7 @@ def test_a_line_may_be_exactly_as_long_as_the_limit() -> None:
     assert codes(check([row], max_line_bytes=len(row) - 1)[0]) == [(1, "line_too_long")]
 
 
-def test_errors_beyond_those_listed_are_counted() -> None:
+def test_errors_beyond_the_limit_are_counted_but_not_listed() -> None:
     report, _ = check(["{"] * (MAX_ERRORS + 5))
 
     assert len(report.errors) == MAX_ERRORS

@@ -31,7 +31,7 @@ class FaultProxy:
     num_requests: Counter[str] = field(default_factory=Counter)  # by fault
 
     def start(self) -> int:
-        """Returns: the port."""
+        """Starts to listen. Returns: the port."""
         self._random = random.Random(self.seed)
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -45,7 +45,7 @@ class FaultProxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                return  # stopped
+                return  # `stop` has closed the listener
             threading.Thread(target=self._serve, args=(client, self._draw()), daemon=True).start()
 
     def _draw(self) -> str:

@@ -17,7 +17,7 @@ DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in (*DEPLOY, ROOT / "docs" / "runbook.md")}
 # These names exist only in the compose file and the chart's secret, which map them to other variables.
 OWN_NAMES = {"SLIPSTREAM_VERSION", "SLIPSTREAM_OWNER_DATABASE_URL"}
-ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # of PostgreSQL
+ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # PostgreSQL roles, whose names look like metrics
 IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
 
 

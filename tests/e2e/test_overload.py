@@ -82,7 +82,7 @@ def test_ten_minutes_of_overload_leak_no_memory_and_refused_requests_get_a_retry
     async def overload() -> tuple[list[int], list[int]]:
         async with http_client(stack) as http:
             callers = [asyncio.create_task(call_again_and_again(http)) for _ in range(NUM_CALLERS)]
-            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # until caches are filled and threads are started
+            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # by then caches are filled and threads are started
             early = [resident_bytes(pid) for pid in watched]
             await asyncio.gather(*callers)
             return early, [resident_bytes(pid) for pid in watched]

@@ -1,6 +1,6 @@
 """Commits of shards, and the search for poison rows, which crash the worker that computes them.
 
-Shards that were in progress at a crash are run one at a time. A shard that then crashes its worker repeatedly is halved.
+Shards in progress at a crash are run one at a time afterwards. A shard that crashes its worker repeatedly is halved.
 """
 
 import pytest

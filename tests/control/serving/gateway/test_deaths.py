@@ -60,4 +60,4 @@ def test_ten_killed_engines_end_twenty_streams_with_an_error_and_are_started_aga
             assert time.monotonic() - killed_at < 2
             tick_until_state(supervisor, deployment, State.READY)
             assert time.monotonic() - killed_at < 5
-            Deployment.objects.update(crashes=[])  # as if ten minutes had passed: five would be a crash loop
+            Deployment.objects.update(crashes=[])  # five crashes within ten minutes would be a crash loop

@@ -91,7 +91,7 @@ def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
 def test_processes_share_the_counts_in_redis(organization: Organization, valkey: ValkeyServer) -> None:
     client = client_with_limit(organization, 3)
     assert statuses(client, 2) == [200, 200]
-    limits._shared.cache_clear()  # as in another process
+    limits._shared.cache_clear()  # another process would start with an empty cache
     assert statuses(client, 2) == [200, 429]
     assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
 

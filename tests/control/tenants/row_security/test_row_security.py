@@ -144,7 +144,7 @@ def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgre
                 make_job(other)
             assert visible_jobs() == {own}
         assert [job.pk for job in Job.objects.iterator()] == [own]
-        with transaction.atomic(), transaction.atomic():  # begins with a savepoint
+        with transaction.atomic(), transaction.atomic():  # the inner block begins with a savepoint
             assert visible_jobs() == {own}
     with transaction.atomic():
         assert visible_jobs() == {own, foreign}, "the test's own scope must be restored"

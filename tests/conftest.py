@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-# Must be set before torch is loaded: spinning threads make a pass up to 25 times slower on a shared machine.
+# Must be set before torch is loaded. OpenMP threads otherwise spin while they wait, which makes a forward pass up to 25
+# times slower on a shared machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if importlib.util.find_spec("triton"):
     from kernels.cuda.interpreter import interpret_without_gpu
@@ -27,11 +28,11 @@ collect_ignore: list[str] = []
 if not importlib.util.find_spec("pytest_timeout"):
 
     def pytest_addoption(parser: pytest.Parser) -> None:
-        """Registers the options in pyproject.toml that a missing plugin would read."""
+        """Registers the `timeout` option of pyproject.toml, which pytest would otherwise reject as unknown."""
         parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
 
 
-_left_out: dict[str, frozenset[str]] = {}
+_skipped_files: dict[str, frozenset[str]] = {}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -40,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         from tests.missing import missing
 
         if lacking := missing(collection_path):
-            _left_out[str(collection_path)] = lacking
+            _skipped_files[str(collection_path)] = lacking
             return True
     return None
 
@@ -51,9 +52,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _left_out:
-        packages = ", ".join(sorted(frozenset().union(*_left_out.values())))
-        terminalreporter.write_line(f"{len(_left_out)} files left out for want of {packages}")
+    if _skipped_files:
+        packages = ", ".join(sorted(frozenset().union(*_skipped_files.values())))
+        terminalreporter.write_line(
+            f"{len(_skipped_files)} files skipped, because these packages are missing: {packages}"
+        )
 
 
 _test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")
@@ -112,7 +115,10 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def one_connection(db: None) -> Iterator[None]:
-        """Keeps the test's transaction: at a request that Django's test client does not send, Django closes it."""
+        """Keeps the test's transaction open during requests that are not sent by Django's test client.
+
+        At such a request, Django would close the connection.
+        """
         signals = (request_started, request_finished)
         for signal in signals:
             signal.disconnect(close_old_connections)
@@ -122,7 +128,7 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def database_kind() -> str:
-        """The database of the whole run; a test for one of the two selects it by `parametrize`."""
+        """The database of the whole run. A test that needs one database in particular overrides it by `parametrize`."""
         return str(connection.vendor)
 
 else:

@@ -28,10 +28,10 @@ class FaultProxy:
     upstream_port: int
     faults: Faults
     seed: int = 0
-    done: Counter[str] = field(default_factory=Counter)
+    num_requests: Counter[str] = field(default_factory=Counter)  # by fault
 
     def start(self) -> int:
-        """Returns: the port."""
+        """Starts to listen. Returns: the port."""
         self._random = random.Random(self.seed)
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -45,7 +45,7 @@ class FaultProxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                return  # stopped
+                return  # `stop` has closed the listener
             threading.Thread(target=self._serve, args=(client, self._draw()), daemon=True).start()
 
     def _draw(self) -> str:
@@ -57,7 +57,7 @@ class FaultProxy:
         return "none"
 
     def _serve(self, client: socket.socket, fault: str) -> None:
-        self.done[fault] += 1
+        self.num_requests[fault] += 1
         try:
             with client, socket.create_connection(("127.0.0.1", self.upstream_port)) as server:
                 client.settimeout(30)
@@ -73,8 +73,8 @@ class FaultProxy:
                 if fault == "error":
                     client.sendall(_UNAVAILABLE)
                     return
-                server.sendall(_without(head.partition(b"\r\n\r\n")[0]) + body)
-                _answer(server, client, cut=fault == "cut")
+                server.sendall(_with_connection_close(head.partition(b"\r\n\r\n")[0]) + body)
+                _forward_response(server, client, cut=fault == "cut")
         except OSError:
             pass  # one side has closed its connection
 
@@ -102,14 +102,14 @@ def _body(client: socket.socket, head: bytes) -> bytes:
     return body
 
 
-def _without(head: bytes) -> bytes:
+def _with_connection_close(head: bytes) -> bytes:
     dropped = (b"connection:", b"expect:")
     kept = [line for line in head.split(b"\r\n") if not line.lower().startswith(dropped)]
     return b"\r\n".join([*kept, b"Connection: close", b"", b""])
 
 
-def _answer(server: socket.socket, client: socket.socket, *, cut: bool) -> None:
-    answer = b""
+def _forward_response(server: socket.socket, client: socket.socket, *, cut: bool) -> None:
+    response = b""
     while chunk := server.recv(CHUNK_BYTES):
-        answer += chunk
-    client.sendall(answer[: len(answer) // 2] if cut else answer)
+        response += chunk
+    client.sendall(response[: len(response) // 2] if cut else response)

@@ -1,7 +1,7 @@
 """Finds the project's files that cannot be imported because a package is not installed, from the syntax trees.
 
-A file needs the packages that it imports at the top, and those of the project's files that it imports. Imports inside
-functions do not count.
+A file needs the packages that it imports at the top, and the packages that the imported project files need in turn.
+Imports inside functions do not count.
 """
 
 import ast
@@ -19,16 +19,16 @@ def missing(path: Path) -> frozenset[str]:
     """Packages that a file of the project needs and that are not installed."""
     found: set[str] = set()
     seen: set[Path] = set()
-    open_files = [path]
-    while open_files:
-        file = open_files.pop()
+    pending = [path]
+    while pending:
+        file = pending.pop()
         if file in seen:
             continue
         seen.add(file)
         for name in _imported(file):
             ours = list(_our_files(name))
-            open_files += ours
-            if not ours and not _is_there(name.split(".")[0]):
+            pending += ours
+            if not ours and not _is_installed(name.split(".")[0]):
                 found.add(name.split(".")[0])
     return frozenset(found)
 
@@ -59,5 +59,5 @@ def _our_files(name: str) -> tuple[Path, ...]:
 
 
 @cache
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     return package in sys.modules or importlib.util.find_spec(package) is not None

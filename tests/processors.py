@@ -1,7 +1,7 @@
 """Runs the tests of numerics as other processors would: `python -m tests.processors`, part of `make test-wide`.
 
-OpenBLAS and ATen choose their code by the processor. Their variables make them choose that of another one, if this
-processor can execute it. What cannot run here is named with the reason.
+OpenBLAS and ATen select code for the processor that they find. An environment variable of each selects the code for
+another processor instead. If this processor lacks the instructions, the tests are skipped and the output says so.
 """
 
 import os
@@ -12,16 +12,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-INTERPRETED = (
+# Tests that run Triton kernels in the interpreter, which multiplies with numpy and thus with OpenBLAS.
+OPENBLAS = (
     *("tests/kernels", "tests/benchmarks/gpu", "tests/engine/graph_decoding"),
     *("--ignore", "tests/kernels/cuda/test_compiles.py"),  # compiled for a GPU: the same on every processor
 )
-COMPILED = ("tests/kernels", "--ignore", "tests/kernels/cuda", "tests/engine/test_equality.py")
+# Tests that run PyTorch's own operators, which are part of ATen.
+ATEN = ("tests/kernels", "--ignore", "tests/kernels/cuda", "tests/engine/test_equality.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """One choice of code paths, and the flag of /proc/cpuinfo that they need."""
+    """The environment variable that selects a processor's code, and the flag of /proc/cpuinfo which that code needs."""
 
     variable: str
     value: str
@@ -33,12 +35,12 @@ class Processor:
 
 
 PROCESSORS = (
-    Processor("OPENBLAS_CORETYPE", "Haswell", "avx2", INTERPRETED),
-    Processor("OPENBLAS_CORETYPE", "SkylakeX", "avx512bw", INTERPRETED),
-    Processor("OPENBLAS_CORETYPE", "Zen", "avx2", INTERPRETED),
-    Processor("OPENBLAS_CORETYPE", "Prescott", "pni", INTERPRETED),
-    Processor("ATEN_CPU_CAPABILITY", "default", "sse2", COMPILED),
-    Processor("ATEN_CPU_CAPABILITY", "avx2", "avx2", COMPILED),
+    Processor("OPENBLAS_CORETYPE", "Haswell", "avx2", OPENBLAS),
+    Processor("OPENBLAS_CORETYPE", "SkylakeX", "avx512bw", OPENBLAS),
+    Processor("OPENBLAS_CORETYPE", "Zen", "avx2", OPENBLAS),
+    Processor("OPENBLAS_CORETYPE", "Prescott", "pni", OPENBLAS),
+    Processor("ATEN_CPU_CAPABILITY", "default", "sse2", ATEN),
+    Processor("ATEN_CPU_CAPABILITY", "avx2", "avx2", ATEN),
 )
 
 

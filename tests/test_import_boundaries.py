@@ -1,14 +1,16 @@
 """The rule of imports, checked on the syntax trees, so that the test needs neither torch nor Django.
 
+`a <- b` means that b may import a; `a -> b` means that a may import b, and no other module of the project.
+
     kernels  <-  engine  <-  workers.inference, workers.training   (the child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
-    workers.kinds  <-  everything                                  (names of the kinds that can be trained)
+    workers.kinds  <-  everything                                  (names of the kinds of speculators)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
                  .exports, .model_folders, .parent_death
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
-Within `control`, the rooms are in an order: a room imports those before it in ROOMS, never those after it. Within a
-room, no cycle of imports joins more than two apps.
+The folders directly below `control` are called rooms. A room may import the rooms before it in ROOMS, but not those
+after it. Within a room, no cycle of imports joins more than two apps.
 
 Imports inside functions, under TYPE_CHECKING and through `import_module("...")` count, too.
 """
@@ -27,11 +29,11 @@ OURS = frozenset({"kernels", "engine", "workers", "control", "slipstream", "benc
 SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "redis", "boto3", "botocore", "psycopg"})
 TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
 CONTRACTS = "workers.contracts"
-HYPERPARAMETERS = "workers.hyperparameters"  # what the API checks before the trainer reads it
-KINDS = "workers.kinds"  # the names of what can be trained
-MODEL_FOLDERS = "workers.model_folders"  # which files and keys may come in
+HYPERPARAMETERS = "workers.hyperparameters"  # validated by the API before the trainer reads them
+KINDS = "workers.kinds"  # the names of the kinds of speculators that can be trained
+MODEL_FOLDERS = "workers.model_folders"  # the files and configuration keys that a model folder may contain
 PARENT_DEATH = "workers.parent_death"
-EXPORTS = "workers.exports"  # what the API converts, as bytes
+EXPORTS = "workers.exports"  # conversions of speculators, made by the API on bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Layer:
 # jinja2: chat templates
 ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "jinja2", "xgrammar"})
 
-# The longest `module` that fits a file is its layer.
+# A file belongs to the layer with the longest `module` that equals the file's module or contains it.
 LAYERS = (
     Layer(module="kernels", others=frozenset({"torch", "triton", "numpy"})),
     Layer(module="engine", ours=("kernels", CONTRACTS, KINDS), others=ENGINE),
@@ -91,13 +93,13 @@ def below(module: str, prefix: str) -> bool:
 
 
 def layer_of(module: str) -> Layer:
-    fitting = [layer for layer in LAYERS if below(module, layer.module)]
-    assert fitting, f"{module} belongs to no layer: give it one in LAYERS"
-    return max(fitting, key=lambda layer: len(layer.module))
+    matching = [layer for layer in LAYERS if below(module, layer.module)]
+    assert matching, f"{module} belongs to no layer: give it one in LAYERS"
+    return max(matching, key=lambda layer: len(layer.module))
 
 
 def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import; `from a import b` counts as `a.b`, since b may be a module."""
+    """Yields (line, dotted name) for every import. `from a import b` counts as `a.b`, since b may be a module."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -109,7 +111,7 @@ def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and _is_import_call(node):
             argument = node.args[0]
-            if isinstance(argument, ast.JoinedStr):  # it counts as the package that it begins with
+            if isinstance(argument, ast.JoinedStr):  # an f-string counts as the package that it begins with
                 argument = argument.values[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield node.lineno, argument.value.rstrip(".")
@@ -120,14 +122,14 @@ def _is_import_call(node: ast.Call) -> bool:
     return name in ("import_module", "__import__") and bool(node.args)
 
 
-def fault(layer: Layer, imported: str) -> str | None:
+def reason_against(layer: Layer, imported: str) -> str | None:
     """Why `layer` may not import `imported`, or None."""
     top = imported.split(".")[0]
     if imported.startswith("."):
         return "is relative: imports here are absolute"
     if top in OURS:
         own = layer_of(imported) is layer
-        package_alone = any(below(name, imported) for name in layer.ours)  # `import workers` runs a docstring
+        package_alone = any(below(name, imported) for name in layer.ours)  # `import workers` runs no code
         if own or package_alone or any(below(imported, name) for name in layer.ours):
             return None
         return f"may import of ours only itself and {layer.ours}"
@@ -143,7 +145,7 @@ def violations(root: Path) -> list[str]:
     for file in source_files(root):
         layer = layer_of(file.module)
         for line, imported in imports(file):
-            reason = fault(layer, imported)
+            reason = reason_against(layer, imported)
             if reason is not None:
                 found.append(f"{file.path}:{line}: {file.module} imports {imported}: {layer.module} {reason}")
     return found
@@ -153,19 +155,22 @@ ROOMS = ("core", "tenants", "billing", "queue", "data", "models", "serving", "wo
 
 
 def room_imports(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(where, own name, imported name) of every import from one app of `control` to another, names split at dots."""
+    """Yields (file and line, own name, imported name) for every import between apps of `control`.
+
+    Both names are split at their dots.
+    """
     for file in source_files(root):
         own = file.module.split(".")
         if own[0] != "control" or len(own) < 3 or file.is_migration:
-            continue  # `urls` and `asgi`, beside the rooms, join them all
+            continue  # `urls` and `asgi` belong to no room and may import every room
         for line, name in imports(file):
             imported = name.split(".")
             if imported[0] == "control" and len(imported) > 2 and imported[1:3] != own[1:3]:
                 yield f"{file.path}:{line}", own, imported
 
 
-def arrows_back(root: Path) -> list[str]:
-    """Imports of a room from one that comes after it."""
+def imports_of_later_rooms(root: Path) -> list[str]:
+    """Imports of modules in a later room."""
     return [
         f"{where} imports {'.'.join(imported)}"
         for where, own, imported in room_imports(root)
@@ -175,30 +180,30 @@ def arrows_back(root: Path) -> list[str]:
 
 def long_cycles(root: Path) -> set[frozenset[str]]:
     """Cycles of imports that join three or more apps of one room."""
-    arrows: dict[str, set[str]] = {}
+    imported_apps: dict[str, set[str]] = {}
     for _, own, imported in room_imports(root):
         if own[1] == imported[1]:
-            arrows.setdefault(".".join(own[1:3]), set()).add(".".join(imported[1:3]))
+            imported_apps.setdefault(".".join(own[1:3]), set()).add(".".join(imported[1:3]))
 
     def cycles(path: tuple[str, ...]) -> Iterator[frozenset[str]]:
-        for app in arrows.get(path[-1], ()):
+        for app in imported_apps.get(path[-1], ()):
             if app == path[0]:
                 yield frozenset(path)
             elif app not in path:
                 yield from cycles((*path, app))
 
-    return {cycle for app in arrows for cycle in cycles((app,)) if len(cycle) > 2}
+    return {cycle for app in imported_apps for cycle in cycles((app,)) if len(cycle) > 2}
 
 
-def test_the_rooms_are_those_of_the_tree() -> None:
+def test_rooms_lists_the_folders_of_control() -> None:
     folders = {path.parent.name for path in (ROOT / "platform" / "control").glob("*/__init__.py")}
 
     assert folders == set(ROOMS)
     assert len(ROOMS) <= 9
 
 
-def test_no_arrow_between_rooms_runs_back() -> None:
-    assert arrows_back(ROOT) == []
+def test_no_room_imports_a_later_room() -> None:
+    assert imports_of_later_rooms(ROOT) == []
 
 
 def test_no_cycle_joins_more_than_two_apps_of_a_room() -> None:
@@ -213,12 +218,12 @@ def test_no_cycle_joins_more_than_two_apps_of_a_room() -> None:
         ("serving/deployments/services.py", "def late() -> None:\n    from control.operations.console import base"),
     ],
 )
-def test_a_planted_arrow_back_is_found(tmp_path: Path, path: str, statement: str) -> None:
+def test_a_planted_import_of_a_later_room_is_found(tmp_path: Path, path: str, statement: str) -> None:
     target = tmp_path / "platform" / "control" / path
     target.parent.mkdir(parents=True)
     target.write_text(statement + "\n")
 
-    assert len(arrows_back(tmp_path)) == 1
+    assert len(imports_of_later_rooms(tmp_path)) == 1
 
 
 def test_a_planted_cycle_of_three_apps_is_found(tmp_path: Path) -> None:
@@ -230,7 +235,7 @@ def test_a_planted_cycle_of_three_apps_is_found(tmp_path: Path) -> None:
     assert long_cycles(tmp_path) == {frozenset({"data.files", "data.uploads", "data.parts"})}
 
 
-def test_every_import_obeys_the_rule() -> None:
+def test_every_import_is_allowed_by_its_layer() -> None:
     assert violations(ROOT) == []
 
 
@@ -268,7 +273,7 @@ def test_every_import_obeys_the_rule() -> None:
         ("benchmarks/decode.py", "import django"),
     ],
 )
-def test_a_planted_fault_is_found(tmp_path: Path, path: str, statement: str) -> None:
+def test_a_planted_forbidden_import_is_found(tmp_path: Path, path: str, statement: str) -> None:
     target = tmp_path / path
     target.parent.mkdir(parents=True)
     target.write_text(statement + "\n")

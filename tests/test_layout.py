@@ -1,4 +1,4 @@
-"""Rules of the layout: `platform` is Python's module, `kernels` is ours, and importing a package has no effect."""
+"""Rules of the layout: `import platform` finds Python's module, `import kernels` ours, and importing has no effect."""
 
 import ast
 import importlib
@@ -21,7 +21,7 @@ def importable_names() -> list[str]:
     return modules + packages
 
 
-def test_platform_is_still_pythons_own() -> None:
+def test_import_platform_finds_the_standard_library() -> None:
     """Checked in a new interpreter in the project's root, where our folder of that name comes first in the path."""
     program = "import platform; print(platform.__file__); assert platform.system()"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -34,12 +34,12 @@ def test_platform_is_a_folder_but_not_a_package() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
 
 
-def test_nothing_of_ours_shadows_the_standard_library() -> None:
+def test_no_project_module_shadows_the_standard_library() -> None:
     assert sorted(set(importable_names()) & set(sys.stdlib_module_names)) == []
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_the_packages_are_found_where_they_should_be(name: str) -> None:
+def test_packages_are_imported_from_this_checkout(name: str) -> None:
     module = importlib.import_module(name)
 
     assert module.__file__ is not None
@@ -47,13 +47,13 @@ def test_the_packages_are_found_where_they_should_be(name: str) -> None:
 
 
 def test_kernels_has_no_version() -> None:
-    """transformers would mistake a package `kernels` with a version for the one on PyPI, and call it."""
+    """With a version, transformers would mistake our package `kernels` for the package of that name on PyPI."""
     assert not hasattr(importlib.import_module("kernels"), "__version__")
 
 
-def test_init_files_hold_a_docstring_at_most() -> None:
+def test_init_files_contain_at_most_a_docstring() -> None:
     """An import has no effect. Only the SDK's `__init__.py` may list its exports."""
-    busy = []
+    with_code = []
     for file in source_files():
         if file.path.name != "__init__.py":
             continue
@@ -62,9 +62,9 @@ def test_init_files_hold_a_docstring_at_most() -> None:
             allowed = (ast.ImportFrom, ast.Assign)
         statements = [node for node in file.tree.body if not _is_docstring(node) and not isinstance(node, allowed)]
         if statements:
-            busy.append(str(file.path))
+            with_code.append(str(file.path))
 
-    assert busy == []
+    assert with_code == []
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -1,4 +1,4 @@
-"""The packages that a file needs are found in the file and in the project's files that it imports."""
+"""`missing` finds packages that the file imports, or that the project files which it imports need."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ from tests.missing import missing
         ("from engine.load import load_model\nfrom tests import tiny_model", set()),
     ],
 )
-def test_only_imports_at_the_top_are_needed(tmp_path: Path, source: str, lacking: set[str]) -> None:
+def test_only_missing_packages_imported_at_the_top_are_found(tmp_path: Path, source: str, lacking: set[str]) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(source)
     assert missing(path) == lacking
 
 
-def test_requirements_of_imported_files_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_of_imported_project_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "test_x.py"
     path.write_text("from engine.grammars.compiler import GrammarCompiler")
-    monkeypatch.setattr(module, "_is_there", lambda package: package not in ("xgrammar", "torch"))
+    monkeypatch.setattr(module, "_is_installed", lambda package: package not in ("xgrammar", "torch"))
     assert "xgrammar" in missing(path)

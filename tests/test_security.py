@@ -1,4 +1,4 @@
-"""S10: bandit's findings, and the headers of production responses."""
+"""Promise S10 of docs/reliability.md: bandit's findings, and the headers of production responses."""
 
 import json
 import os
@@ -9,8 +9,9 @@ from pathlib import Path
 from tests.source_tree import ROOT
 
 FOLDERS = ("engine", "kernels", "platform", "sdk", "workers", "manage.py")
-# Refused because of the missing key, before a database query.
-ASK = """
+# Requests a path with and without TLS. No database is needed: the request without TLS is redirected, and the other one
+# is refused because it has no API key.
+SCRIPT = """
 import json
 from django.test import Client
 secure, plain = (Client(headers={"host": "api.example"}).get("/v1/models", secure=secure) for secure in (True, False))
@@ -18,7 +19,7 @@ print(json.dumps([secure.status_code, dict(secure.items()), plain.status_code, p
 """
 
 
-def test_bandit_finds_nothing_severe() -> None:
+def test_bandit_finds_no_issue_of_high_severity() -> None:
     command = [sys.executable, "-m", "bandit", "--quiet", "--recursive", "-lll", "--format", "json", *FOLDERS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
@@ -28,7 +29,7 @@ def test_bandit_finds_nothing_severe() -> None:
     assert report["metrics"]["_totals"]["loc"] > 10_000, "bandit must check all files"
 
 
-def test_production_answers_carry_the_headers_that_browsers_need(tmp_path: Path) -> None:
+def test_production_responses_have_security_headers_and_use_tls(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLIPSTREAM_", "DJANGO_"))},
         "DJANGO_SETTINGS_MODULE": "control.core.settings.production",
@@ -36,7 +37,7 @@ def test_production_answers_carry_the_headers_that_browsers_need(tmp_path: Path)
         "SLIPSTREAM_SECRET_KEY": "k" * 30 + "0123456789" * 3,
         "SLIPSTREAM_ALLOWED_HOSTS": "api.example",
     }
-    command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", ASK]
+    command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", SCRIPT]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
 
     status, headers, plain_status, location = json.loads(done.stdout)

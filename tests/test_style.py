@@ -62,17 +62,17 @@ def test_functions_are_short_or_say_why() -> None:
 
 
 def test_every_public_module_has_a_docstring() -> None:
-    silent = [
+    undocumented = [
         str(file.path)
         for file in CODE
         if not any(part.startswith("_") and part != "__main__" for part in file.module.split("."))
         and file.path.name not in ("apps.py", "urls.py", "__init__.py")  # the file name says enough
         and not ast.get_docstring(file.tree)
     ]
-    assert silent == []
+    assert undocumented == []
 
 
-def test_no_file_contains_paths_of_a_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     """A path in a user's home or a build folder works only on one machine."""
     machine_path = re.compile(r"""["'`( ](/home/|/Users/|/root/|/work/|/mnt/|[A-Z]:\\\\)""")
     found = [

@@ -1,7 +1,7 @@
 """A causal model of a few thousand weights with a byte-level tokenizer, written to real files in less than a second.
 
 The weights are random but larger than usual, so that the distribution is far from flat: greedy answers differ from
-prompt to prompt, and no near-tie decides an argmax.
+prompt to prompt, and the argmax never depends on rounding.
 """
 
 from pathlib import Path
@@ -59,7 +59,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        if architecture == "deepseek_v3":  # its norms and corrections would all be equal
+        if architecture == "deepseek_v3":  # the initial norm weights and routing corrections would all be equal
             for tensor in (*model.parameters(), *(b for name, b in model.named_buffers() if "correction" in name)):
                 if tensor.dim() == 1:
                     tensor.data += 0.3 * torch.randn_like(tensor)
@@ -68,7 +68,7 @@ def make_tiny_model(
 
 
 def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
-    """One dense layer, then 8 experts in 4 groups, of which 3 in 2 groups are chosen; all widths differ."""
+    """One dense layer, then 8 experts in 4 groups. A token uses 3 experts from 2 groups. All widths differ."""
     heads = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
     experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2}
     return heads | experts | {"moe_intermediate_size": hidden_size // 2, "first_k_dense_replace": 1}

@@ -1,4 +1,4 @@
-"""A valid body for every operation that takes one, and the members of the body that name another object.
+"""A valid body for every operation that takes one, and the members of these bodies that name other objects.
 
 The generated tests fail for an operation that is missing here.
 """
@@ -13,7 +13,7 @@ from tests.control.world import World
 @dataclass(frozen=True, slots=True)
 class Body:
     make: Callable[[World], dict[str, Any]]
-    # member of the body -> the parameter of `World.id_of` whose value it holds
+    # Maps a member of the body to the parameter of `World.id_of` whose value it takes.
     refers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ BODIES: Mapping[str, Body] = {
 
 
 def with_reference(body: dict[str, Any], member: str, value: str) -> dict[str, Any]:
-    """`member` is a path: `deployment_ids.0` becomes a list, `training.x` an object."""
+    """Returns `body` with `value` at the path `member`: `deployment_ids.0` names a list, `training.x` an object."""
     name, _, rest = member.partition(".")
     if not rest:
         return {**body, name: value}

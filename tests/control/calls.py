@@ -14,7 +14,7 @@ WRITING = ("POST", "PUT", "PATCH")
 
 
 def path_of(route: Route, world: World, **values: str) -> str:
-    """Path with the ids of the world's objects, except those in `values`."""
+    """The route's path with ids from `values` or, for other parameters, the ids of the world's objects."""
     return route.path.format_map({name: world.id_of(route.kind_of(name)) for name in route.parameters} | values)
 
 

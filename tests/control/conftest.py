@@ -5,13 +5,13 @@ from django.test import Client
 
 from control.tenants.accounts.models import Organization
 from tests.control.factories import client_of, make_organization
-from tests.leaks import answers_checked, secrets_in
+from tests.leaks import responses_checked, secrets_in
 
 
 @pytest.fixture(autouse=True)
 def _check_for_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Promise S8, checked after every test."""
-    with answers_checked():
+    with responses_checked():
         yield
     assert secrets_in(caplog.text) == [], "the log contains a secret"
 

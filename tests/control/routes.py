@@ -10,7 +10,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from control.tenants.authentication.views import OrganizationView
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
-PUBLIC = frozenset({"/v1/openapi.json"})  # without a key
+PUBLIC = frozenset({"/v1/openapi.json"})  # routes that need no API key
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -21,7 +21,7 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """The kind of object that the parameter names: OpenAI's paths use `job_id` for two kinds."""
+        """The parameter's name in `World.id_of`, where `job_id` of OpenAI's fine-tuning paths has a name of its own."""
         return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property
@@ -50,4 +50,4 @@ def _walk(patterns: list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _methods(view: Any) -> tuple[str, ...]:
     if isinstance(view, type) and issubclass(view, OrganizationView):
         return tuple(method for method in METHODS if hasattr(view, method.lower()))
-    return ("POST",)  # the gateway's functions
+    return ("POST",)  # a view of the gateway is a function, which accepts only POST

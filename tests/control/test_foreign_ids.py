@@ -1,8 +1,8 @@
-"""S1: objects of another organization are not found, on any route and in any part of a request.
+"""Promise S1 of docs/reliability.md: objects of another organization are not found by any route or part of a request.
 
-The tests are generated from the URL table: a new operation without an entry in `bodies` or `world` fails here. Neither
-the text nor the time of an answer reveals whether an id is another organization's or does not exist, because both
-cases send the same queries to the database.
+The tests are generated from the URL table: a new operation without an entry in `bodies` or `world` fails here. The text
+of a response does not reveal whether an id belongs to another organization or does not exist. Its time does not reveal
+it either, because both cases send the same queries to the database.
 """
 
 import re
@@ -33,7 +33,7 @@ BY_BODY = [
     for member, kind in BODIES[f"{method} {route.path}"].refers.items()
 ]
 LISTS = [pytest.param(route, id=route.path) for route, method in OPERATIONS if method == "GET" and not route.parameters]
-NOWHERE = "nothing-of-this-name"
+UNKNOWN_ID = "nothing-of-this-name"
 _VALUE = re.compile(r"""'(?:[^']|'')*'|\b\d+\b|"s\d+_x\d+\"""")  # includes names of savepoints
 
 
@@ -47,41 +47,44 @@ def theirs(other_organization: Organization) -> World:
     return World(other_organization)
 
 
-def check_same_answer(foreign: str, request_of: Callable[[str], Any]) -> None:
-    """Args: request_of: sends a request with the given id."""
-    request_of(NOWHERE)  # a first request does more, such as recording the first use of its key
+def check_indistinguishable_from_unknown_id(foreign: str, request_of: Callable[[str], Any]) -> None:
+    """Args: foreign: an id of another organization. request_of: sends a request with the given id."""
+    request_of(UNKNOWN_ID)  # a first request does more, such as recording the first use of its key
 
-    (answer, asked), (other, asked_for_other) = listen(request_of, foreign), listen(request_of, NOWHERE)
-
-    assert answer.status_code == 404
-    assert answer.content.decode().replace(foreign, NOWHERE) == other.content.decode(), (
-        "the text of the answer reveals that the id exists"
+    (response, queries), (other_response, other_queries) = (
+        response_and_queries(request_of, foreign),
+        response_and_queries(request_of, UNKNOWN_ID),
     )
-    assert asked == asked_for_other, "the queries reveal that the id exists"
+
+    assert response.status_code == 404
+    assert response.content.decode().replace(foreign, UNKNOWN_ID) == other_response.content.decode(), (
+        "the text of the response reveals that the id exists"
+    )
+    assert queries == other_queries, "the queries reveal that the id exists"
 
 
-def listen(request_of: Callable[[str], Any], identity: str) -> tuple[Any, list[str]]:
-    """Returns: the answer, and the queries sent to the database for it, without their values."""
+def response_and_queries(request_of: Callable[[str], Any], identity: str) -> tuple[Any, list[str]]:
+    """Returns the response, and the request's database queries with every value replaced by a question mark."""
     with CaptureQueriesContext(connection) as queries:
-        answer = request_of(identity)
-    return answer, [_VALUE.sub("?", query["sql"]) for query in queries.captured_queries]
+        response = request_of(identity)
+    return response, [_VALUE.sub("?", query["sql"]) for query in queries.captured_queries]
 
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
-def test_every_operation_has_a_test_body_and_test_ids(route: Route, method: str, ours: World) -> None:
+def test_every_operation_has_a_body_and_ids_for_the_generated_tests(route: Route, method: str, ours: World) -> None:
     assert method not in WRITING or f"{method} {route.path}" in BODIES
     assert all(ours.id_of(route.kind_of(name)) for name in route.parameters)
 
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
-def test_the_same_requests_with_own_ids_find_their_objects(
+def test_requests_with_ids_of_the_own_organization_find_their_objects(
     route: Route, method: str, client: Client, ours: World
 ) -> None:
-    """Otherwise the tests below could pass for another reason."""
+    """If a request with our own ids were refused, the tests below would pass without showing anything."""
     response = call(client, ours, method, route, path_of(route, ours))
     missing = response.status_code == 404 and response.json()["error"]["code"] not in (
         "plot_not_found",  # the speculator was found, but it has no plot
-        "model_not_found",  # the gateway, which is not asked for a deployment of ours here
+        "model_not_found",  # the body for the gateway names a model that does not exist
     )
 
     assert not missing, response.content
@@ -95,7 +98,7 @@ def test_an_id_of_another_organization_in_the_path_is_not_found(
     def request_of(identity: str) -> Any:
         return call(client, ours, method, route, path_of(route, ours, **{parameter: identity}))
 
-    check_same_answer(theirs.id_of(route.kind_of(parameter)), request_of)
+    check_indistinguishable_from_unknown_id(theirs.id_of(route.kind_of(parameter)), request_of)
 
 
 @pytest.mark.parametrize(("route", "method", "member", "kind"), BY_BODY)
@@ -107,7 +110,7 @@ def test_an_id_of_another_organization_in_the_body_is_not_found(
     def request_of(identity: str) -> Any:
         return call(client, ours, method, route, path, with_reference(body, member, identity))
 
-    check_same_answer(theirs.id_of(kind), request_of)
+    check_indistinguishable_from_unknown_id(theirs.id_of(kind), request_of)
 
 
 @pytest.mark.parametrize("route", LISTS)
@@ -120,7 +123,7 @@ def test_lists_show_no_objects_of_another_organization(
         shown = client.get(f"{route.path}?{query}").content.decode()
         assert [value for value in foreign.values() if value in shown.replace(query.partition("=")[2], "")] == []
         assert theirs.organization.pk not in shown
-    assert own, "the list must show rows of its own organization"
+    assert own
 
 
 @pytest.mark.parametrize("route", LISTS)

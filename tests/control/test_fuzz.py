@@ -1,7 +1,7 @@
-"""S3: unusual requests to every operation are never answered with a 5xx, and always as the document describes.
+"""Promise S3 of docs/reliability.md: responses to unusual requests are as documented, and never have a status of 5xx.
 
-Cases are generated from the document. Most of them then get ids of existing objects, because they would otherwise end
-in a 404. Each starts from the same rows: its changes are rolled back.
+A case is one request, generated from the OpenAPI document. Most cases then get ids of existing objects, because they
+would otherwise end in a 404. The changes of each case are rolled back, so that all cases start from the same rows.
 """
 
 import random
@@ -42,7 +42,8 @@ CHECKS = [
 ]
 CASES, SOAK_CASES = 2_000, 10_000
 SHARE_WITH_EXISTING_IDS = 0.75  # the share of cases that name existing objects
-# Member of a body that names an object -> the parameter of `World.id_of` with its id.
+# Maps a member of a body that names an object to the parameter of `World.id_of` for that object's id. (For `dataset_id`
+# it is an entry that `Fuzzer` adds: quotes need a dataset with token counts.)
 REFERENCES = {
     "file_id": "file_id", "input_file_id": "file_id", "prompts_file": "file_id", "held_out_file": "file_id",
     "training_file": "file_id", "validation_file": "file_id", "model": "name", "dataset_id": "counted_dataset_id",
@@ -52,7 +53,7 @@ REFERENCES = {
 
 
 class Fuzzer:
-    """Sends cases. `num_answers` counts the answers by status."""
+    """Sends cases. `num_responses` counts the responses by status."""
 
     def __init__(self, organization: Organization) -> None:
         _, token = make_key(organization)
@@ -60,7 +61,7 @@ class Fuzzer:
         self._world = World(organization)
         self._ids = {**self._world.everything(), "counted_dataset_id": self._world.counted_dataset.pk}
         self._random = random.Random(0)
-        self.num_answers: Counter[int] = Counter()
+        self.num_responses: Counter[int] = Counter()
 
     def send(self, case: Case[Any]) -> None:
         """Raises: the errors of the checks, which show the request as a curl command."""
@@ -69,7 +70,7 @@ class Fuzzer:
         with transaction.atomic():
             response = case.call(headers=self._headers)
             transaction.set_rollback(True)
-        self.num_answers[response.status_code] += 1
+        self.num_responses[response.status_code] += 1
         case.validate_response(response, checks=CHECKS, headers=self._headers)
 
     def _insert_existing_ids(self, case: Case[Any]) -> None:
@@ -96,12 +97,12 @@ def operations() -> Iterator[APIOperation[Any, Any, Any, Any]]:
 
 
 def _application(environ: Any, start_response: Any) -> list[bytes]:
-    """The application; its response is read to the end and closed, as a server does."""
-    answer = _wsgi()(environ, start_response)
+    """Calls the application, reads its response to the end and closes it, as a server does."""
+    response = _wsgi()(environ, start_response)
     try:
-        return [b"".join(answer)]
+        return [b"".join(response)]
     finally:
-        answer.close()
+        response.close()
 
 
 @cache
@@ -112,9 +113,9 @@ def _wsgi() -> WSGIHandler:
 
 def cases_of(operation: APIOperation[Any, Any, Any, Any]) -> st.SearchStrategy[Case[Any]]:
     """Valid cases, and invalid ones if the operation has any input."""
-    right = operation.as_strategy(GenerationMode.POSITIVE)
+    valid = operation.as_strategy(GenerationMode.POSITIVE)
     has_input = operation.body or operation.query or operation.path_parameters
-    return right | operation.as_strategy(GenerationMode.NEGATIVE) if has_input else right
+    return valid | operation.as_strategy(GenerationMode.NEGATIVE) if has_input else valid
 
 
 def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
@@ -133,10 +134,10 @@ def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
 
         with subtests.test(operation.label):
             run()
-    assert sum(fuzzer.num_answers.values()) >= num_cases * 0.9, (
+    assert sum(fuzzer.num_responses.values()) >= num_cases * 0.9, (
         "fewer requests than operations with few distinct cases can explain"
     )
-    assert fuzzer.num_answers[200] + fuzzer.num_answers[201] > num_cases / 10, (
+    assert fuzzer.num_responses[200] + fuzzer.num_responses[201] > num_cases / 10, (
         "too few accepted requests: only refusals are tested"
     )
 

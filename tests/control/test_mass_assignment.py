@@ -1,4 +1,4 @@
-"""S11: no request can write a field that only the server may write, in any member of a body."""
+"""Promise S11 of docs/reliability.md: no member of a body can write a field that only the server may write."""
 
 import json
 from typing import Any
@@ -60,7 +60,7 @@ def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("route", "method"), json_bodies())
 def test_the_error_for_an_undeclared_member_names_it(route: Route, method: str, client: Client, world: World) -> None:
-    """Sends each member alone: the error for one unknown member would hide that another is accepted."""
+    """Adds one undeclared member at a time, because the error for one would hide that another is accepted."""
     body, path = BODIES[f"{method} {route.path}"].make(world), path_of(route, world)
 
     for name in sorted(set(FIELDS) - declared(route, method)):
@@ -90,7 +90,7 @@ def test_a_form_writes_only_its_declared_fields(route: Route, method: str, clien
     assert SENTINEL not in stored()
 
 
-def test_a_written_sentinel_would_be_found(world: World) -> None:
+def test_the_check_finds_a_sentinel_that_was_written(world: World) -> None:
     Organization.objects.filter(pk=world.organization.pk).update(name=SENTINEL)
 
     assert SENTINEL in stored()

@@ -1,7 +1,7 @@
-"""U2: processes of a release and of the previous release share one database, so migrations only add.
+"""Promise U2 of docs/reliability.md: a release and the previous release can use one database at the same time.
 
-Older code neither reads nor writes new columns. So no table or column that it uses may be removed, and every column
-that it leaves out of an INSERT needs a default in the database.
+The previous release neither reads nor writes new columns. So a migration may not remove a table or column that the
+previous release uses, and a column that is missing in its INSERT statements needs a default in the database.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 
-# Start of a complaint -> the reason why the previous release still works.
+# Maps the beginning of a reported incompatibility to the reason why the previous release works nevertheless.
 SAFE = {
     "batches.0002_count_unanswered_rows add": "there was no earlier release",
     "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
@@ -27,7 +27,7 @@ REMOVING_OPERATIONS = (
 
 
 def operations() -> Iterator[tuple[str, Any, Any]]:
-    """Operations of all migrations except the first of each app: migration name, operation, state before it."""
+    """Yields (migration name, operation, state before the operation), except for the first migration of each app."""
     loader = MigrationLoader(None)
     for key in sorted(key for key in loader.disk_migrations if not key[1].startswith("0001")):
         migration = loader.disk_migrations[key]
@@ -39,21 +39,21 @@ def operations() -> Iterator[tuple[str, Any, Any]]:
             operation.state_forwards(key[0], state)
 
 
-def complaint(operation: Any, state: Any, app: str) -> str | None:
+def incompatibility(operation: Any, state: Any, app: str) -> str | None:
     """The reason why the operation would break the previous release, or None."""
     if isinstance(operation, REMOVING_OPERATIONS):
-        return f"{type(operation).__name__} takes away what the older release uses"
+        return f"{type(operation).__name__} removes what the older release uses"
     if isinstance(operation, migrations.AddField) and not is_optional(operation.field):
-        return f"add {operation.name}: the older release inserts rows without it; null=True or db_default"
+        return f"add {operation.name}: the older release inserts rows without it; use null=True or db_default"
     if isinstance(operation, migrations.AlterField):
         before = state.models[app, operation.model_name_lower].fields[operation.name]
         if before.null and not operation.field.null:
             return f"alter {operation.name}: the older release writes null"
         shorter = (operation.field.max_length or 0) < (before.max_length or 0)
         if type(before) is not type(operation.field) or shorter:
-            return f"alter {operation.name}: the older release writes another type, or more"
+            return f"alter {operation.name}: the older release writes another type, or longer values"
     if isinstance(operation, migrations.AddConstraint):
-        return f"constraint {operation.constraint.name}: the older release does not keep to it"
+        return f"constraint {operation.constraint.name}: the older release may violate it"
     return None
 
 
@@ -64,11 +64,13 @@ def is_optional(field: Any) -> bool:
 def test_migrations_are_compatible_with_the_previous_release() -> None:
     found = []
     for name, operation, state in operations():
-        if (said := complaint(operation, state, name.partition(".")[0])) is not None:
-            found.append(f"{name} {said}")
+        if (problem := incompatibility(operation, state, name.partition(".")[0])) is not None:
+            found.append(f"{name} {problem}")
 
     assert [line for line in found if not any(line.startswith(safe) for safe in SAFE)] == []
-    assert all(any(line.startswith(safe) for line in found) for safe in SAFE), "an entry of SAFE matches no complaint"
+    assert all(any(line.startswith(safe) for line in found) for safe in SAFE), (
+        "an entry of SAFE matches no incompatibility"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_migrations_are_compatible_with_the_previous_release() -> None:
     ],
     ids=lambda value: value.describe() if hasattr(value, "describe") else "",
 )
-def test_the_check_finds_operations_that_remove_or_tighten(operation: Any, is_refused: bool) -> None:
+def test_the_check_refuses_operations_that_remove_or_restrict_columns(operation: Any, is_refused: bool) -> None:
     state = MigrationLoader(None).project_state()
 
-    assert (complaint(operation, state, "jobs") is not None) is is_refused
+    assert (incompatibility(operation, state, "jobs") is not None) is is_refused

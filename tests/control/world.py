@@ -48,7 +48,7 @@ from tests.control.workflows.pipelines.helpers import make_pipeline
 
 @dataclass
 class World:
-    """Objects of one organization, each made on first access."""
+    """Objects of one organization. Each is created when it is first accessed."""
 
     organization: Organization
 
@@ -119,7 +119,7 @@ class World:
 
     @cached_property
     def spend_cap(self) -> SpendCap:
-        """A cap of the project, so that a test can create one of the whole organization."""
+        """A cap of the project, because a test creates the organization's only cap."""
         return spend_cap_create(organization=self.organization, project=self.project, nanousd=10**15)
 
     @cached_property

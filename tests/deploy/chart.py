@@ -15,10 +15,10 @@ RENDERED = Path(__file__).with_name("rendered.yaml")
 
 
 def first_line() -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in (OPTIONS, *sorted(path for path in CHART.rglob("*") if path.is_file())):
-        whole.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
-    return f"# Of {whole.hexdigest()}"
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
+    return f"# Of {digest.hexdigest()}"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The rendered chart meets the expectations of a cluster's operator."""
+"""The rendered chart follows the usual rules for pods, secrets and networks of a Kubernetes cluster."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def containers() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name}/{container['name']}", container
 
 
-def served() -> Iterator[tuple[str, dict[str, Any]]]:
+def serving_containers() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, pod in pods():
         if pod.get("restartPolicy") != "Never":
             yield from ((f"{name}/{container['name']}", container) for container in pod["containers"])
@@ -41,7 +41,7 @@ def test_the_rendered_chart_is_up_to_date() -> None:
     assert RENDERED.read_text().splitlines()[0] == first_line(), "run python -m tests.deploy.chart"
 
 
-def test_every_kind_of_object_is_there() -> None:
+def test_the_chart_renders_every_kind_of_object() -> None:
     assert {manifest["kind"] for manifest in MANIFESTS} == KINDS
 
 
@@ -58,7 +58,7 @@ def test_pods_run_without_privileges(name: str, pod: dict[str, Any]) -> None:
         }
 
 
-@pytest.mark.parametrize(("name", "container"), [*served()])
+@pytest.mark.parametrize(("name", "container"), [*serving_containers()])
 def test_serving_containers_have_probes_limits_and_pinned_images(name: str, container: dict[str, Any]) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     if container["name"] == "web":
@@ -114,7 +114,7 @@ def test_services_monitors_and_budgets_select_their_pods() -> None:
         assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
-def test_only_the_gateways_pod_gets_completions() -> None:
+def test_the_ingress_routes_completions_to_the_gateway() -> None:
     (ingress,) = (m for m in MANIFESTS if m["kind"] == "Ingress")
     routes = {
         entry["path"]: entry["backend"]["service"]["name"] for entry in ingress["spec"]["rules"][0]["http"]["paths"]

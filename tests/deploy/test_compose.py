@@ -1,4 +1,4 @@
-"""The compose file is hardened, contains no secrets, and agrees with the images and .env.example."""
+"""The compose file gives no unneeded privileges, contains no secrets, and agrees with the images and .env.example."""
 
 import json
 import re
@@ -47,13 +47,13 @@ def test_only_migrations_connect_as_the_owner() -> None:
 
 
 def test_only_secrets_are_required_variables() -> None:
-    asked = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
+    required = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
     example = dict(
         line.split("=", 1) for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line[:40]
     )
-    assert asked == set(example)
+    assert required == set(example)
     assert [name for name, value in example.items() if value] == ["PUBLIC_HOST", "MODELS_DIR"]
-    assert set(re.findall(r"\$\{(\w+)", TEXT)) - asked == {"SLIPSTREAM_VERSION"}
+    assert set(re.findall(r"\$\{(\w+)", TEXT)) - required == {"SLIPSTREAM_VERSION"}
 
 
 def test_the_configuration_of_s3_is_valid_json() -> None:

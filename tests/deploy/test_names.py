@@ -15,9 +15,9 @@ from tests.deploy.chart import ROOT
 
 DEPLOY = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in (*DEPLOY, ROOT / "docs" / "runbook.md")}
-# Only in the compose file and in the chart's secret, where they are mapped to other variables.
+# These names exist only in the compose file and the chart's secret, which map them to other variables.
 OWN_NAMES = {"SLIPSTREAM_VERSION", "SLIPSTREAM_OWNER_DATABASE_URL"}
-ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # PostgreSQL's
+ROLES = {"slipstream_owner", "slipstream_app", "slipstream_backup"}  # PostgreSQL roles, whose names look like metrics
 IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
 
 
@@ -32,8 +32,8 @@ def test_every_variable_is_a_setting(name: str) -> None:
 
 
 def test_every_command_of_manage_py_exists() -> None:
-    started = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
-    named = {command for text in TEXTS.values() for command in re.findall(started, text)}
+    manage_command = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
+    named = {command for text in TEXTS.values() for command in re.findall(manage_command, text)}
     assert len(named) > 5
     axes = find_spec("axes")  # only in production, so its commands are not available with the test settings
     assert axes is not None
@@ -53,16 +53,16 @@ def test_every_started_program_exists() -> None:
 
 @pytest.mark.parametrize("name", ["docs/metrics.md", "docs/runbook.md", *(name for name in TEXTS if "/helm/" in name)])
 def test_every_mentioned_metric_is_exported(name: str) -> None:
-    counted = {
+    from_collectors = {
         f"{name}{suffix}"
         for collector in metrics._registry._collector_to_names.values()
         for name in collector
         for suffix in ("", "_total")
     }
-    shown = set(re.findall(r'"(slipstream_[a-z_]+)"', Path(queue_metrics.__file__).read_text()))
-    assert len(shown) > 8
-    spoken_of = set(re.findall(r"\bslipstream_[a-z_]+[a-z]", (ROOT / name).read_text())) - ROLES
-    assert spoken_of - counted - shown == set()
+    from_queue_metrics = set(re.findall(r'"(slipstream_[a-z_]+)"', Path(queue_metrics.__file__).read_text()))
+    assert len(from_queue_metrics) > 8
+    mentioned = set(re.findall(r"\bslipstream_[a-z_]+[a-z]", (ROOT / name).read_text())) - ROLES
+    assert mentioned - from_collectors - from_queue_metrics == set()
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)

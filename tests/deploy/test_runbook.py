@@ -1,4 +1,4 @@
-"""Executes procedures of the runbook: backup and restore, and a change of the secret key."""
+"""Executes two procedures of the runbook: backup with restore, and a change of the secret key."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def program(name: str) -> Path:
 
 def run(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of the runbook without a shell, after substituting its `$NAME`s. It may not use shell syntax."""
-    words = [os.path.expandvars(word) for word in _filled(line, variables).split()]
+    words = [os.path.expandvars(word) for word in _substituted(line, variables).split()]
     words[0] = sys.executable if words[0] == "python" else str(program(words[0]))
     environment = {**os.environ, **variables}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -52,7 +52,7 @@ def run(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def _filled(line: str, variables: dict[str, str]) -> str:
+def _substituted(line: str, variables: dict[str, str]) -> str:
     for name, value in variables.items():
         line = line.replace(f'"${name}"', value)
     assert "$" not in line, line
@@ -94,8 +94,8 @@ def test_jobs_continue_from_a_backup_restored_elsewhere(
             new = job_claim(job_id=job.pk, worker="after")
             assert new is not None
             assert new.fence == old.fence + 1
-            with connect(server.url("restored")) as nobody:
-                row = nobody.execute("SELECT count(*) FROM jobs_job").fetchone()
+            with connect(server.url("restored")) as without_tenant:
+                row = without_tenant.execute("SELECT count(*) FROM jobs_job").fetchone()
                 assert row == (0,), "the row policies were not restored"
     finally:
         server.drop_database("restored")
@@ -120,7 +120,7 @@ def test_after_reencryption_the_old_secret_key_is_not_needed(settings: Settings)
     assert decrypt(WebhookSecret.objects.get().encrypted) == secret
 
 
-def test_earlier_keys_come_from_the_environment(tmp_path: Path) -> None:
+def test_earlier_secret_keys_are_read_from_the_environment(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(tmp_path),

@@ -23,8 +23,8 @@ from packaging.utils import canonicalize_name
 
 from tests.deploy.chart import ROOT
 
-# Blocks every package that the image's requirements do not install, and the checkout: an editable installation would
-# provide each module that was not copied.
+# Blocks imports of packages that the image's requirements do not install. Also blocks imports from the checkout, since
+# an editable installation would provide the modules that are not copied into the image.
 BLOCKER = """
 import importlib.abc, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def installed_by(*files: str) -> set[str]:
-    """The distributions including their transitive requirements."""
+    """The distributions that the requirement files install, including transitive requirements."""
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
     pending = [Requirement(line) for line in lines if line and not line.startswith(("#", "-r"))]
     found: set[str] = set()
@@ -57,13 +57,13 @@ def installed_by(*files: str) -> set[str]:
 
 
 def absent_packages() -> list[str]:
-    there = installed_by("requirements-web.txt", "requirements-tracing.txt")
+    installed = installed_by("requirements-web.txt", "requirements-tracing.txt")
     owners = metadata.packages_distributions()
     ours = {"control", "workers", "engine", "kernels", "slipstream", "examples", "benchmarks", "tests"}
     return sorted(
         package
         for package, distributions in owners.items()
-        if package not in ours and not {canonicalize_name(name) for name in distributions} & there
+        if package not in ours and not {canonicalize_name(name) for name in distributions} & installed
     )
 
 
@@ -74,11 +74,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for line in re.findall(r"^COPY (?!--from|requirements)(.+)$", _dockerfile(), re.MULTILINE):
         *sources, target = line.split()
         for source in sources:
-            place = folder / target
-            place = place / Path(source).name if target.endswith("/") else place
+            copied = folder / target
+            copied = copied / Path(source).name if target.endswith("/") else copied
             copy: Callable[..., object] = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
-            place.parent.mkdir(parents=True, exist_ok=True)
-            copy(ROOT / source, place)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copy(ROOT / source, copied)
     (folder / "sitecustomize.py").write_text(BLOCKER.format(absent=absent_packages()))
     return folder
 
@@ -158,19 +158,19 @@ def served(image: Path, tmp_path: Path) -> Iterator[Served]:
     with web(image, tmp_path) as (process, url):
         command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", MAKE_KEY]
         environment = environment_of(image, tmp_path)
-        made = subprocess.run(command, cwd=image, env=environment, check=True, capture_output=True, text=True)
-        headers = {**TLS, "Authorization": f"Bearer {made.stdout.strip()}", "Content-Type": "application/json"}
+        created = subprocess.run(command, cwd=image, env=environment, check=True, capture_output=True, text=True)
+        headers = {**TLS, "Authorization": f"Bearer {created.stdout.strip()}", "Content-Type": "application/json"}
         yield Served(process=process, url=url, headers=headers, log=tmp_path / "web.log")
 
 
-def test_the_image_lacks_only_packages_for_models() -> None:
+def test_the_image_lacks_model_packages_but_has_web_packages() -> None:
     absent = set(absent_packages())
 
     assert {"torch", "transformers", "numpy", "safetensors", "triton", "pytest", "starlette"} <= absent
     assert not absent & {"django", "celery", "opentelemetry", "psycopg", "tokenizers", "unfold"}
 
 
-def test_it_serves_without_model_packages_and_finishes_requests_on_sigterm(served: Served) -> None:
+def test_the_web_image_serves_without_model_packages_and_finishes_requests_on_sigterm(served: Served) -> None:
     with httpx2.Client(base_url=served.url, headers=served.headers, trust_env=False) as client:
         assert client.get("/v1/models").json()["data"] == []
         assert client.get("/admin/login/").status_code == 200
@@ -178,10 +178,10 @@ def test_it_serves_without_model_packages_and_finishes_requests_on_sigterm(serve
         assert client.post("/v1/chat/completions", json=body).status_code == 404
     assert httpx2.get(f"{served.url}/v1/models", trust_env=False).status_code == 301, "not redirected to TLS"
 
-    answer = post_across_sigterm(served, "/v1/projects", (b'{"name": ', b'"late"}'))
+    response = post_across_sigterm(served, "/v1/projects", (b'{"name": ', b'"late"}'))
 
-    assert answer.status_code == 201
-    assert answer.json()["name"] == "late"
+    assert response.status_code == 201
+    assert response.json()["name"] == "late"
     assert served.process.wait(30) in (0, -signal.SIGTERM)
     lines = served.log.read_text().splitlines()
     assert [line for line in lines if not line.startswith("{")] == [], "all lines must be JSON, including uvicorn's"
@@ -200,10 +200,10 @@ def post_across_sigterm(served: Served, path: str, parts: tuple[bytes, bytes]) -
         yield parts[1]
 
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(
+        response = pool.submit(
             httpx2.post, f"{served.url}{path}", content=slow_body(), headers=headers, trust_env=False, timeout=60
         )
         assert halfway.wait(30)
         served.process.send_signal(signal.SIGTERM)
         terminated.set()
-        return answer.result(60)
+        return response.result(60)

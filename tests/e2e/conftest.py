@@ -32,7 +32,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Stack]:
-    """A stack for all tests in this folder. Its shutdown is checked as well, unless the last test has killed it."""
+    """A running stack for all tests in this folder. Its shutdown is checked too, unless the last test has killed it."""
     stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
     yield stack
     if stack.process.poll() is None:
@@ -43,7 +43,7 @@ def stack(
 
 
 def check_jobs(data_dir: Path) -> None:
-    """Checks the histories of all jobs, whatever was killed meanwhile."""
+    """Checks the recorded events of all jobs, which must be consistent even if a test has killed processes."""
     config = settings.SLIPSTREAM.model_copy(update={"data_dir": data_dir})
     with (
         patch.object(settings, "SLIPSTREAM", config),
@@ -62,9 +62,9 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session", autouse=True)
 def deployment(client: openai.OpenAI) -> str:
     """The id of a deployment without a speculator, which starts while the first tests run."""
-    answer = client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
-    assert isinstance(answer, dict)
-    return str(answer["id"])
+    response = client.post("/deployments", cast_to=object, body={"name": "plain", "model": MODEL})
+    assert isinstance(response, dict)
+    return str(response["id"])
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +72,10 @@ def endpoint(client: openai.OpenAI, deployment: str) -> str:
     """The name of the deployment when it is ready."""
 
     def is_ready() -> bool:
-        now = client.get(f"/deployments/{deployment}", cast_to=object)
-        assert isinstance(now, dict)
-        assert now["state"] in ("provisioning", "ready"), now
-        return bool(now["state"] == "ready")
+        deployment_now = client.get(f"/deployments/{deployment}", cast_to=object)
+        assert isinstance(deployment_now, dict)
+        assert deployment_now["state"] in ("provisioning", "ready"), deployment_now
+        return bool(deployment_now["state"] == "ready")
 
     wait_for(is_ready, 90.0, "the deployment is not ready")
     return "plain"

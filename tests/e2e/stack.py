@@ -26,7 +26,7 @@ class Stack:
     key: str
 
     def processes(self, fragment: str = "") -> list[int]:
-        """Processes with this stack's data folder in their environment and `fragment` in their command line."""
+        """Ids of processes with this stack's data folder in their environment and `fragment` in their command line."""
         mark = f"SLIPSTREAM_DATA_DIR={self.data_dir}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -40,10 +40,14 @@ class Stack:
         return found
 
     def endpoints(self) -> list[int]:
-        """The engines. Their environment does not name the data folder, but their deployment."""
-        return [pid for pid in _marked() if _command(pid).find("engine.server") >= 0 and self._is_mine(pid)]
+        """The processes of the engines, whose environment names a deployment instead of the data folder."""
+        return [
+            pid
+            for pid in _pids_with_a_deployment_id()
+            if _command(pid).find("engine.server") >= 0 and self._belongs_to_this_stack(pid)
+        ]
 
-    def _is_mine(self, pid: int) -> bool:
+    def _belongs_to_this_stack(self, pid: int) -> bool:
         folder = self.data_dir / "logs" / "deployments"
         return any(f"SLIPSTREAM_DEPLOYMENT_ID={log.stem}".encode() in _environment(pid) for log in folder.glob("*.log"))
 
@@ -90,15 +94,15 @@ def _ready(data_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, complaint: str) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float, message: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"{complaint} within {seconds:.0f} s")
+            pytest.fail(f"{message} within {seconds:.0f} s")
         time.sleep(0.1)
 
 
-def _marked() -> list[int]:
+def _pids_with_a_deployment_id() -> list[int]:
     return [
         int(folder.name)
         for folder in Path("/proc").glob("[0-9]*")

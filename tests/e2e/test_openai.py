@@ -73,7 +73,7 @@ def test_a_row_that_the_model_refuses_goes_to_the_error_file(client: openai.Open
     assert refused["response"]["status_code"] == 400
 
 
-def test_a_batch_with_bad_lines_fails_and_names_each(client: openai.OpenAI) -> None:
+def test_a_batch_with_bad_lines_fails_and_reports_each_of_them(client: openai.OpenAI) -> None:
     lines = [json.dumps(row(0)), "{not json", json.dumps(row(0)), json.dumps({**row(3), "url": "/v1/embeddings"})]
 
     batch = run_batch(client, lines)
@@ -105,17 +105,17 @@ def test_a_stream_has_the_same_content_as_a_whole_answer(client: openai.OpenAI, 
         "temperature": 0.8,
         "seed": 7,
     }
-    whole = client.chat.completions.create(**request)
+    complete_answer = client.chat.completions.create(**request)
 
     chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
 
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert text == whole.choices[0].message.content
+    assert text == complete_answer.choices[0].message.content
     assert chunks[-1].usage is not None
-    assert whole.usage is not None
+    assert complete_answer.usage is not None
     # The second request finds the beginning of the prompt in the cache, so the usage details differ.
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.total_tokens == complete_answer.usage.total_tokens
+    assert chunks[-1].usage.completion_tokens == complete_answer.usage.completion_tokens
 
 
 def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
@@ -125,16 +125,16 @@ def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
     assert answer.usage.completion_tokens <= 8
 
 
-def test_errors_are_the_clients_exceptions(client: openai.OpenAI, endpoint: str) -> None:
+def test_errors_raise_the_clients_exceptions(client: openai.OpenAI, endpoint: str) -> None:
     messages: Any = [{"role": "user", "content": "Hello"}]
-    stranger = client.with_options(api_key="sk_live_" + "0" * 44)
+    client_with_unknown_key = client.with_options(api_key="sk_live_" + "0" * 44)
 
     with pytest.raises(openai.AuthenticationError) as unknown_key:
-        stranger.models.list()
+        client_with_unknown_key.models.list()
     with pytest.raises(openai.AuthenticationError):
-        stranger.chat.completions.create(model=endpoint, messages=messages)
+        client_with_unknown_key.chat.completions.create(model=endpoint, messages=messages)
     with pytest.raises(openai.NotFoundError) as unknown_model:
-        client.chat.completions.create(model="nobody", messages=messages)
+        client.chat.completions.create(model="unknown", messages=messages)
     with pytest.raises(openai.BadRequestError) as bad_parameter:
         client.chat.completions.create(model=endpoint, messages=messages, temperature=9)
     with pytest.raises(openai.NotFoundError):

@@ -24,34 +24,34 @@ def body(model: str, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "prompt": "Count on.", "max_tokens": max_tokens}
 
 
-def asker(stack: Stack) -> httpx2.AsyncClient:
+def http_client(stack: Stack) -> httpx2.AsyncClient:
     limits = httpx2.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {stack.key}"}
     return httpx2.AsyncClient(base_url=stack.url, headers=headers, timeout=120.0, limits=limits, trust_env=False)
 
 
-def test_a_stop_breaks_none_of_the_requests_in_flight(stack: Stack, client: openai.OpenAI) -> None:
-    made = client.post("/deployments", cast_to=object, body={"name": "leaving", "model": MODEL})
-    assert isinstance(made, dict)
-    path = f"/deployments/{made['id']}"
+def test_stopping_a_deployment_completes_its_requests_in_flight(stack: Stack, client: openai.OpenAI) -> None:
+    created = client.post("/deployments", cast_to=object, body={"name": "leaving", "model": MODEL})
+    assert isinstance(created, dict)
+    path = f"/deployments/{created['id']}"
 
     def state() -> str:
-        now = client.get(path, cast_to=object)
-        assert isinstance(now, dict)
-        return str(now["state"])
+        deployment = client.get(path, cast_to=object)
+        assert isinstance(deployment, dict)
+        return str(deployment["state"])
 
     wait_for(lambda: state() == "ready", 90.0, "the deployment is not ready")
 
-    async def ask_and_stop() -> tuple[int, list[int]]:
-        async with asker(stack) as http:
-            asked = [asyncio.create_task(http.post("/completions", json=body("leaving", 16)))
+    async def request_and_stop() -> tuple[int, list[int]]:
+        async with http_client(stack) as http:
+            requests = [asyncio.create_task(http.post("/completions", json=body("leaving", 16)))
                      for _ in range(NUM_IN_FLIGHT)]  # fmt: skip
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            in_flight = sum(not task.done() for task in asked)
+            await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+            in_flight = sum(not task.done() for task in requests)
             assert (await http.post(f"{path}/stop")).status_code < 300
-            return in_flight, [answer.status_code for answer in await asyncio.gather(*asked)]
+            return in_flight, [response.status_code for response in await asyncio.gather(*requests)]
 
-    in_flight, statuses = asyncio.run(ask_and_stop())
+    in_flight, statuses = asyncio.run(request_and_stop())
 
     assert in_flight >= NUM_IN_FLIGHT // 2
     assert statuses == [200] * NUM_IN_FLIGHT
@@ -74,15 +74,15 @@ def test_ten_minutes_of_overload_leak_no_memory_and_refused_requests_get_a_retry
 
     async def call_again_and_again(http: httpx2.AsyncClient) -> None:
         while time.monotonic() < until:
-            answer = await http.post("/completions", json=body(endpoint, 32))
-            statuses[answer.status_code] += 1
-            if answer.status_code == 429:
-                await asyncio.sleep(float(answer.headers["retry-after"]) / 4)  # retries earlier than requested
+            response = await http.post("/completions", json=body(endpoint, 32))
+            statuses[response.status_code] += 1
+            if response.status_code == 429:
+                await asyncio.sleep(float(response.headers["retry-after"]) / 4)  # retries earlier than requested
 
     async def overload() -> tuple[list[int], list[int]]:
-        async with asker(stack) as http:
+        async with http_client(stack) as http:
             callers = [asyncio.create_task(call_again_and_again(http)) for _ in range(NUM_CALLERS)]
-            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # until caches are filled and threads are started
+            await asyncio.sleep(OVERLOAD_SECONDS / 4)  # by then caches are filled and threads are started
             early = [resident_bytes(pid) for pid in watched]
             await asyncio.gather(*callers)
             return early, [resident_bytes(pid) for pid in watched]

@@ -1,4 +1,4 @@
-"""`manage.py up` with killed processes, after a kill of the whole stack, and with a second start."""
+"""`manage.py up` restarts killed processes, starts again after it was killed, and refuses a second start."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.e2e.test_openai import ENDED, row, upload
 
 
 def kill(stack: Stack, fragment: str) -> None:
-    """Kills the process itself, not its keeper."""
+    """Kills the process, but not its keeper: the process of `parent_death.py` that started it and watches `up`."""
     (pid,) = [pid for pid in stack.processes(fragment) if not is_keeper(pid)]
     os.kill(pid, signal.SIGKILL)
 
@@ -57,7 +57,9 @@ def test_a_worker_killed_during_a_batch_loses_and_duplicates_no_row(stack: Stack
     assert [answer["custom_id"] for answer in answers] == [f"row-{number}" for number in range(64)]
 
 
-def test_an_endpoint_survives_the_supervisor(stack: Stack, client: openai.OpenAI, endpoint: str) -> None:
+def test_an_endpoint_keeps_serving_after_its_supervisor_is_killed(
+    stack: Stack, client: openai.OpenAI, endpoint: str
+) -> None:
     engines = stack.endpoints()
 
     kill(stack, "supervise_deployments")

@@ -47,7 +47,7 @@ def test_caps_are_created_changed_and_deleted(client: Client) -> None:
         client.spend_caps.retrieve(cap.id)
 
 
-def test_a_quotes_cap_is_changed(client: Client, organization: Organization, base_model: BaseModel) -> None:
+def test_a_form_changes_the_cap_of_a_quote(client: Client, organization: Organization, base_model: BaseModel) -> None:
     quote = make_quote(organization, base_model, cap_nanousd=10**9)
 
     shown = client.quotes.retrieve(quote.pk)

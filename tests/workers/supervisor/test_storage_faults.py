@@ -105,8 +105,8 @@ def test_a_batch_completes_with_the_right_bytes_although_storage_fails_at_times(
     assert batch.output_file is not None
     stored = bucket.get_object(Bucket=BUCKET, Key=batch.output_file.storage_key)["Body"].read()
     assert hashlib.sha256(stored).hexdigest() == batch.output_file.sha256
-    assert proxy.done["error"] > 0
-    assert proxy.done["cut"] > 0
+    assert proxy.num_requests["error"] > 0
+    assert proxy.num_requests["cut"] > 0
 
 
 def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
@@ -124,7 +124,7 @@ def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
         assert hashlib.sha256(read_object("org/large")).digest() == hashlib.sha256(path.read_bytes()).digest()
     get_storage().get_file("org/large", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == path.read_bytes()
-    assert proxy.done["cut"] > 0
+    assert proxy.num_requests["cut"] > 0
 
 
 def in_a_small_disk(folder: Path, size: str) -> list[str] | None:
@@ -149,9 +149,9 @@ def test_a_full_disk_fails_the_job_and_the_worker_continues(stack: LiveStack) ->
 
     failed = stack.wait_for_job(large.job_id)
     small = stack.make_batch(["prompt"])
-    done = stack.wait_for_job(small.job_id)
+    num_requests = stack.wait_for_job(small.job_id)
 
     assert failed.error is not None
     assert (failed.status, failed.error["class"], failed.error["code"]) == ("failed", "infra", "disk_full")
-    assert done.status == Job.Status.SUCCEEDED
+    assert num_requests.status == Job.Status.SUCCEEDED
     assert stack.workers[0].poll() is None

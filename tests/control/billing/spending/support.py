@@ -1,4 +1,4 @@
-"""Creates quotes without a pilot run."""
+"""Creates quotes without the batch that usually measures the length of answers."""
 
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization

@@ -1,4 +1,4 @@
-"""Spend caps of an organization, of one of its projects and of a quote."""
+"""Spend caps of an organization, of a project and of a quote."""
 
 import datetime as dt
 from typing import Any
@@ -51,18 +51,20 @@ def test_a_job_whose_cancellation_was_requested_is_not_paused(organization: Orga
     """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
-    held = claim(batch.job)
+    running_claim = claim(batch.job)
     batch_cancel(batch=batch)
     reached = batch_cap_reached(batch)
     assert reached is not None
 
-    assert not batch_pause(batch=batch, claim=held, reached=reached)
+    assert not batch_pause(batch=batch, claim=running_claim, reached=reached)
 
     assert status_of(batch) == Job.Status.RUNNING
     assert not Event.objects.filter(type="batch.paused").exists()
 
 
-def test_a_wrong_clock_does_not_resume_paused_jobs(organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_of_a_worker_does_not_resume_paused_jobs(
+    organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
@@ -99,7 +101,7 @@ def test_an_invalid_amount_is_refused(client: Client, amount: object) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "amount")
 
 
-def test_a_project_cap_counts_and_stops_only_that_project(organization: Organization) -> None:
+def test_the_cap_of_a_project_counts_and_limits_only_that_project(organization: Organization) -> None:
     project, other = (project_create(organization=organization, name=name) for name in ("a", "b"))
     SpendCap.objects.create(organization=organization, project=project, nanousd=3 * USD)
     spend(organization, 100)
@@ -146,7 +148,7 @@ def test_a_paused_batch_shows_its_pause_and_resumes_when_the_cap_is_raised(
     ]  # fmt: skip
 
 
-def test_a_batch_stays_paused_until_both_its_quote_and_its_organization_may_spend(
+def test_a_batch_stays_paused_until_its_quote_and_its_organization_both_allow_spending(
     client: Client, organization: Organization
 ) -> None:
     quote = make_quote(organization, make_base_model("m"), cap_nanousd=0)
@@ -160,7 +162,7 @@ def test_a_batch_stays_paused_until_both_its_quote_and_its_organization_may_spen
     assert status_of(batch) == "queued"
 
 
-def test_a_paused_job_is_queued_again_when_its_completion_window_ends(organization: Organization) -> None:
+def test_a_job_paused_by_a_cap_is_queued_again_when_its_completion_window_ends(organization: Organization) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
@@ -171,7 +173,7 @@ def test_a_paused_job_is_queued_again_when_its_completion_window_ends(organizati
     assert status_of(batch) == "queued"
 
 
-def test_a_batch_under_a_quote_of_another_organization_is_refused(
+def test_the_cap_of_another_organizations_quote_cannot_be_changed(
     client: Client, other_organization: Organization
 ) -> None:
     quote = make_quote(other_organization, make_base_model("m"), cap_nanousd=0)
@@ -182,7 +184,9 @@ def test_a_batch_under_a_quote_of_another_organization_is_refused(
     assert quote.cap_nanousd == 0
 
 
-def test_endpoints_answer_429_once_their_organization_has_reached_its_cap(organization: Organization) -> None:
+def test_requests_to_endpoints_are_refused_once_their_organization_has_reached_its_cap(
+    organization: Organization,
+) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)
     project = project_create(organization=organization, name="p")
     _, token = make_key(organization, project=project)

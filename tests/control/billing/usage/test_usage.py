@@ -76,7 +76,7 @@ def test_buckets_without_usage_are_listed_too(
     assert all(end == start for (_, end), (start, _) in pairwise(borders))
 
 
-def test_pages_follow_each_other_to_the_end(client: Client, organization: Organization) -> None:
+def test_usage_is_paged_to_the_end(client: Client, organization: Organization) -> None:
     for day in range(5):
         add(organization, NOON + day * DAY, input=day)
     query, pages = "limit=2", []
@@ -135,7 +135,7 @@ def test_an_invalid_query_is_refused(client: Client, query: str, param: str) -> 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_costs_are_those_of_the_prices_at_the_time_of_use(client: Client, organization: Organization) -> None:
+def test_costs_are_computed_with_the_prices_at_the_time_of_use(client: Client, organization: Organization) -> None:
     price_set(model="", input_nanousd=100, output_nanousd=400)
     add(organization, input=1_000_000, output=500_000)
     price_set(model="", input_nanousd=999, output_nanousd=999)
@@ -158,18 +158,18 @@ def test_costs_are_those_of_the_prices_at_the_time_of_use(client: Client, organi
     assert (total["output_tokens"], total["cost"]) == (500_000, {"value": 0.3, "currency": "usd"})
 
 
-def test_a_model_may_have_a_price_of_its_own_and_batches_cost_half(organization: Organization) -> None:
+def test_a_model_can_have_its_own_price_and_batches_cost_half(organization: Organization) -> None:
     price_set(model="", input_nanousd=100, output_nanousd=100)
-    price_set(model="dear", input_nanousd=1000, output_nanousd=1000)
-    add(organization, model="dear", input=10)
-    add(organization, model="dear", input=10, is_batch=True)
+    price_set(model="expensive", input_nanousd=1000, output_nanousd=1000)
+    add(organization, model="expensive", input=10)
+    add(organization, model="expensive", input=10, is_batch=True)
     add(organization, model="other", input=10)
 
     rows = UsageRecord.objects.order_by("model", "is_batch").values_list("input_nanousd", flat=True)
     assert list(rows) == [10_000, 5_000, 1_000]
 
 
-def test_shards_of_a_batch_are_counted_once_for_the_key_and_project_that_created_it(organization: Organization) -> None:
+def test_each_shard_of_a_batch_is_counted_once_for_the_batchs_key_and_project(organization: Organization) -> None:
     model = make_base_model("m")
     project = project_create(organization=organization, name="p")
     key, token = make_key(organization, project=project)
@@ -179,12 +179,12 @@ def test_shards_of_a_batch_are_counted_once_for_the_key_and_project_that_created
     made = client.post("/v1/batches", body, content_type="application/json").json()
     batch = Batch.objects.select_related("base_model", "job").get(pk=made["id"])
     add_shards(batch.job, 2, 1)
-    held = claim(batch.job)
+    batch_claim = claim(batch.job)
     for shard_no, (completed, failed) in {0: (2, 0), 1: (0, 1)}.items():
         used = {"prompt_tokens": 10 * (completed + failed), "completion_tokens": 3 * completed}
         rows = ShardRows(completed=completed, failed=failed, usage=used)
         for _ in range(2):
-            batch_commit_shard(batch=batch, claim=held, shard_no=shard_no, storage_key=f"{shard_no}", rows=rows)
+            batch_commit_shard(batch=batch, claim=batch_claim, shard_no=shard_no, storage_key=f"{shard_no}", rows=rows)
 
     record = UsageRecord.objects.get()
     assert (record.model, record.is_batch, record.requests) == (model.name, True, 3)

@@ -9,7 +9,7 @@ from control.core.settings.config import MIB, Config
 CONFIG = Config(max_body_bytes=10, max_upload_bytes=100)
 
 
-async def _reads_all(scope: Any, receive: Any, send: Any) -> None:
+async def _read_all(scope: Any, receive: Any, send: Any) -> None:
     """An application that reads its body to the end and answers 200."""
     while (await receive()).get("more_body"):
         pass
@@ -17,40 +17,40 @@ async def _reads_all(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-def call(path: str, chunks: Sequence[bytes], *, announced: int | None = None) -> tuple[int, bytes, int]:
+def call(path: str, chunks: Sequence[bytes], *, content_length: int | None = None) -> tuple[int, bytes, int]:
     """Returns the status, the body, and the number of chunks that were read from the socket."""
-    waiting = list(chunks)
+    unread = list(chunks)
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+        return {"type": "http.request", "body": unread.pop(0), "more_body": bool(unread)}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    headers = [] if announced is None else [(b"content-length", str(announced).encode())]
+    headers = [] if content_length is None else [(b"content-length", str(content_length).encode())]
     scope = {"type": "http", "path": path, "headers": headers}
-    asyncio.run(BodyLimit(_reads_all, CONFIG)(scope, receive, send))
-    return sent[0]["status"], sent[1]["body"], len(chunks) - len(waiting)
+    asyncio.run(BodyLimit(_read_all, CONFIG)(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"], len(chunks) - len(unread)
 
 
 def test_a_body_within_its_limit_passes() -> None:
-    assert call("/v1/batches", [b"x" * 10], announced=10)[0] == 200
+    assert call("/v1/batches", [b"x" * 10], content_length=10)[0] == 200
 
 
-def test_a_body_whose_announced_length_is_too_large_is_refused_unread() -> None:
-    status, body, taken = call("/v1/batches", [b"x"] * 11, announced=11)
+def test_a_body_whose_content_length_is_too_large_is_refused_without_reading_it() -> None:
+    status, body, num_read = call("/v1/batches", [b"x"] * 11, content_length=11)
 
-    assert (status, taken) == (413, 0)
+    assert (status, num_read) == (413, 0)
     assert json.loads(body)["error"]["code"] == "request_too_large"
 
 
-def test_a_body_of_unknown_length_is_cut_off_at_the_limit() -> None:
-    status, _, taken = call("/v1/batches", [b"x" * 4] * 1000)
+def test_a_body_of_unknown_length_is_refused_as_soon_as_it_exceeds_the_limit() -> None:
+    status, _, num_read = call("/v1/batches", [b"x" * 4] * 1000)
 
-    assert (status, taken) == (413, 3)
+    assert (status, num_read) == (413, 3)
 
 
-def test_an_upload_has_its_own_limit() -> None:
+def test_a_file_upload_has_its_own_limit() -> None:
     assert call("/v1/files", [b"x" * (100 + MIB)])[0] == 200
     assert call("/v1/files", [b"x" * (100 + MIB), b"x"])[0] == 413

@@ -1,4 +1,4 @@
-"""Bodies of unknown length (`Transfer-Encoding: chunked`), as sent by clients that generate them."""
+"""Bodies of unknown length (`Transfer-Encoding: chunked`), as sent by clients that generate a body while sending it."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, An
 
     async def receive() -> Any:
         if not chunks:
-            await asyncio.Event().wait()  # the caller keeps the connection open until the answer comes
+            await asyncio.Event().wait()  # the caller keeps the connection open until it has the response
         return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
     async def send(message: Any) -> None:
@@ -48,8 +48,8 @@ def post(path: str, content_type: str, body: bytes, token: str) -> tuple[int, An
     ],
 )
 def test_a_chunked_body_is_accepted(organization: Organization, path: str, content_type: str, body: bytes) -> None:
-    status, answer = post(path, content_type, body, make_key(organization)[1])
+    status, response = post(path, content_type, body, make_key(organization)[1])
 
-    assert status in (200, 201), answer
-    assert answer.get("name", "in many pieces") == "in many pieces"
-    assert answer.get("bytes", 8) == 8
+    assert status in (200, 201), response
+    assert response.get("name", "in many pieces") == "in many pieces"
+    assert response.get("bytes", 8) == 8

@@ -8,38 +8,38 @@ from tests.control.factories import make_key
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
-def error_of(answer: Any) -> dict[str, Any]:
-    body = answer.json()
+def error_of(response: Any) -> dict[str, Any]:
+    body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == ERROR_KEYS
     return dict(body["error"])
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files/a/b/c", "/nothing", "/v1/"])
-def test_an_unknown_route_is_404_in_openais_shape(client: Client, path: str) -> None:
-    answer = client.get(path)
+def test_an_unknown_route_has_status_404_and_openais_error_shape(client: Client, path: str) -> None:
+    response = client.get(path)
 
-    assert answer.status_code == 404
-    assert error_of(answer)["code"] == "unknown_url"
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "unknown_url"
 
 
 @pytest.mark.parametrize("path", ["/v1/files/a%00", "/v1/models/%00", "/v1/files?after=%00"])
-def test_a_zero_byte_in_an_id_is_404(client: Client, path: str) -> None:
+def test_a_zero_byte_in_an_id_causes_status_404(client: Client, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "/v1/files"), ("DELETE", "/v1/models"), ("POST", "/v1/files/file-1")]
 )
-def test_a_wrong_method_is_405_and_the_allowed_methods_are_named(client: Client, method: str, path: str) -> None:
-    answer = client.generic(method, path)
+def test_a_wrong_method_has_status_405_and_the_allowed_methods(client: Client, method: str, path: str) -> None:
+    response = client.generic(method, path)
 
-    assert answer.status_code == 405
-    assert error_of(answer)["code"] == "method_not_allowed"
-    assert "GET" in answer["Allow"]
+    assert response.status_code == 405
+    assert error_of(response)["code"] == "method_not_allowed"
+    assert "GET" in response["Allow"]
 
 
-def test_a_crash_is_answered_with_500_and_its_cause_is_not_shown(
+def test_the_response_to_a_crash_has_status_500_and_does_not_show_the_cause(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*args: object, **kwargs: object) -> None:
@@ -47,27 +47,29 @@ def test_a_crash_is_answered_with_500_and_its_cause_is_not_shown(
 
     monkeypatch.setattr("control.serving.model_list.views.base_models_list", crash)
 
-    answer = client.get("/v1/models")
+    response = client.get("/v1/models")
 
-    assert answer.status_code == 500
-    assert error_of(answer)["type"] == "server_error"
-    assert b"secret" not in answer.content
-    assert b"Traceback" not in answer.content
-    assert answer["x-request-id"]
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+    assert b"secret" not in response.content
+    assert b"Traceback" not in response.content
+    assert response["x-request-id"]
 
 
-def test_a_crash_outside_of_any_view_is_500_in_the_same_shape(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_outside_of_the_api_views_has_the_same_error_shape(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken:
         def cursor(self) -> None:
             raise RuntimeError("secret detail")
 
     monkeypatch.setattr("control.core.api.views.connection", Broken())
 
-    answer = client.get("/health")
+    response = client.get("/health")
 
-    assert answer.status_code == 500
-    assert error_of(answer)["code"] == "internal_error"
-    assert b"secret" not in answer.content
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal_error"
+    assert b"secret" not in response.content
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,10 @@ def test_a_crash_outside_of_any_view_is_500_in_the_same_shape(client: Client, mo
 def test_a_body_that_is_not_a_json_object_is_a_client_error(
     client: Client, body: bytes, content_type: str, status: int
 ) -> None:
-    answer = client.generic("POST", "/v1/batches", body, content_type=content_type)
+    response = client.generic("POST", "/v1/batches", body, content_type=content_type)
 
-    assert answer.status_code == status
-    assert error_of(answer)["type"] == "invalid_request_error"
+    assert response.status_code == status
+    assert error_of(response)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -102,25 +104,25 @@ def test_a_body_that_is_not_a_json_object_is_a_client_error(
         "Bearer sk_live_" + "a" * 44,
     ],
 )
-def test_an_invalid_api_key_is_401(db: None, header: str | None) -> None:
+def test_an_invalid_api_key_has_status_401(db: None, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
 
-    answer = Client(raise_request_exception=False).get("/v1/models", headers=headers)
+    response = Client(raise_request_exception=False).get("/v1/models", headers=headers)
 
-    assert answer.status_code == 401
-    assert answer["WWW-Authenticate"] == "Bearer"
-    assert error_of(answer)["type"] == "authentication_error"
+    assert response.status_code == 401
+    assert response["WWW-Authenticate"] == "Bearer"
+    assert error_of(response)["type"] == "authentication_error"
 
 
-def test_every_answer_has_a_request_id_and_one_sent_by_the_caller_is_kept(db: None) -> None:
+def test_every_response_has_a_request_id_and_a_valid_id_of_the_caller_is_kept(db: None) -> None:
     _, token = make_key()
     client = Client(headers={"Authorization": f"Bearer {token}"})
 
-    made = [client.get(path)["x-request-id"] for path in ("/v1/models", "/v1/none", "/health", "/admin/login/")]
+    request_ids = [client.get(path)["x-request-id"] for path in ("/v1/models", "/v1/none", "/health", "/admin/login/")]
     kept = client.get("/v1/models", headers={"x-request-id": "trace-0123456789"})["x-request-id"]
     forged = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
 
-    assert len(set(made)) == len(made)
+    assert len(set(request_ids)) == len(request_ids)
     assert kept == "trace-0123456789"
     assert forged.startswith("req_")
 
@@ -142,7 +144,7 @@ def test_every_answer_has_a_request_id_and_one_sent_by_the_caller_is_kept(db: No
     ],
 )
 def test_the_error_for_an_invalid_choice_lists_the_choices(client: Client, path: str, body: Any, words: str) -> None:
-    answer = client.post(path, body, content_type="application/json")
+    response = client.post(path, body, content_type="application/json")
 
-    assert answer.status_code == 400
-    assert error_of(answer)["message"].startswith(words)
+    assert response.status_code == 400
+    assert error_of(response)["message"].startswith(words)

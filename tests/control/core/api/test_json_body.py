@@ -1,4 +1,4 @@
-"""Bodies that Python's JSON parser accepts but databases and clients do not."""
+"""JSON bodies that Python's parser may accept, but that databases or clients cannot process."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from tests.control.factories import chat_row, make_base_model, make_file
 pytestmark = pytest.mark.django_db
 
 
-def code_of(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
+def code_of(response: Any) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
 
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/pipelines", "/v1/deployments", "/v1/files"])
@@ -30,10 +30,10 @@ def code_of(answer: Any) -> tuple[int, str]:
         b'{"name": "\xff"}',
     ],
 )
-def test_malformed_or_extreme_json_is_400(client: Client, path: str, body: bytes) -> None:
-    answer = client.generic("POST", path, body, content_type="application/json")
+def test_malformed_or_extreme_json_is_refused(client: Client, path: str, body: bytes) -> None:
+    response = client.generic("POST", path, body, content_type="application/json")
 
-    assert code_of(answer) == (400, "invalid_json")
+    assert code_of(response) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,11 @@ def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_the_list_st
 
 
 def test_a_pair_of_surrogate_escapes_is_accepted(client: Client) -> None:
-    answer = client.post("/v1/deployments", rb'{"name": "\ud83d\ude00", "model": "m"}', content_type="application/json")
+    response = client.post(
+        "/v1/deployments", rb'{"name": "\ud83d\ude00", "model": "m"}', content_type="application/json"
+    )
 
-    assert code_of(answer) == (404, "model_not_found")
+    assert code_of(response) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_a_pair_of_surrogate_escapes_is_accepted(client: Client) -> None:
         ("/v1/deployments", {"name": "a", "model": "m", "speculator": "spec_1"}),
     ],
 )
-def test_an_unknown_parameter_is_named(client: Client, path: str, body: dict[str, str]) -> None:
-    answer = client.post(path, body, content_type="application/json")
+def test_the_error_for_an_unknown_parameter_names_it(client: Client, path: str, body: dict[str, str]) -> None:
+    response = client.post(path, body, content_type="application/json")
 
-    assert code_of(answer) == (400, "unknown_parameter")
-    assert answer.json()["error"]["param"] == list(body)[-1]
+    assert code_of(response) == (400, "unknown_parameter")
+    assert response.json()["error"]["param"] == list(body)[-1]

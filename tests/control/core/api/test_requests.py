@@ -1,4 +1,4 @@
-"""Validation of request bodies: accepted values, and the error messages for others."""
+"""Validation of request bodies: accepted values, and the error messages for other values."""
 
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ class Body(RequestModel):
         ({"share": None}, {"share": None}),
     ],
 )
-def test_values_with_only_one_possible_meaning_are_accepted(given: dict[str, Any], taken: dict[str, Any]) -> None:
+def test_values_are_converted_if_only_one_conversion_is_possible(given: dict[str, Any], taken: dict[str, Any]) -> None:
     body = parse_request(Body, {"name": "x", **given})
 
     assert body.model_dump(include=set(taken)) == taken
@@ -56,9 +56,7 @@ def test_values_with_only_one_possible_meaning_are_accepted(given: dict[str, Any
         ({"nested": {"repeat": 1}}, "nested.repeat", "unknown_parameter", "nested.repeat"),
     ],
 )
-def test_an_error_names_the_field_and_the_accepted_values(
-    given: dict[str, Any], param: str, code: str, words: str
-) -> None:
+def test_an_error_names_the_field_and_the_reason(given: dict[str, Any], param: str, code: str, words: str) -> None:
     body = {name: value for name, value in ({"name": "x"} | given).items() if value is not ...}
 
     with pytest.raises(ApiError) as caught:

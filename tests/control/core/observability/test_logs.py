@@ -1,4 +1,4 @@
-"""The id of a request is found again in its job's history and in the logs of the worker and its child."""
+"""The id of a request appears in the events of its job and in the logs of the job's worker and child process."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[4]
 REQUEST_ID = "a-request-of-the-caller"
 
 
-def test_each_request_leaves_one_line_with_its_id_organization_and_answer(
+def test_each_request_is_logged_once_with_its_id_organization_and_status(
     client: Client, organization: Organization, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "control.core.observability.requests"):
@@ -47,9 +47,9 @@ def test_a_job_records_the_request_that_created_it(client: Client, organization:
     file = make_file(organization, [chat_row(model=model.name)])
     body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
-    answer = client.post("/v1/batches", body, "application/json", headers={"x-request-id": REQUEST_ID})
+    response = client.post("/v1/batches", body, "application/json", headers={"x-request-id": REQUEST_ID})
 
-    assert answer.status_code == 200, answer.content
+    assert response.status_code == 200, response.content
     job = Job.objects.get()
     assert JobEvent.objects.get(job=job, seq=1).data == {"request_id": REQUEST_ID}
     assert origin_of(job.pk) == {"request_id": REQUEST_ID}
@@ -57,7 +57,7 @@ def test_a_job_records_the_request_that_created_it(client: Client, organization:
 
 def test_a_job_that_no_request_created_has_no_origin(organization: Organization) -> None:
     with capture_logs():
-        assert origin_of("job_of_nobody") == {}
+        assert origin_of("job_unknown") == {}
 
 
 def test_the_worker_and_its_child_log_the_ids_of_the_job(stack: LiveStack) -> None:
@@ -83,7 +83,7 @@ def test_the_worker_and_its_child_log_the_ids_of_the_job(stack: LiveStack) -> No
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_child_process_logs_in_its_supervisors_format_with_the_ids_it_was_given(
+def test_a_child_process_logs_in_its_supervisors_format_with_the_ids_of_its_job(
     settings: Settings, as_json: bool
 ) -> None:
     settings.LOGS_ARE_JSON = as_json

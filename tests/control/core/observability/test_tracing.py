@@ -1,4 +1,4 @@
-"""A trace covers request → job → attempt. If tracing is off, no SDK is imported."""
+"""A trace contains the spans of a request and of the attempt of its job. If tracing is off, no SDK is imported."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ class FailingHandler:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_request_its_job_and_its_attempt_share_one_trace(
+def test_a_request_and_the_attempt_of_its_job_share_one_trace(
     client: Client, organization: Organization, spans: InMemorySpanExporter
 ) -> None:
     file = make_file(organization, [chat_row()])
@@ -131,7 +131,7 @@ def test_the_span_records_the_death_of_an_engine_as_an_error(
 
 
 def test_without_tracing_neither_requests_nor_workers_import_opentelemetry(tmp_path: Path) -> None:
-    """The redis library imports OpenTelemetry's metrics by itself, so the test looks for tracers and exporters."""
+    """The test looks only for tracers and exporters, because the redis library imports OpenTelemetry's metrics."""
     script = (
         "import sys, django\n"
         "django.setup()\n"
@@ -153,7 +153,7 @@ def test_without_tracing_neither_requests_nor_workers_import_opentelemetry(tmp_p
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_enabling_traces_without_the_packages_is_refused_at_startup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enabling_tracing_without_its_packages_is_refused_at_startup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "find_spec", lambda name: None)
 
     with pytest.raises(ValidationError, match=r"requirements-tracing\.txt"):

@@ -45,7 +45,7 @@ def test_invalid_settings_are_refused(values: dict[str, Any]) -> None:
         Config(**values)
 
 
-def test_a_database_url_becomes_djangos_settings() -> None:
+def test_a_database_url_is_converted_to_djangos_settings() -> None:
     url = "postgresql://us%40er:p%2Fw@db.example:6543/slip?sslmode=require"
 
     settings = database_settings(Config.model_validate({"database_url": url}))
@@ -66,7 +66,7 @@ def test_an_unsupported_database_url_is_refused_without_showing_it(url: str) -> 
         database_settings(Config.model_validate({"database_url": url}))
 
 
-def test_no_change_of_a_model_lacks_a_migration(tmp_path: Path) -> None:
+def test_every_change_of_a_model_has_a_migration(tmp_path: Path) -> None:
     done = manage("makemigrations", "--check", "--dry-run", SLIPSTREAM_DATA_DIR=str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,14 +87,14 @@ def test_production_passes_djangos_own_deployment_check(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_production_does_not_start_without_a_secret(tmp_path: Path) -> None:
+def test_production_does_not_start_without_a_secret_key(tmp_path: Path) -> None:
     done = manage("check", DJANGO_SETTINGS_MODULE="control.core.settings.production", SLIPSTREAM_DATA_DIR=str(tmp_path))
 
     assert done.returncode != 0
     assert "SLIPSTREAM_SECRET_KEY must be set" in done.stderr
 
 
-def test_the_embedded_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
+def test_the_embedded_secret_key_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     script = "import json\nfrom django.conf import settings\nprint(json.dumps(settings.SECRET_KEY))"
 
     keys = [
@@ -109,7 +109,7 @@ def test_the_embedded_secret_is_created_once_and_readable_only_by_its_owner(tmp_
 
 
 @pytest.mark.parametrize("settings", ["embedded", "production"])
-def test_every_log_line_goes_to_standard_error_in_one_form(tmp_path: Path, settings: str) -> None:
+def test_all_log_lines_go_to_standard_error_in_the_same_format(tmp_path: Path, settings: str) -> None:
     script = (
         "import logging, structlog\n"
         "structlog.get_logger('control.queue.jobs').warning('ours', job_id='job_1')\n"

@@ -1,4 +1,4 @@
-"""Both kinds of storage behave alike. moto simulates S3 in this process."""
+"""Storage in a folder and in S3 behaves the same. moto simulates S3 in this process."""
 
 import os
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def make_tree(root: Path) -> Path:
     return root
 
 
-def test_a_file_comes_back_byte_for_byte_and_can_be_replaced(storage: Storage, tmp_path: Path) -> None:
+def test_a_file_is_read_back_byte_for_byte_and_can_be_replaced(storage: Storage, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"first")
     second.write_bytes(b"")
@@ -51,7 +51,7 @@ def test_a_file_comes_back_byte_for_byte_and_can_be_replaced(storage: Storage, t
     assert (tmp_path / "made" / "copy").read_bytes() == b""
 
 
-def test_a_folder_comes_back_with_its_tree(storage: Storage, tmp_path: Path) -> None:
+def test_a_folder_is_read_back_with_its_subfolders(storage: Storage, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     storage.put_folder("org/spec", tree)
     storage.put_file("org/spec-2/other", tree / "a.txt")
@@ -81,7 +81,7 @@ def test_opening_a_missing_key_fails_and_deleting_it_does_not(storage: Storage, 
 
 
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "..", "a/../b", "../x", "a\\b", "a\0b"])
-def test_a_key_cannot_lead_out_of_the_storage(storage: Storage, key: str, tmp_path: Path) -> None:
+def test_a_key_that_leads_out_of_the_storage_is_refused(storage: Storage, key: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     for use in (storage.open, storage.delete, storage.exists, lambda bad: storage.put_file(bad, tmp_path / "x")):
         with pytest.raises(InvalidKey):
@@ -101,7 +101,7 @@ def test_a_failed_put_keeps_the_previous_file(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["x"]
 
 
-def test_the_settings_choose_the_kind_of_storage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_select_the_kind_of_storage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     assert isinstance(get_storage(), FolderStorage)
 

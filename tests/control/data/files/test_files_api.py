@@ -30,13 +30,13 @@ def staged_names() -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def test_an_upload_is_answered_with_openais_object_and_downloaded_byte_for_byte(client: Client) -> None:
+def test_an_uploaded_file_has_openais_shape_and_is_downloaded_byte_for_byte(client: Client) -> None:
     content = bytes(range(256)) * 20_000  # 5 MB: more than Django would keep in memory
 
-    answer = upload(client, content)
+    response = upload(client, content)
 
-    assert answer.status_code == 200
-    body = answer.json()
+    assert response.status_code == 200
+    body = response.json()
     assert {key: body[key] for key in ("object", "bytes", "filename", "purpose", "status", "expires_at")} == {
         "object": "file",
         "bytes": len(content),
@@ -52,7 +52,9 @@ def test_an_upload_is_answered_with_openais_object_and_downloaded_byte_for_byte(
     assert staged_names() == []
 
 
-def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, organization: Organization) -> None:
+def test_a_file_expires_relative_to_its_creation_and_is_then_not_found(
+    client: Client, organization: Organization
+) -> None:
     fields: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     body = upload(client, **fields).json()
 
@@ -62,11 +64,11 @@ def test_expiry_is_counted_from_creation_and_hides_the_file(client: Client, orga
 
 
 def test_staged_files_of_a_killed_server_are_deleted_after_a_day() -> None:
-    left, current = new_staging_path(), new_staging_path()
-    for path in (left, current):
+    abandoned, current = new_staging_path(), new_staging_path()
+    for path in (abandoned, current):
         path.write_bytes(b"half an upload")
     a_day_ago = time.time() - ABANDONED_SECONDS - 1
-    os.utime(left, (a_day_ago, a_day_ago))
+    os.utime(abandoned, (a_day_ago, a_day_ago))
 
     assert staging_purge() == 1
 
@@ -74,18 +76,18 @@ def test_staged_files_of_a_killed_server_are_deleted_after_a_day() -> None:
     current.unlink()
 
 
-def test_an_expired_file_loses_its_bytes(
+def test_the_bytes_of_an_expired_file_are_deleted(
     db: None, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
-    expired, living, lasting = make_file(), make_file(), make_file()
+    expired, later, permanent = make_file(), make_file(), make_file()
     now = timezone.now()
     File.objects.filter(pk=expired.pk).update(expires_at=now - timedelta(seconds=1))
-    File.objects.filter(pk=living.pk).update(expires_at=now + timedelta(hours=1))
+    File.objects.filter(pk=later.pk).update(expires_at=now + timedelta(hours=1))
 
     with django_capture_on_commit_callbacks(execute=True):
         assert files_expire() == 1
 
-    assert [get_storage().exists(file.storage_key) for file in (expired, living, lasting)] == [False, True, True]
+    assert [get_storage().exists(file.storage_key) for file in (expired, later, permanent)] == [False, True, True]
     assert files_expire() == 0
 
 
@@ -103,11 +105,13 @@ def test_an_expired_file_loses_its_bytes(
         ({"expires_after[seconds]": "3600"}, "expires_after.anchor", "missing_required_parameter"),
     ],
 )
-def test_a_bad_form_names_the_field(client: Client, fields: dict[str, Any], param: str, code: str) -> None:
-    answer = upload(client, **fields)
+def test_the_error_for_a_bad_form_names_the_field(
+    client: Client, fields: dict[str, Any], param: str, code: str
+) -> None:
+    response = upload(client, **fields)
 
-    assert answer.status_code == 400
-    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
     assert not File.objects.exists()
     assert staged_names() == []
 
@@ -115,10 +119,10 @@ def test_a_bad_form_names_the_field(client: Client, fields: dict[str, Any], para
 def test_a_file_over_the_limit_is_refused_and_leaves_nothing(client: Client, settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"max_upload_bytes": 100_000})
 
-    answer = upload(client, b"x" * 100_001)
+    response = upload(client, b"x" * 100_001)
 
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "file_too_large"
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "file_too_large"
     assert not File.objects.exists()
     assert staged_names() == []
 
@@ -129,21 +133,21 @@ def test_a_truncated_form_is_refused_and_leaves_nothing(client: Client) -> None:
         b"Content-Transfer-Encoding: base64\r\n\r\n%%%%" + b"%" * 100_000
     )
 
-    answer = client.generic("POST", "/v1/files", body, content_type="multipart/form-data; boundary=X")
+    response = client.generic("POST", "/v1/files", body, content_type="multipart/form-data; boundary=X")
 
-    assert answer.status_code == 400
+    assert response.status_code == 400
     assert staged_names() == []
 
 
-def test_a_deleted_file_is_gone_with_its_bytes(
+def test_a_deleted_file_is_not_found_and_its_bytes_are_deleted(
     client: Client, organization: Organization, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     file = make_file(organization)
 
     with django_capture_on_commit_callbacks(execute=True):
-        answer = client.delete(f"/v1/files/{file.pk}")
+        response = client.delete(f"/v1/files/{file.pk}")
 
-    assert answer.json() == {"id": file.pk, "object": "file", "deleted": True}
+    assert response.json() == {"id": file.pk, "object": "file", "deleted": True}
     assert not get_storage().exists(file.storage_key)
     for path in (f"/v1/files/{file.pk}", f"/v1/files/{file.pk}/content"):
         assert client.get(path).status_code == 404
@@ -154,13 +158,13 @@ def test_a_deleted_file_is_gone_with_its_bytes(
 def test_files_of_another_organization_are_not_found(client: Client, other_organization: Organization) -> None:
     file = make_file(other_organization)
 
-    answers = [
+    responses = [
         client.get(f"/v1/files/{file.pk}"),
         client.get(f"/v1/files/{file.pk}/content"),
         client.delete(f"/v1/files/{file.pk}"),
     ]
 
-    assert [answer.status_code for answer in answers] == [404, 404, 404]
+    assert [response.status_code for response in responses] == [404, 404, 404]
     assert client.get("/v1/files").json()["data"] == []
     assert client_of(other_organization).get(f"/v1/files/{file.pk}").status_code == 200
 
@@ -182,10 +186,10 @@ def test_pages_list_every_file_once_and_the_newest_first(client: Client, organiz
 
 @pytest.mark.parametrize("limit", ["0", "10001", "-1", "x", "²", "9" * 5000])
 def test_a_limit_out_of_range_is_refused(client: Client, limit: str) -> None:
-    answer = client.get("/v1/files", {"limit": limit})
+    response = client.get("/v1/files", {"limit": limit})
 
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "limit"
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "limit"
 
 
 def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
@@ -229,7 +233,7 @@ def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
 def test_an_excessive_form_is_refused_and_leaves_nothing(
     client: Client, content_type: str, body: bytes, status: int
 ) -> None:
-    answer = client.generic("POST", "/v1/files", body, content_type=content_type)
+    response = client.generic("POST", "/v1/files", body, content_type=content_type)
 
-    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
     assert staged_names() == []

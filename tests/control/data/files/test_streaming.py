@@ -12,7 +12,7 @@ NUM_CHUNKS = 16
 
 
 @pytest.fixture
-def stored(db: None, tmp_path: Path) -> str:
+def storage_key(db: None, tmp_path: Path) -> str:
     path = tmp_path / "large"
     with path.open("wb") as file:
         for number in range(NUM_CHUNKS):
@@ -25,9 +25,9 @@ def respond(key: str) -> StoredFileResponse:
     return StoredFileResponse(key, filename='naïve "name".jsonl', content_type="application/octet-stream")
 
 
-def test_under_asgi_a_large_object_is_sent_in_chunks(stored: str) -> None:
+def test_under_asgi_a_large_object_is_sent_in_chunks(storage_key: str) -> None:
     async def consume() -> list[tuple[int, int]]:
-        response = respond(stored)
+        response = respond(storage_key)
         seen = [(chunk[0], len(chunk)) async for chunk in aiter(response)]
         response.close()
         return seen
@@ -40,11 +40,11 @@ def test_under_asgi_a_large_object_is_sent_in_chunks(stored: str) -> None:
         tracemalloc.stop()
 
     assert seen == [(number, CHUNK_BYTES) for number in range(NUM_CHUNKS)]
-    assert peak_bytes < 6 * CHUNK_BYTES  # the object has 16 of them
+    assert peak_bytes < 6 * CHUNK_BYTES  # the object has 16 chunks
 
 
-def test_the_name_is_quoted_so_that_it_cannot_add_a_header(stored: str) -> None:
-    response = respond(stored)
+def test_the_name_is_quoted_so_that_it_cannot_add_a_header(storage_key: str) -> None:
+    response = respond(storage_key)
     response.close()
 
     assert response["Content-Disposition"] == "attachment; filename*=utf-8''na%C3%AFve%20%22name%22.jsonl"

@@ -1,4 +1,4 @@
-"""Uploads in parts. In these tests Django runs `on_commit` callbacks only if a test requests it."""
+"""Uploads in parts. Files are deleted by `on_commit` callbacks, which run only in tests that request it."""
 
 import hashlib
 from datetime import timedelta
@@ -32,8 +32,8 @@ def complete(client: Client, upload_id: str, part_ids: list[str], **values: str)
     return client.post(f"/v1/uploads/{upload_id}/complete", body, content_type="application/json")
 
 
-def error_code(answer: Any) -> str:
-    return str(answer.json()["error"]["code"])
+def error_code(response: Any) -> str:
+    return str(response.json()["error"]["code"])
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_parts_are_joined_in_the_order_of_their_ids(
 
 
 @pytest.mark.parametrize(
-    ("contents", "chosen", "values", "code"),
+    ("contents", "part_indexes", "values", "code"),
     [
         ([b"abc", b"de"], [0, 1], {}, "upload_size_mismatch"),
         ([b"abc", b"def"], [0], {}, "upload_size_mismatch"),
@@ -64,13 +64,13 @@ def test_parts_are_joined_in_the_order_of_their_ids(
     ],
 )
 def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
-    client: Client, upload_id: str, contents: list[bytes], chosen: list[int], values: dict[str, str], code: str
+    client: Client, upload_id: str, contents: list[bytes], part_indexes: list[int], values: dict[str, str], code: str
 ) -> None:
     part_ids = [add(client, upload_id, content).json()["id"] for content in contents]
 
-    answer = complete(client, upload_id, [part_ids[n] for n in chosen], **values)
+    response = complete(client, upload_id, [part_ids[n] for n in part_indexes], **values)
 
-    assert (answer.status_code, error_code(answer)) == (400, code)
+    assert (response.status_code, error_code(response)) == (400, code)
     assert not File.objects.exists()
     assert client.get(f"/v1/uploads/{upload_id}").json()["status"] == "pending"
 
@@ -93,12 +93,12 @@ def test_a_cancelled_upload_can_no_longer_be_changed(
         assert client.post(f"/v1/uploads/{upload_id}/cancel").json()["status"] == "cancelled"
 
     assert not get_storage().exists(key)
-    for answer in (
+    for response in (
         add(client, upload_id, b"abcdef"),
         complete(client, upload_id, [part_id]),
         client.post(f"/v1/uploads/{upload_id}/cancel"),
     ):
-        assert (answer.status_code, error_code(answer)) == (400, "invalid_upload_status")
+        assert (response.status_code, error_code(response)) == (400, "invalid_upload_status")
 
 
 def test_an_upload_expires_after_an_hour_and_its_bytes_are_deleted(client: Client, upload_id: str) -> None:
@@ -118,13 +118,13 @@ def test_an_upload_expires_after_an_hour_and_its_bytes_are_deleted(client: Clien
 def test_an_upload_of_another_organization_is_not_found(
     upload_id: str, client: Client, other_organization: Organization
 ) -> None:
-    stranger = client_of(other_organization)
+    other_client = client_of(other_organization)
 
-    assert stranger.get(f"/v1/uploads/{upload_id}").status_code == 404
-    assert add(stranger, upload_id, b"abcdef").status_code == 404
-    own = create(stranger, 6).json()["id"]
+    assert other_client.get(f"/v1/uploads/{upload_id}").status_code == 404
+    assert add(other_client, upload_id, b"abcdef").status_code == 404
+    own = create(other_client, 6).json()["id"]
     part_id = add(client, upload_id, b"abcdef").json()["id"]
-    assert error_code(complete(stranger, own, [part_id])) == "upload_part_not_found"
+    assert error_code(complete(other_client, own, [part_id])) == "upload_part_not_found"
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,16 @@ def test_an_upload_of_another_organization_is_not_found(
         ({"expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "expires_after.seconds"),
     ],
 )
-def test_a_bad_request_names_the_field(client: Client, values: dict[str, Any], status: int, param: str) -> None:
+def test_the_error_for_a_bad_request_names_the_field(
+    client: Client, values: dict[str, Any], status: int, param: str
+) -> None:
     rest = {name: value for name, value in values.items() if name != "bytes"}
-    answer = create(client, values.get("bytes", 6), **rest)
+    response = create(client, values.get("bytes", 6), **rest)
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
-def test_a_files_expiry_is_counted_from_its_completion(client: Client) -> None:
+def test_the_lifetime_of_a_file_begins_when_its_upload_is_completed(client: Client) -> None:
     upload = create(client, 3, expires_after={"anchor": "created_at", "seconds": 3600}).json()
     part_id = add(client, upload["id"], b"abc").json()["id"]
 

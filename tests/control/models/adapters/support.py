@@ -1,4 +1,4 @@
-"""Writes LoRA adapters for tests without a library: headers and zeros."""
+"""Writes LoRA adapters without a library: safetensors files with a header and zeros."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Checks of LoRA adapters."""
+"""The check of LoRA adapters: their configuration, and the shapes of their weights."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_the_stored_configuration_has_only_checked_keys(tmp_path: Path) -> None:
         {"lora_alpha": "4"}, {"lora_alpha": True}, {"fan_in_fan_out": True},
     ],
 )  # fmt: skip
-def test_an_extension_of_plain_lora_is_refused_and_not_ignored(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_unsupported_extension_of_lora_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(UnusableAdapter) as refused:
         inspect(tmp_path, config={**CONFIG, **change})
     assert refused.value.param == "config_file"

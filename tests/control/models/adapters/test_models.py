@@ -1,4 +1,4 @@
-"""Adapters of a base model whose files have changed since it was checked."""
+"""Adapters of a base model whose files have changed since it was checked. Such a model is treated as not present."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.control.models.adapters.support import make_adapter_files
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "[" * 100_000])
-def test_a_model_without_a_valid_configuration_is_treated_as_missing(
+def test_an_adapter_of_a_model_with_an_invalid_configuration_can_be_created(
     client: Client, organization: Organization, tmp_path: Path, content: str
 ) -> None:
     model = make_base_model("mine", organization)
@@ -22,6 +22,6 @@ def test_a_model_without_a_valid_configuration_is_treated_as_missing(
     config, weights = make_adapter_files(organization)
     body = {"name": "a", "model": "mine", "config_file": config.pk, "weights_file": weights.pk}
 
-    answer = client.post("/v1/adapters", json.dumps(body), content_type="application/json")
+    response = client.post("/v1/adapters", json.dumps(body), content_type="application/json")
 
-    assert answer.status_code == 201, answer.content
+    assert response.status_code == 201, response.content

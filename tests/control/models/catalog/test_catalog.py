@@ -39,7 +39,7 @@ def test_registering_the_same_weights_again_updates_the_path_of_the_same_model(d
     assert BaseModel.objects.count() == 1
 
 
-def test_a_name_never_changes_its_weights(db: None, tmp_path: Path) -> None:
+def test_other_weights_under_an_existing_name_are_refused(db: None, tmp_path: Path) -> None:
     base_model_register(name="tiny", path=make_folder(tmp_path / "a"))
     other = make_folder(tmp_path / "b")
     (other / "model.safetensors").write_bytes(safetensors({"other": TENSOR}, 24))
@@ -61,7 +61,7 @@ def test_a_refused_folder_creates_no_model(db: None, tmp_path: Path) -> None:
     assert not BaseModel.objects.exists()
 
 
-def test_the_list_of_models_holds_shared_models_own_models_and_own_deployments(
+def test_the_list_of_models_contains_shared_models_own_models_and_own_deployments(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     shared = make_base_model("shared")
@@ -92,7 +92,7 @@ def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None
     assert made[0].target_revision == made[0].base_model.revision
 
 
-def test_a_late_write_cannot_change_the_outcome_of_training(db: None) -> None:
+def test_the_result_of_training_is_written_only_once(db: None) -> None:
     speculator = make_speculator(make_organization())
     speculator_ready(speculator=speculator, storage_prefix="first", training={"steps": 3})
 
@@ -102,7 +102,7 @@ def test_a_late_write_cannot_change_the_outcome_of_training(db: None) -> None:
     assert (speculator.status, speculator.storage_prefix, speculator.training) == ("ready", "first", {"steps": 3})
 
 
-def test_only_its_owner_sees_a_speculators_report_and_plot(
+def test_an_organization_sees_only_reports_and_plots_of_its_own_speculators(
     client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
 ) -> None:
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")
@@ -124,7 +124,7 @@ def test_only_its_owner_sees_a_speculators_report_and_plot(
         assert client.get(f"/v1/speculators/{theirs.pk}{suffix}").status_code == 404
 
 
-def test_registered_models_are_shown_with_the_revision_that_speculators_are_bound_to(
+def test_base_models_are_shown_with_their_revision(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     shared, own = make_base_model("shared"), make_base_model("own", organization)

@@ -1,6 +1,6 @@
-"""S6: hostile model folders. Each is refused with an error naming the file or has no effect; none of its code runs.
+"""Promise S6 of docs/reliability.md: a hostile model folder has no effect, or an error names the file and refuses it.
 
-If such code ran, it would create a file, the canary, in the working directory.
+Code in the folder never runs: it would create a file, the canary, in the working directory.
 """
 
 import json
@@ -55,7 +55,7 @@ WEIGHTS = {
     "offsets before the first byte": safetensors({"w": {"dtype": "I8", "shape": [2], "data_offsets": [-1, 1]}}, 1),
     "bytes that no tensor has": safetensors({"w": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}}, 64),
     "a name twice": safetensors(b'{"w": 1, "w": {"dtype": "I8", "shape": [9], "data_offsets": [0, 1]}}', 1),
-    "one that is all zeros": bytes(64),
+    "a file of zeros": bytes(64),
 }
 TEMPLATES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -93,7 +93,7 @@ def test_files_that_are_not_part_of_a_model_are_refused(folder: Path, name: str)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../secret", "config.json", "/dev/zero", "nowhere"])
-def test_links_are_refused_wherever_they_lead(folder: Path, target: str) -> None:
+def test_links_are_refused_whatever_their_target(folder: Path, target: str) -> None:
     (folder / "tokenizer_config.json").symlink_to(target)
     check_refused(folder, "model_file_forbidden")
 
@@ -118,11 +118,11 @@ def test_templates_cannot_leave_their_sandbox(folder: Path, template: str) -> No
     example = Example(custom_id=None, endpoint="/v1/chat/completions", body=body, answer=None)
 
     try:
-        said = Renderer(folder).render(example).prompt
+        prompt = Renderer(folder).render(example).prompt
     except ValueError:
-        said = ""
+        prompt = ""
 
-    assert "root:" not in said
-    assert "globals" not in said
-    assert "<class" not in said
+    assert "root:" not in prompt
+    assert "globals" not in prompt
+    assert "<class" not in prompt
     assert not list(folder.parent.rglob(CANARY))

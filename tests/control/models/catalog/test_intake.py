@@ -1,4 +1,4 @@
-"""Models that customers register: their allowed sources and their check."""
+"""Base models that customers register: the allowed sources, and the check of their files."""
 
 import shutil
 import threading
@@ -57,7 +57,7 @@ def register(client: Client, source: str | Path, *, name: str = "mine", status: 
     return response.json()
 
 
-def work() -> None:
+def run_check() -> None:
     """Checks the model, as a worker does."""
     claim = job_claim_next(worker="w")
     assert claim is not None
@@ -78,7 +78,7 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
     assert (made["status"], made["revision"], made["model_type"]) == ("checking", None, None)
     with pytest.raises(ApiError):
         base_model_get(organization, "mine")
-    work()
+    run_check()
     ready = shown(client, made)
     assert (ready["status"], ready["model_type"], len(ready["revision"])) == ("ready", "llama", 64)
     assert model_folder(base_model_get(organization, "mine")) == folder
@@ -89,11 +89,11 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
 def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
-    """A customer may only use files that were checked: the link could lead anywhere on the machine."""
+    """Otherwise a customer could use files that were not checked, anywhere on the machine."""
     theirs = make_folder(roots / "another-organization" / "secret")
     folder = make_folder(roots / organization.pk / "llama")
     register(client, folder)
-    work()
+    run_check()
     model = base_model_get(organization, "mine")
     weights = next(folder.glob("*.safetensors"))
 
@@ -114,7 +114,7 @@ def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organizatio
     (folder / "modeling.py").write_text("")
 
     made = register(client, folder)
-    work()
+    run_check()
 
     refused = shown(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
@@ -129,7 +129,7 @@ def test_each_machine_fetches_models_from_s3_by_itself(
     prefix = f"{organization.pk}/llama"
     bucket.put_folder(prefix, make_folder(tmp_path / "made"))
     made = register(client, f"s3://models/{prefix}")
-    work()
+    run_check()
     model = base_model_get(organization, "mine")
 
     assert (model_folder(model) / "config.json").is_file()
@@ -161,7 +161,7 @@ def test_a_folder_in_s3_with_a_forbidden_file_is_not_fetched(
     bucket.put_folder(f"{organization.pk}/m", folder)
 
     made = register(client, f"s3://models/{organization.pk}/m")
-    work()
+    run_check()
 
     refused = shown(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
@@ -173,17 +173,17 @@ def test_a_missing_source_is_refused_without_naming_internal_folders(
     client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path
 ) -> None:
     made = register(client, f"s3://models/{organization.pk}/nothing")
-    work()
+    run_check()
 
     refused = shown(client, made)
     assert refused["status"] == "refused"
     assert str(tmp_path) not in refused["error"]["message"]
 
 
-def test_a_cancelled_check_refuses_the_model(client: Client, organization: Organization, roots: Path) -> None:
+def test_a_model_whose_check_is_cancelled_is_refused(client: Client, organization: Organization, roots: Path) -> None:
     made = register(client, make_folder(roots / organization.pk / "m"))
     job_cancel(job=Job.objects.get())
-    work()
+    run_check()
 
     assert shown(client, made)["error"]["code"] == "cancelled"
 
@@ -198,11 +198,11 @@ def test_a_cancelled_check_refuses_the_model(client: Client, organization: Organ
 def test_a_source_outside_of_the_roots_is_refused(
     client: Client, organization: Organization, roots: Path, source: str
 ) -> None:
-    named = source.format(root=roots, own=organization.pk)
+    source_path = source.format(root=roots, own=organization.pk)
 
-    register(client, named, status=400)
+    register(client, source_path, status=400)
 
-    assert not is_allowed(named, organization_id=organization.pk)
+    assert not is_allowed(source_path, organization_id=organization.pk)
     assert not BaseModel.objects.exists()
 
 
@@ -229,7 +229,7 @@ def test_models_in_use_and_shared_models_cannot_be_deleted(
     register(client, roots / organization.pk / "m", name="own", status=409)
 
 
-def test_an_error_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
+def test_an_error_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     model = make_base_model(organization=organization)
     BaseModel.objects.update(status=BaseModel.Status.REFUSED, error={"reason": "no weights"})
 

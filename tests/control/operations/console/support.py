@@ -14,9 +14,9 @@ def operator_client() -> Client:
 
 
 def page(client: Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200, path
-    return answer.content.decode()
+    response = client.get(path)
+    assert response.status_code == 200, path
+    return response.content.decode()
 
 
 def change_path(model: str, pk: object) -> str:

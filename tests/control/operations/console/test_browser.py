@@ -1,4 +1,4 @@
-"""The console in a real browser, 1280 and 390 pixels wide: nothing overflows, is squeezed or logs an error.
+"""The console in a real browser, 1280 and 390 pixels wide: no content overflows or is squeezed, and no error is logged.
 
 SCREENSHOTS=DIR saves a screenshot of every page.
 """
@@ -39,7 +39,7 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# Selects text with so little room that each line holds one letter.
+# Selects the text of cells that are much higher than wide, because then each line has room for only a letter or two.
 SQUEEZED = """
 return [...document.querySelectorAll("td, th")].filter((cell) => cell.offsetHeight > 4 * cell.offsetWidth)
     .map((cell) => cell.innerText.slice(0, 40)).filter((text) => text.length > 1)
@@ -79,7 +79,7 @@ def claim() -> Claim:
 
 
 def paths(claim: Claim) -> dict[str, str]:
-    """One page of every kind."""
+    """Maps names of screenshots to the paths of pages, one page of every kind."""
     world = World(make_organization("Globex"))
     make_key(world.organization)
     job = Job.objects.get(pk=claim.job_id)
@@ -114,14 +114,17 @@ def paths(claim: Claim) -> dict[str, str]:
         "webhooks_webhookdelivery",
         "audit_auditevent",
     )
-    asked = ("pipelines_pipeline", "deployments_deployment", "files_file")
+    models_with_add_form = ("pipelines_pipeline", "deployments_deployment", "files_file")
     return {
         "overview": reverse("admin:index"),
         "queue": reverse("queue"),
         "compare": f"{reverse('speculators-compare')}?ids={','.join(compared)}",
         "limits": f"{reverse('admin:tenancy_limits_add')}?organization={world.organization.pk}",
         "ask-whose": reverse("admin:pipelines_pipeline_add"),
-        **{f"ask-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}" for model in asked},
+        **{
+            f"ask-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}"
+            for model in models_with_add_form
+        },
         "ask-change": reverse("admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]),
         **{f"list-{model}": reverse(f"admin:{model}_changelist") for model in lists},
         **{name: change_path(model, pk) for name, (model, pk) in rows.items()},
@@ -139,7 +142,7 @@ def resize(browser: Chrome, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def keep_picture(browser: Chrome, name: str) -> None:
+def save_screenshot(browser: Chrome, name: str) -> None:
     folder = os.environ.get("SCREENSHOTS")
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -158,11 +161,11 @@ def test_every_page_fits_its_width_and_logs_no_error(browser: Chrome, live_serve
         for width in WIDTHS:
             resize(browser, width)
             browser.get(f"{live_server.url}{path}")
-            keep_picture(browser, f"{name}-{width}")
-            overflow, said = browser.execute_script(OVERFLOW), messages_of(browser)
+            save_screenshot(browser, f"{name}-{width}")
+            overflow, logged = browser.execute_script(OVERFLOW), messages_of(browser)
             squeezed = browser.execute_script(SQUEEZED)
-            if overflow > 0 or said or squeezed:
-                found[f"{name} at {width}"] = (overflow, said, squeezed)
+            if overflow > 0 or logged or squeezed:
+                found[f"{name} at {width}"] = (overflow, logged, squeezed)
     assert found == {}
 
 

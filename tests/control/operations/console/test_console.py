@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from pathlib import Path
 
 import pytest
 from django.contrib.admin import site
@@ -10,6 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from control.core.storage.backends import get_storage
 from control.models.catalog.models import Speculator
 from control.operations.console.base import RowsAdmin
 from control.queue.jobs.models import Job, Worker
@@ -37,7 +39,7 @@ def onlooker(db: None) -> Client:
 
 
 def make_rows() -> dict[str, object]:
-    """Creates one row of every model that has a page. Returns: the model's name in the path -> the row's key."""
+    """Creates one row of every model that has a page, and maps the model's name in the path to the row's key."""
     organization = make_organization("Acme")
     model = make_base_model("tiny")
     speculator = make_speculator(model, organization)
@@ -77,7 +79,7 @@ def test_the_overview_shows_counts(operator: Client) -> None:
     assert ("Workers alive", "1", "of 2") in cards
 
 
-def test_rows_that_services_own_cannot_be_edited_or_deleted(operator: Client) -> None:
+def test_rows_that_only_services_may_change_cannot_be_edited_or_deleted(operator: Client) -> None:
     organization = make_organization("Acme")
 
     edited = operator.post(change_path("accounts_organization", organization.pk), {"name": "Evil"})
@@ -92,11 +94,11 @@ def test_rows_that_services_own_cannot_be_edited_or_deleted(operator: Client) ->
 def test_a_new_keys_secret_is_shown_once(operator: Client) -> None:
     organization = make_organization()
 
-    answer = operator.post(
+    response = operator.post(
         reverse("admin:accounts_apikey_add"), {"organization": organization.pk, "name": "ci"}, follow=True
     )
 
-    (token,) = re.findall(r"sk_live_\w{44}", answer.content.decode())
+    (token,) = re.findall(r"sk_live_\w{44}", response.content.decode())
     key = api_key_authenticate(token)
     assert (key.organization, key.name) == (organization, "ci")
     assert token not in page(operator, reverse("admin:accounts_apikey_changelist"))
@@ -112,13 +114,13 @@ def test_a_button_revokes_a_key(operator: Client) -> None:
     assert f"{key.pk}/revoke" not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_an_organization_is_created_by_its_service(operator: Client) -> None:
+def test_the_add_form_creates_an_organization(operator: Client) -> None:
     operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
 
     assert Organization.objects.get().name == "Acme"
 
 
-def test_the_timeline_of_a_cancelled_job_shows_it(operator: Client) -> None:
+def test_the_timeline_of_a_cancelled_job_shows_the_cancellation(operator: Client) -> None:
     job = make_job()
 
     assert press(operator, "jobs_job", job.pk, "cancel") == 302
@@ -128,7 +130,7 @@ def test_the_timeline_of_a_cancelled_job_shows_it(operator: Client) -> None:
     assert "cancel_requested" in page(operator, change_path("jobs_job", job.pk))
 
 
-def test_the_page_of_a_running_job_refreshes_itself_and_that_of_an_ended_job_does_not(operator: Client) -> None:
+def test_only_the_page_of_a_running_job_refreshes_itself(operator: Client) -> None:
     running = make_job(status=Job.Status.RUNNING, progress_done=3, progress_total=12, progress_unit="rows")
     ended = make_job(status=Job.Status.SUCCEEDED)
 
@@ -140,7 +142,7 @@ def test_the_page_of_a_running_job_refreshes_itself_and_that_of_an_ended_job_doe
     assert 'data-live-active="yes"' not in page(operator, change_path("jobs_job", ended.pk))
 
 
-def test_a_deployment_is_stopped_and_started(operator: Client) -> None:
+def test_buttons_stop_and_start_a_deployment(operator: Client) -> None:
     deployment = make_deployment(make_base_model())
     text = page(operator, change_path("deployments_deployment", deployment.pk))
     assert (f"{quote(deployment.pk)}/stop" in text, f"{quote(deployment.pk)}/start" in text) == (True, False)
@@ -184,7 +186,7 @@ def test_buttons_need_the_permission(onlooker: Client) -> None:
     assert deployment.desired_state == Deployment.Desired.RUNNING
 
 
-def test_a_speculators_report_is_a_table(operator: Client) -> None:
+def test_a_speculators_report_is_shown_as_a_table(operator: Client) -> None:
     report = {
         "acceptance_length": 2.1234567,
         "outputs_equal": 32,
@@ -199,26 +201,37 @@ def test_a_speculators_report_is_a_table(operator: Client) -> None:
     assert f'src="/admin/speculators/{speculator.pk}/plot"' in text
 
 
-def test_only_operators_see_a_plot(operator: Client, onlooker: Client) -> None:
-    speculator = make_speculator(make_base_model(), make_organization())
+def test_only_operators_see_a_plot(operator: Client, onlooker: Client, tmp_path: Path) -> None:
+    (tmp_path / "report.png").write_bytes(b"\x89PNG")
+    get_storage().put_file("plots/report.png", tmp_path / "report.png")
+    speculator = make_speculator(make_base_model(), make_organization(), plot_key="plots/report.png")
     path = reverse("speculator-plot", args=[speculator.pk])
 
-    assert operator.get(path).status_code == 404  # the plot does not exist yet
-    Speculator.objects.update(plot_key="plots/gone.png")
-    assert operator.get(path).status_code == 404
+    response = operator.get(path)
+
+    assert (response.status_code, b"".join(response)) == (200, b"\x89PNG")
     assert onlooker.get(path).status_code == 404
     assert Client().get(path).status_code == 302  # redirects to the sign-in page
 
 
-def test_the_console_needs_a_sign_in(db: None) -> None:
+def test_a_plot_that_is_not_stored_is_not_found(operator: Client) -> None:
+    speculator = make_speculator(make_base_model(), make_organization())
+    path = reverse("speculator-plot", args=[speculator.pk])
+
+    assert operator.get(path).status_code == 404
+    Speculator.objects.update(plot_key="plots/gone.png")
+    assert operator.get(path).status_code == 404
+
+
+def test_without_a_sign_in_every_page_redirects_to_the_sign_in_page(db: None) -> None:
     for path in (reverse("admin:index"), reverse("admin:jobs_job_changelist")):
-        answer = Client().get(path)
-        assert (answer.status_code, answer.headers["location"].split("?")[0]) == (302, "/admin/login/")
+        response = Client().get(path)
+        assert (response.status_code, response.headers["location"].split("?")[0]) == (302, "/admin/login/")
 
 
-def test_a_sign_in_on_the_page_itself_leads_to_the_overview(client: Client, db: None) -> None:
+def test_a_sign_in_without_a_requested_page_redirects_to_the_overview(client: Client, db: None) -> None:
     User.objects.create_superuser("ana", password="correct horse")
 
-    answer = client.post(reverse("admin:login"), {"username": "ana", "password": "correct horse"})
+    response = client.post(reverse("admin:login"), {"username": "ana", "password": "correct horse"})
 
-    assert (answer.status_code, answer.headers["Location"]) == (302, reverse("admin:index"))
+    assert (response.status_code, response.headers["Location"]) == (302, reverse("admin:index"))

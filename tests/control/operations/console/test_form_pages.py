@@ -1,4 +1,4 @@
-"""Forms with which operators act for an organization: they follow the API's rules and leave one audit event."""
+"""Forms with which operators act for an organization. They follow the API's rules and record one audit event each."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,8 @@ from tests.control.world import World
 from tests.tiny_model import make_tiny_model
 from tests.workers.exports.speculators import write_speculator
 
-ADDED: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
+# Maps the model in the path of an add form to the action that is audited, and to valid values of the form.
+FORMS: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
     "deployments_deployment": (
         "deployment.create",
         lambda world: {
@@ -115,33 +116,33 @@ def button_path(model: str, pk: str, button: str) -> str:
     return reverse(f"admin:{model}_{button}", args=[quote(pk)])
 
 
-def asked(client: Client, path: str, values: Mapping[str, Any]) -> str:
-    """Posts the form. Returns: the address to which it redirects."""
-    answer = client.post(path, values)
-    assert answer.status_code == 302, answer.context["form"].errors
-    return answer.headers["Location"]
+def submit_form(client: Client, path: str, values: Mapping[str, Any]) -> str:
+    """Posts a form with valid values, and returns the address to which the response redirects."""
+    response = client.post(path, values)
+    assert response.status_code == 302, response.context["form"].errors
+    return response.headers["Location"]
 
 
-@pytest.mark.parametrize("model", ADDED)
-def test_an_object_is_created_for_the_chosen_organization_with_one_audit_event(
+@pytest.mark.parametrize("model", FORMS)
+def test_each_add_form_creates_an_object_of_the_organization_and_one_audit_event(
     operator: Client, world: World, model: str
 ) -> None:
     make_organization()
-    action, values_of = ADDED[model]
+    action, values_of = FORMS[model]
     values = values_of(world)
     assert "Go on" in page(operator, reverse(f"admin:{model}_add"))
     page(operator, add_path(model, world.organization))
 
-    shown = asked(operator, add_path(model, world.organization), values)
+    shown = submit_form(operator, add_path(model, world.organization), values)
 
     event = AuditEvent.objects.get()
     assert (event.action, event.organization, event.actor_id) == (action, world.organization, "operator")
     assert shown == change_path(model, event.object_id)
 
 
-def test_the_entered_values_reach_the_service(operator: Client, world: World) -> None:
+def test_the_values_of_a_form_are_stored(operator: Client, world: World) -> None:
     for model in ("deployments_deployment", "pipelines_pipeline"):
-        asked(operator, add_path(model, world.organization), ADDED[model][1](world))
+        submit_form(operator, add_path(model, world.organization), FORMS[model][1](world))
 
     deployment = Deployment.objects.get()
     assert (deployment.speculator, [*deployment.adapters.all()]) == (world.speculator, [world.adapter])
@@ -160,17 +161,17 @@ def test_the_entered_values_reach_the_service(operator: Client, world: World) ->
         ({"prompts_file": ""}, "prompts_file", "a pipeline takes prompts_file or distillation_id"),
     ],
 )
-def test_the_error_message_of_the_api_is_shown_at_the_field(
+def test_the_form_shows_the_error_message_of_the_api_at_its_field(
     operator: Client, world: World, values: dict[str, str], field: str, message: str
 ) -> None:
-    sent = ADDED["pipelines_pipeline"][1](world) | values if values else {}
+    sent = FORMS["pipelines_pipeline"][1](world) | values if values else {}
 
-    answer = operator.post(add_path("pipelines_pipeline", world.organization), sent)
+    response = operator.post(add_path("pipelines_pipeline", world.organization), sent)
 
-    errors = answer.context["form"].errors
+    errors = response.context["form"].errors
     assert [*errors] == [field]
     assert message in errors[field][0]
-    assert escape(errors[field][0]) in answer.content.decode()
+    assert escape(errors[field][0]) in response.content.decode()
     assert not AuditEvent.objects.exists()
 
 
@@ -179,9 +180,9 @@ def test_objects_of_another_organization_are_neither_offered_nor_accepted(operat
     path = add_path("deployments_deployment", world.organization)
     assert foreign.pk not in page(operator, path)
 
-    answer = operator.post(path, {"name": "a", "model": world.base_model.name, "speculator_id": foreign.pk})
+    response = operator.post(path, {"name": "a", "model": world.base_model.name, "speculator_id": foreign.pk})
 
-    assert [*answer.context["form"].errors] == ["speculator_id"]
+    assert [*response.context["form"].errors] == ["speculator_id"]
     assert not Deployment.objects.exists()
 
 
@@ -190,7 +191,7 @@ def test_staff_without_the_permission_cannot_use_the_forms(world: World) -> None
     onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
     changed = button_path("deployments_deployment", world.deployment.pk, "change_served")
 
-    for path in [changed, *(add_path(model, world.organization) for model in ADDED)]:
+    for path in [changed, *(add_path(model, world.organization) for model in FORMS)]:
         assert onlooker.get(path).status_code == 403
         assert onlooker.post(path, {"speculator_id": ""}).status_code == 403
 
@@ -198,20 +199,20 @@ def test_staff_without_the_permission_cannot_use_the_forms(world: World) -> None
 def test_a_form_sent_from_another_site_does_nothing(operator: Client, world: World) -> None:
     operator.handler.enforce_csrf_checks = True
 
-    answer = operator.post(add_path("datasets_dataset", world.organization), {"file_id": world.file.pk})
+    response = operator.post(add_path("datasets_dataset", world.organization), {"file_id": world.file.pk})
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
 
 
-def test_the_speculator_of_a_deployment_is_changed_and_removed(operator: Client, world: World) -> None:
+def test_forms_change_and_remove_the_speculator_of_a_deployment(operator: Client, world: World) -> None:
     path = button_path("deployments_deployment", world.deployment.pk, "change_served")
     assert world.speculator.pk in page(operator, path)
 
-    asked(operator, path, {"speculator_id": world.speculator.pk})
+    submit_form(operator, path, {"speculator_id": world.speculator.pk})
     world.deployment.refresh_from_db()
     assert world.deployment.speculator == world.speculator
     assert f'<option value="{world.speculator.pk}" selected' in page(operator, path)
-    asked(operator, path, {"speculator_id": ""})
+    submit_form(operator, path, {"speculator_id": ""})
 
     world.deployment.refresh_from_db()
     assert world.deployment.speculator is None
@@ -221,11 +222,11 @@ def test_the_speculator_of_a_deployment_is_changed_and_removed(operator: Client,
 def test_a_deleted_deployment_cannot_be_changed(operator: Client, world: World) -> None:
     Deployment.objects.filter(pk=world.deployment.pk).update(deleted_at=world.deployment.created_at)
 
-    answer = operator.post(
+    response = operator.post(
         button_path("deployments_deployment", world.deployment.pk, "change_served"), {"speculator_id": ""}
     )
 
-    assert "No such deployment" in answer.context["form"].non_field_errors()[0]
+    assert "No such deployment" in response.context["form"].non_field_errors()[0]
 
 
 def test_a_speculator_is_rolled_out_on_a_share_of_the_requests(operator: Client, world: World) -> None:
@@ -234,7 +235,7 @@ def test_a_speculator_is_rolled_out_on_a_share_of_the_requests(operator: Client,
     assert "less than or equal to 50" in refused.context["form"].errors["share_percent"][0]
     Deployment.objects.update(state=Deployment.State.READY)
 
-    asked(operator, path, {"speculator_id": world.speculator.pk, "share_percent": "25"})
+    submit_form(operator, path, {"speculator_id": world.speculator.pk, "share_percent": "25"})
 
     rollout = Rollout.objects.get()
     assert (rollout.speculator, rollout.share_percent, rollout.min_requests) == (world.speculator, 25, 100)
@@ -243,7 +244,7 @@ def test_a_speculator_is_rolled_out_on_a_share_of_the_requests(operator: Client,
 
 def test_requests_are_captured_and_written_to_a_file(operator: Client, world: World) -> None:
     pk = world.deployment.pk
-    asked(operator, button_path("deployments_deployment", pk, "capture"), {"hours": "48"})
+    submit_form(operator, button_path("deployments_deployment", pk, "capture"), {"hours": "48"})
     press(operator, "captures_capture", pk, "make_file")
 
     assert Capture.objects.get().hours == 48
@@ -251,10 +252,10 @@ def test_requests_are_captured_and_written_to_a_file(operator: Client, world: Wo
     assert [*AuditEvent.objects.order_by("pk").values_list("action", flat=True)] == ["capture.set", "capture.export"]
 
 
-def test_a_quotes_cap_is_changed(operator: Client, world: World) -> None:
+def test_a_form_changes_the_cap_of_a_quote(operator: Client, world: World) -> None:
     path = button_path("quotes_quote", world.quote.pk, "change_cap")
 
-    asked(operator, path, {"cap": "3.5"})
+    submit_form(operator, path, {"cap": "3.5"})
 
     world.quote.refresh_from_db()
     assert world.quote.cap_nanousd == 3_500_000_000
@@ -268,7 +269,7 @@ def test_a_base_model_is_registered_only_from_an_allowed_source(
     path = add_path("catalog_basemodel", world.organization)
 
     refused = operator.post(path, {"name": "new", "source": "/etc"})
-    asked(operator, path, {"name": "new", "source": "s3://models/new"})
+    submit_form(operator, path, {"name": "new", "source": "s3://models/new"})
 
     assert "operators of this service allow" in refused.context["form"].errors["source"][0]
     model = BaseModel.objects.get(name="new")
@@ -282,11 +283,11 @@ def test_a_speculator_is_exported_and_imported_again(operator: Client, world: Wo
     own = make_speculator(world.base_model, world.organization, kind="eagle3", storage_prefix="own")
     get_storage().put_folder("own", write_speculator("eagle3", tmp_path / "own", model_dir))
     path = add_path("catalog_speculator", world.organization)
-    given = {"format": "speculators", "model": world.base_model.name, "name": "guest"}
+    fields = {"format": "speculators", "model": world.base_model.name, "name": "guest"}
 
-    asked(operator, button_path("catalog_speculator", own.pk, "export"), {"format": "speculators"})
-    asked(operator, path, {"file_id": File.objects.get().pk, **given})
-    refused = operator.post(path, {"file_id": world.file.pk, **given})
+    submit_form(operator, button_path("catalog_speculator", own.pk, "export"), {"format": "speculators"})
+    submit_form(operator, path, {"file_id": File.objects.get().pk, **fields})
+    refused = operator.post(path, {"file_id": world.file.pk, **fields})
 
     assert Speculator.objects.get(name="guest").kind == "eagle3"
     assert refused.context["form"].errors
@@ -294,7 +295,7 @@ def test_a_speculator_is_exported_and_imported_again(operator: Client, world: Wo
     assert [*actions] == ["speculator.export", "speculator.import"]
 
 
-def test_a_file_is_deleted(operator: Client, world: World) -> None:
+def test_a_button_deletes_a_file(operator: Client, world: World) -> None:
     press(operator, "files_file", world.file.pk, "delete")
 
     assert File.objects.get().deleted_at is not None

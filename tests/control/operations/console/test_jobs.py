@@ -1,4 +1,4 @@
-"""The page of a job: it refreshes itself, has charts and a log, and answers 304 while nothing has changed."""
+"""The page of a job refreshes itself, shows charts and a log, and has the status 304 while nothing has changed."""
 
 import re
 
@@ -65,7 +65,7 @@ def test_the_end_of_the_latest_attempts_log_is_shown(operator: Client, claim: Cl
     assert "begin" + "x" not in text
 
 
-def test_an_unchanged_page_is_not_sent_again_and_a_changed_one_is(operator: Client, claim: Claim) -> None:
+def test_a_page_is_sent_again_only_if_it_has_changed(operator: Client, claim: Claim) -> None:
     path = change_path("jobs_job", claim.job_id)
     version = operator.get(path).headers["ETag"]
     with CaptureQueriesContext(connection) as queries:
@@ -78,7 +78,7 @@ def test_an_unchanged_page_is_not_sent_again_and_a_changed_one_is(operator: Clie
     assert operator.get(path, headers={"If-None-Match": version}).status_code == 200
 
 
-def test_a_known_version_reveals_nothing_without_a_sign_in(operator: Client, claim: Claim) -> None:
+def test_a_known_etag_reveals_nothing_without_the_permission(operator: Client, claim: Claim) -> None:
     path = change_path("jobs_job", claim.job_id)
     version = operator.get(path).headers["ETag"]
     onlooker = Client()
@@ -87,7 +87,7 @@ def test_a_known_version_reveals_nothing_without_a_sign_in(operator: Client, cla
     assert onlooker.get(path, headers={"If-None-Match": version}).status_code == 403
 
 
-def test_a_cancellation_is_audited_as_the_operators_and_hides_the_button(operator: Client, claim: Claim) -> None:
+def test_a_cancellation_is_audited_with_the_operators_name_and_hides_the_button(operator: Client, claim: Claim) -> None:
     press(operator, "jobs_job", claim.job_id, "cancel")
 
     event = AuditEvent.objects.get()

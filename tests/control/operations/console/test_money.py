@@ -23,7 +23,7 @@ def operator() -> Client:
     return operator_client()
 
 
-def test_an_operator_creates_raises_and_deletes_a_cap(operator: Client) -> None:
+def test_an_operator_can_create_raise_and_delete_a_spend_cap(operator: Client) -> None:
     organization = make_organization()
 
     operator.post(ADD, {"organization": organization.pk, "project": "", "usd": "0"})

@@ -1,4 +1,4 @@
-"""Pages of evaluations, datasets, captures, distillations, adapters and rollouts, and work of operators for tenants."""
+"""Pages of evaluations, datasets, captures, distillations, adapters and rollouts, and the buttons on these pages."""
 
 import re
 
@@ -51,7 +51,7 @@ def test_pages_open_and_link_to_each_other(operator: Client, world: World) -> No
     )
 
 
-def test_an_evaluation_is_cancelled(operator: Client, world: World) -> None:
+def test_a_button_cancels_an_evaluation(operator: Client, world: World) -> None:
     evaluation = evaluation_start(speculator=world.speculator, prompts=world.file, rows_key="rows", settings={})
 
     assert press(operator, "evaluations_evaluation", evaluation.pk, "cancel") == 302
@@ -63,14 +63,14 @@ def test_an_evaluation_is_cancelled(operator: Client, world: World) -> None:
 def test_ending_a_capture_deletes_it_and_redirects_to_the_list(operator: Client, world: World) -> None:
     path = reverse("admin:captures_capture_end", args=[quote(world.deployment.pk)])
 
-    answer = operator.post(path, {"_form_submitted": "True"})
+    response = operator.post(path, {"_form_submitted": "True"})
 
-    assert answer.headers["Location"] == reverse("admin:captures_capture_changelist")
+    assert response.headers["Location"] == reverse("admin:captures_capture_changelist")
     assert not Capture.objects.exists()
     assert not CapturedRequest.objects.exists()
 
 
-def test_a_bad_line_of_a_dataset_is_named_without_its_text(operator: Client) -> None:
+def test_the_page_of_a_dataset_shows_an_error_but_not_the_text_of_its_line(operator: Client) -> None:
     world = World(make_organization())
     world.file = make_file(world.organization, b"a secret\n")
 
@@ -80,7 +80,7 @@ def test_a_bad_line_of_a_dataset_is_named_without_its_text(operator: Client) -> 
     assert "secret" not in shown
 
 
-def test_an_unused_speculator_is_deleted(operator: Client, world: World) -> None:
+def test_a_button_deletes_an_unused_speculator(operator: Client, world: World) -> None:
     assert press(operator, "catalog_speculator", world.speculator.pk, "delete") == 302
 
     assert Speculator.objects.get().status == "deleted"
@@ -102,7 +102,7 @@ def test_an_owner_can_be_removed_while_another_owner_remains(operator: Client, w
     )
 
     press(operator, "accounts_member", first.pk, "remove")
-    assert Member.objects.filter(pk=first.pk).exists(), "the last owner"
+    assert Member.objects.filter(pk=first.pk).exists(), "the last owner must not be removed"
 
     press(operator, "accounts_member", second.pk, "change_role")
     press(operator, "accounts_member", first.pk, "remove")
@@ -123,15 +123,15 @@ def test_a_rotated_key_is_shown_once(operator: Client) -> None:
     key, old = make_key()
     path = reverse("admin:accounts_apikey_rotate", args=[quote(key.pk)])
 
-    answer = operator.post(path, {"_form_submitted": "True"}, follow=True)
+    response = operator.post(path, {"_form_submitted": "True"}, follow=True)
 
-    (token,) = re.findall(r"sk_live_\w{44}", answer.content.decode())
+    (token,) = re.findall(r"sk_live_\w{44}", response.content.decode())
     assert api_key_authenticate(token).rotated_from_id == key.pk
-    assert api_key_authenticate(old) == key, "for a day"
+    assert api_key_authenticate(old) == key, "the old key must remain valid for a day"
     assert token not in page(operator, change_path("accounts_apikey", key.pk))
 
 
-def test_a_job_links_to_the_object_that_it_works_for(operator: Client, world: World) -> None:
+def test_the_page_of_a_job_links_to_its_batch(operator: Client, world: World) -> None:
     shown = page(operator, change_path("jobs_job", world.batch.job_id))
 
     assert change_path("batches_batch", world.batch.pk) in shown
@@ -145,7 +145,7 @@ def test_a_quote_whose_pilot_has_ended_is_not_shown_as_measuring(operator: Clien
     page(operator, change_path("quotes_quote", quote.pk))
 
     quote.refresh_from_db()
-    assert quote.status == "failed", "no row was answered"
+    assert quote.status == "failed", "the pilot was cancelled before it had an answer"
 
 
 def test_a_distillation_is_shown_and_cancelled(operator: Client, organization: Organization) -> None:
@@ -168,7 +168,9 @@ def test_an_adapter_that_is_served_cannot_be_deleted(operator: Client, organizat
     assert not Adapter.objects.exists()
 
 
-def test_a_rollout_shows_the_figures_of_its_decision(operator: Client, organization: Organization) -> None:
+def test_the_page_of_a_rollout_shows_its_figures_and_its_cancellation(
+    operator: Client, organization: Organization
+) -> None:
     rollout = World(organization).rollout
     figures = {"num_requests": 1234, "num_failed": 0, "error_rate": 0.0, "acceptance_length": 2.5}
     Rollout.objects.update(figures={"canary": figures, "stable": figures})

@@ -66,7 +66,7 @@ def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> Non
     assert "usage:read" not in text
 
 
-def test_limits_are_set_by_their_service_and_the_audit_event_names_the_operator(operator: Client) -> None:
+def test_a_form_sets_limits_and_the_audit_event_names_the_operator(operator: Client) -> None:
     organization = make_organization()
     page(operator, f"{reverse('admin:tenancy_limits_add')}?organization={organization.pk}")
 
@@ -111,7 +111,7 @@ def test_no_page_shows_the_secret_of_an_endpoint(operator: Client) -> None:
     assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))
 
 
-def test_the_audit_is_read_only(operator: Client) -> None:
+def test_audit_events_cannot_be_added_or_changed(operator: Client) -> None:
     operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
     path = change_path("audit_auditevent", AuditEvent.objects.get().pk)
 
@@ -143,11 +143,11 @@ def test_speculators_are_compared_side_by_side(operator: Client) -> None:
         for length in (1.5, 2.5)
     ]
 
-    chosen = operator.post(
+    selected = operator.post(
         reverse("admin:catalog_speculator_changelist"),
         {"action": "compare", "_selected_action": [row.pk for row in pair]},
     )
-    assert all(row.pk in chosen.headers["location"] for row in pair)
+    assert all(row.pk in selected.headers["location"] for row in pair)
 
     text = flat(page(operator, f"{reverse('speculators-compare')}?ids={pair[1].pk},{pair[0].pk},spec_unknown"))
     assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text

@@ -21,7 +21,7 @@ from django_otp.oath import totp
 from control.tenants.accounts.models import User
 from control.tenants.row_security.scope import Across, across_tenants
 
-settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a slow one is not what is tested
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # only because it is fast
 call_command("migrate", verbosity=0)
 PASSWORD, seen = "correct horse battery", {}
 user = User.objects.create_superuser("root", password=PASSWORD)
@@ -69,6 +69,7 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The script's output: for each case, the status codes of the sign-in and of the console's overview."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLIPSTREAM_", "DJANGO_"))}
     done = subprocess.run(
         [sys.executable, "manage.py", "shell", "--no-imports", "-c", SCRIPT],
@@ -85,11 +86,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answers: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    observed: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return observed
 
 
-def test_password_and_code_open_the_console(seen: dict[str, object]) -> None:
+def test_a_sign_in_with_password_and_code_opens_the_console(seen: dict[str, object]) -> None:
     assert seen["asks for a code"]
     assert seen["both"] == [302, 200]
 

@@ -36,11 +36,11 @@ def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_an_unusable_address_is_reported_without_a_traceback(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
-    ended = up(tmp_path, *arguments)
+    result = up(tmp_path, *arguments)
 
-    assert ended.returncode != 0
-    assert complaint in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert result.returncode != 0
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_error_names_a_port_that_is_in_use(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_error_names_a_port_that_is_in_use(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
 
-        ended = up(tmp_path, "--port", str(port))
+        result = up(tmp_path, "--port", str(port))
 
-    assert ended.returncode != 0
-    assert f"can't listen on 127.0.0.1:{port}" in ended.stderr
+    assert result.returncode != 0
+    assert f"can't listen on 127.0.0.1:{port}" in result.stderr

@@ -1,4 +1,4 @@
-"""/metrics: its content, its access rules, and processes that report each other's metrics through a shared folder."""
+"""The content of /metrics, access to it, and metrics that processes share through a folder."""
 
 import http.server
 import os
@@ -41,9 +41,9 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 def scrape() -> dict[tuple[str, ...], float]:
-    answer = Client().get("/metrics")
-    assert answer.status_code == 200
-    return samples(answer.content.decode())
+    response = Client().get("/metrics")
+    assert response.status_code == 200
+    return samples(response.content.decode())
 
 
 def test_requests_are_counted_by_route_and_status(client: Client) -> None:
@@ -64,7 +64,9 @@ def test_requests_are_counted_by_route_and_status(client: Client) -> None:
     assert not [name for name in after if "job_1" in name], "an id must not become a label"
 
 
-def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_the_oldest_job(organization: Organization) -> None:
+def test_metrics_count_jobs_by_kind_and_state_and_give_the_age_of_the_oldest_waiting_job(
+    organization: Organization,
+) -> None:
     old = make_job(organization, kind=Job.Kind.BATCH)
     Job.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(seconds=90))
     make_job(organization, kind=Job.Kind.BATCH)
@@ -88,7 +90,7 @@ def test_the_queue_is_shown_by_kind_and_priority_with_the_age_of_the_oldest_job(
     assert found["slipstream_database_up",] == 1
 
 
-def test_the_outbox_and_deployments_are_shown(client: Client, organization: Organization) -> None:
+def test_metrics_count_pending_webhooks_and_deployments(client: Client, organization: Organization) -> None:
     make_deployment(make_base_model(), organization)
     WebhookEndpoint.objects.create(organization=organization, url="https://example.com", events=["*"])
     client.post("/v1/webhook_endpoints", {"url": "https://example.org/", "events": ["*"]}, "application/json")
@@ -176,8 +178,8 @@ def test_a_worker_serves_its_own_metrics_and_health(settings: Settings) -> None:
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, ""
 
@@ -188,7 +190,7 @@ def test_a_worker_serves_its_own_metrics_and_health(settings: Settings) -> None:
     assert get("/livez")[0] == 503
 
 
-def test_processes_that_share_a_folder_report_for_each_other(tmp_path: Path) -> None:
+def test_each_process_reports_the_metrics_of_all_processes_with_the_same_folder(tmp_path: Path) -> None:
     count = "from control.core.observability.metrics import job_claims, render\njob_claims.labels('batch').inc()\n"
     environment = {
         **os.environ,

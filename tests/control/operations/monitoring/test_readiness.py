@@ -1,4 +1,4 @@
-"""/livez and /readyz with dependencies that are really broken."""
+"""/livez and /readyz while a real database, Redis or storage fails."""
 
 import signal
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from tests.fault_proxy import FaultProxy, Faults
 from tests.workers.supervisor.test_storage_faults import BUCKET, CREDENTIALS
 from tests.workers.supervisor.test_storage_faults import s3_port as s3_port
 
-STRANGE_HOST = {"Host": "10.1.2.3:8000"}  # like a kubelet: without our host name, TLS or a key
+PROBE_HEADERS = {"Host": "10.1.2.3:8000"}  # a kubelet's probe uses neither our host name nor TLS nor a key
 
 
-def ask(path: str) -> tuple[int, dict[str, object]]:
-    answer = Client(headers=STRANGE_HOST).get(path)
-    return answer.status_code, answer.json()
+def get_json(path: str) -> tuple[int, dict[str, object]]:
+    response = Client(headers=PROBE_HEADERS).get(path)
+    return response.status_code, response.json()
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def faulty_storage(settings: Settings, s3_port: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.django_db(transaction=True)
 def test_a_process_that_needs_only_its_database_is_ready() -> None:
-    assert ask("/readyz") == (200, {"status": "ok", "checks": {"database": "ok"}})
+    assert get_json("/readyz") == (200, {"status": "ok", "checks": {"database": "ok"}})
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_asynchronous_server_answers_the_same() -> None:
-    get = async_to_sync(AsyncClient(headers=STRANGE_HOST).get)
+def test_an_asynchronous_server_reports_readiness_too() -> None:
+    get = async_to_sync(AsyncClient(headers=PROBE_HEADERS).get)
 
     assert get("/livez").json() == {"status": "ok"}
     assert get("/readyz").json()["status"] == "ok"
@@ -67,29 +67,29 @@ def test_without_its_database_a_process_is_alive_but_not_ready(
     database_kind: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
     with django_db_blocker.unblock(), fresh_postgres() as url, connected_to(url):
-        assert ask("/readyz")[0] == 200
+        assert get_json("/readyz")[0] == 200
         postgres_server().crash()
         try:
-            answers = ask("/readyz"), ask("/livez")
+            responses = get_json("/readyz"), get_json("/livez")
         finally:
             postgres_server().start()
         connection.close()
 
-        assert answers[0] == (503, {"status": "unavailable", "checks": {"database": "unavailable"}})
-        assert answers[1] == (200, {"status": "ok"})
-        assert ask("/readyz")[0] == 200
+        assert responses[0] == (503, {"status": "unavailable", "checks": {"database": "unavailable"}})
+        assert responses[1] == (200, {"status": "ok"})
+        assert get_json("/readyz")[0] == 200
 
 
 @pytest.mark.django_db(transaction=True)
 def test_without_redis_a_process_is_degraded_but_ready(valkey: ValkeyServer) -> None:
-    assert ask("/readyz")[1]["checks"] == {"database": "ok", "redis": "ok"}
+    assert get_json("/readyz")[1]["checks"] == {"database": "ok", "redis": "ok"}
 
     assert valkey._process is not None
     valkey._process.send_signal(signal.SIGSTOP)  # frozen: it accepts connections but does not answer
-    frozen = ask("/readyz")
+    frozen = get_json("/readyz")
     valkey._process.send_signal(signal.SIGCONT)
     valkey._process.kill()
-    dead = ask("/readyz")
+    dead = get_json("/readyz")
 
     degraded = {"status": "degraded", "checks": {"database": "ok", "redis": "unavailable"}}
     assert (frozen, dead) == ((200, degraded), (200, degraded))
@@ -97,8 +97,8 @@ def test_without_redis_a_process_is_degraded_but_ready(valkey: ValkeyServer) -> 
 
 @pytest.mark.django_db(transaction=True)
 def test_without_storage_a_process_is_degraded_but_ready(faulty_storage: FaultProxy) -> None:
-    assert ask("/readyz")[1]["checks"] == {"database": "ok", "storage": "ok"}
+    assert get_json("/readyz")[1]["checks"] == {"database": "ok", "storage": "ok"}
 
     faulty_storage.faults = Faults(errors=1.0)
 
-    assert ask("/readyz") == (200, {"status": "degraded", "checks": {"database": "ok", "storage": "unavailable"}})
+    assert get_json("/readyz") == (200, {"status": "degraded", "checks": {"database": "ok", "storage": "unavailable"}})

@@ -1,4 +1,4 @@
-"""Jobs in the states that tests need."""
+"""Creates jobs and changes their state, without a worker."""
 
 from datetime import timedelta
 
@@ -21,16 +21,16 @@ def submit(*, kind: str = Job.Kind.BATCH, organization: Organization | None = No
 
 
 def claim(job: Job, worker: str = "worker") -> Claim:
-    taken = job_claim(job_id=job.pk, worker=worker)
-    assert taken is not None
-    return taken
+    result = job_claim(job_id=job.pk, worker=worker)
+    assert result is not None
+    return result
 
 
 def expire_lease(job: Job) -> None:
     Job.objects.filter(pk=job.pk, status=Job.Status.RUNNING).update(lease_until=Now() - timedelta(seconds=1))
 
 
-def end_pause(job: Job) -> None:
+def end_backoff(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(not_before=timezone.now() - timedelta(seconds=1))
 
 
@@ -42,7 +42,7 @@ def add_shards(job: Job, *sizes: int) -> None:
 
 
 def snapshot(job: Job) -> dict[str, object]:
-    """Returns all data that a stale write could have changed."""
+    """Returns all data that a write with an outdated claim could have changed."""
     return {
         **Job.objects.filter(pk=job.pk).values().get(),
         "shards": list(JobShard.objects.filter(job=job).order_by("pk").values()),

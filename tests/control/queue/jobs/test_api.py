@@ -1,4 +1,4 @@
-"""/v1/jobs from a customer's point of view."""
+"""The routes of /v1/jobs."""
 
 import pytest
 from django.test import Client
@@ -22,7 +22,7 @@ def test_a_job_shows_its_status(client: Client, organization: Organization) -> N
     assert shown["finished_at"] is None
 
 
-def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organization: Organization) -> None:
+def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     stored = {"paused": {"reason": "cap"}, "error": {"text": "boom"}, "result": [1], "metrics": {"loss": "nan"}}
     job = submit(organization=organization)
     Job.objects.filter(pk=job.pk).update(**stored)
@@ -51,20 +51,20 @@ def test_events_list_the_history_and_continue_after_a_given_event(client: Client
 
 def test_the_error_names_an_invalid_after_parameter(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
-    answer = client.get(f"/v1/jobs/{job.pk}/events?after=x")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    response = client.get(f"/v1/jobs/{job.pk}/events?after=x")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
 
 
 def test_cancelling_is_accepted_and_harmless_when_repeated(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
-    answers = [client.post(f"/v1/jobs/{job.pk}/cancel") for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [202, 202]
-    assert answers[0].json()["cancel_requested_at"] is not None
+    responses = [client.post(f"/v1/jobs/{job.pk}/cancel") for _ in range(2)]
+    assert [response.status_code for response in responses] == [202, 202]
+    assert responses[0].json()["cancel_requested_at"] is not None
     assert Job.objects.get(pk=job.pk).events.filter(type="cancel_requested").count() == 1
 
 
 @pytest.mark.parametrize(("method", "path"), [("get", ""), ("get", "/events"), ("post", "/cancel")])
-def test_another_organizations_job_does_not_exist(
+def test_another_organizations_job_is_not_found(
     client: Client, other_organization: Organization, method: str, path: str
 ) -> None:
     job = submit(organization=other_organization)
@@ -74,5 +74,5 @@ def test_another_organizations_job_does_not_exist(
     assert client_of(other_organization).get(f"/v1/jobs/{job.pk}").status_code == 200
 
 
-def test_without_a_key_nothing_is_shown() -> None:
+def test_without_a_key_jobs_are_not_shown() -> None:
     assert Client().get("/v1/jobs").status_code == 401

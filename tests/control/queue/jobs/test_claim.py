@@ -1,6 +1,7 @@
-"""Leases and fences: which worker may work on a job, and whose writes are accepted.
+"""Leases and fences decide which worker may run a job, and whose writes are accepted.
 
-Racing claimers need a database file: see tests/workers/supervisor/test_races.py.
+Each claim of a job gets a new number, its fence. A write with an older fence is refused. tests/workers/supervisor
+tests claims that race with each other, because a race needs several connections to a database.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from control.queue.jobs.services import (
 )
 from control.queue.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
 from control.queue.jobs.state import Claim, LeaseLost
-from tests.control.queue.jobs.helpers import INFRA, add_shards, claim, end_pause, expire_lease, snapshot, submit
+from tests.control.queue.jobs.helpers import INFRA, add_shards, claim, end_backoff, expire_lease, snapshot, submit
 from workers.contracts import FailureClass
 
 pytestmark = pytest.mark.django_db
@@ -63,20 +64,20 @@ def test_a_write_with_an_old_fence_changes_nothing(write: str) -> None:
 
 
 @pytest.mark.parametrize("write", STALE_WRITES)
-def test_a_write_after_the_end_changes_nothing(write: str) -> None:
+def test_a_write_after_the_end_of_the_job_changes_nothing(write: str) -> None:
     job = submit()
     add_shards(job, 4)
-    held = claim(job)
-    job_succeed(claim=held, result={})
+    current_claim = claim(job)
+    job_succeed(claim=current_claim, result={})
     before = snapshot(job)
 
     with pytest.raises(LeaseLost):
-        STALE_WRITES[write](held)
+        STALE_WRITES[write](current_claim)
 
     assert snapshot(job) == before
 
 
-def test_a_held_job_cannot_be_claimed_until_its_lease_runs_out() -> None:
+def test_a_running_job_cannot_be_claimed_until_its_lease_expires() -> None:
     job = submit()
     claim(job)
     assert job_claim(job_id=job.pk, worker="another") is None
@@ -86,22 +87,22 @@ def test_a_held_job_cannot_be_claimed_until_its_lease_runs_out() -> None:
 
 def test_a_renewed_lease_prevents_other_claims() -> None:
     job = submit()
-    held = claim(job)
+    current_claim = claim(job)
     expire_lease(job)
-    job_renew(claim=held)
+    job_renew(claim=current_claim)
     assert job_claim(job_id=job.pk, worker="another") is None
 
 
-def test_a_job_in_its_pause_cannot_be_claimed() -> None:
+def test_a_job_in_back_off_cannot_be_claimed() -> None:
     job = submit()
     Job.objects.filter(pk=job.pk).update(not_before=Now() + timedelta(seconds=60))
     assert job_claim(job_id=job.pk, worker="worker") is None
-    end_pause(job)
+    end_backoff(job)
     claim(job)
 
 
 @pytest.mark.parametrize("status", [Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED])
-def test_a_late_wake_up_for_a_job_that_has_ended_does_nothing(status: str) -> None:
+def test_a_job_that_has_ended_or_does_not_exist_cannot_be_claimed(status: str) -> None:
     job = submit()
     Job.objects.filter(pk=job.pk).update(status=status)
     assert job_claim(job_id=job.pk, worker="worker") is None
@@ -110,17 +111,17 @@ def test_a_late_wake_up_for_a_job_that_has_ended_does_nothing(status: str) -> No
 
 def test_each_transition_writes_one_event_in_order() -> None:
     job = submit()
-    held = claim(job)
-    job_release(claim=held)
-    held = claim(job)
+    current_claim = claim(job)
+    job_release(claim=current_claim)
+    current_claim = claim(job)
     job_cancel(job=job)
-    job_end_cancelled(claim=held)
+    job_end_cancelled(claim=current_claim)
     events = list(JobEvent.objects.filter(job=job).values_list("seq", "type"))
     types = ["queued", "claimed", "released", "claimed", "cancel_requested", "cancelled"]
     assert events == list(enumerate(types, start=1))
 
 
-def test_cancelling_twice_is_recorded_once_and_makes_a_postponed_job_due() -> None:
+def test_a_repeated_cancellation_is_recorded_once_and_makes_a_job_in_back_off_due() -> None:
     job = submit()
     Job.objects.filter(pk=job.pk).update(not_before=Now() + timedelta(seconds=60))
     assert [job_cancel(job=job), job_cancel(job=job)] == [True, False]
@@ -129,19 +130,19 @@ def test_cancelling_twice_is_recorded_once_and_makes_a_postponed_job_due() -> No
 
 def test_a_renewal_reports_a_requested_cancellation() -> None:
     job = submit()
-    held = claim(job)
-    assert not job_renew(claim=held)
+    current_claim = claim(job)
+    assert not job_renew(claim=current_claim)
     job_cancel(job=job)
-    assert job_renew(claim=held)
+    assert job_renew(claim=current_claim)
 
 
 def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested() -> None:
     """Cancellation was requested while a worker ran the job and had not noticed it yet."""
     job = submit()
-    taken = claim(job)
+    current_claim = claim(job)
     job_cancel(job=job)
 
-    job_fail(claim=taken, failure=INFRA)
+    job_fail(claim=current_claim, failure=INFRA)
 
     assert jobs_due().filter(pk=job.pk).exists()
 
@@ -169,15 +170,15 @@ def test_the_fourth_claim_without_progress_is_exhausted() -> None:
     for _ in range(4):
         claims.append(claim(job))
         expire_lease(job)
-    assert [taken.is_exhausted for taken in claims] == [False, False, False, True]
+    assert [current_claim.is_exhausted for current_claim in claims] == [False, False, False, True]
 
 
 def test_progress_resets_the_count_of_stalled_attempts() -> None:
     job = submit()
     for _ in range(3):
-        held = claim(job)
+        current_claim = claim(job)
         expire_lease(job)
-    job_commit_checkpoint(claim=held, storage_prefix="checkpoints/1", step=1)
+    job_commit_checkpoint(claim=current_claim, storage_prefix="checkpoints/1", step=1)
     expire_lease(job)
     for _ in range(3):
         assert not claim(job).is_exhausted
@@ -196,23 +197,23 @@ def test_infra_failures_are_retried_while_there_is_progress() -> None:
     job = submit()
     add_shards(job, *([1] * 5))
     for number in range(5):
-        held = claim(job)
-        job_commit_shard(claim=held, shard_no=number, storage_key=f"k{number}", rows=ROWS)
-        assert not job_fail(claim=held, failure=INFRA)
-        end_pause(job)
+        current_claim = claim(job)
+        job_commit_shard(claim=current_claim, shard_no=number, storage_key=f"k{number}", rows=ROWS)
+        assert not job_fail(claim=current_claim, failure=INFRA)
+        end_backoff(job)
     for last in (False, False, True):
         assert job_fail(claim=claim(job), failure=INFRA) is last
-        end_pause(job)
+        end_backoff(job)
     job.refresh_from_db()
     assert job.error is not None
     assert job.error["code"] == "worker_crash_loop"
 
 
-def test_running_out_of_memory_halves_the_batch_once() -> None:
+def test_a_job_out_of_memory_is_retried_once_with_a_smaller_batch() -> None:
     job = submit()
     failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.")
     assert not job_fail(claim=claim(job), failure=failure)
     job.refresh_from_db()
     assert job.params["max_batch_size"] == 8
-    end_pause(job)
+    end_backoff(job)
     assert job_fail(claim=claim(job), failure=failure)

@@ -20,26 +20,26 @@ def failure(failure_class: FailureClass) -> Failure:
         (FailureClass.BUG, 3),
     ],
 )
-def test_a_failure_class_has_its_number_of_attempts(failure_class: FailureClass, tries: int) -> None:
-    asked = failure(failure_class)
-    verdicts = [final_failure(asked, earlier=n, stalled_attempts=0) for n in range(tries)]
-    assert verdicts == [None] * (tries - 1) + [asked]
+def test_each_failure_class_has_its_number_of_attempts(failure_class: FailureClass, tries: int) -> None:
+    original = failure(failure_class)
+    final_failures = [final_failure(original, earlier=n, stalled_attempts=0) for n in range(tries)]
+    assert final_failures == [None] * (tries - 1) + [original]
 
 
 def test_infra_failures_are_retried_without_limit_while_there_is_progress_and_three_times_otherwise() -> None:
-    asked = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="message")
-    assert final_failure(asked, earlier=1000, stalled_attempts=2) is None
-    given_up = final_failure(asked, earlier=0, stalled_attempts=3)
-    assert given_up is not None
-    assert given_up.code == "worker_crash_loop"
-    assert "worker_crashed: message" in given_up.message, "the operator needs to see the last cause"
+    original = Failure(failure_class=FailureClass.INFRA, code="worker_crashed", message="message")
+    assert final_failure(original, earlier=1000, stalled_attempts=2) is None
+    final = final_failure(original, earlier=0, stalled_attempts=3)
+    assert final is not None
+    assert final.code == "worker_crash_loop"
+    assert "worker_crashed: message" in final.message, "the operator needs to see the last cause"
 
 
 def test_a_failure_with_a_known_cause_keeps_its_code() -> None:
     full = Failure(failure_class=FailureClass.INFRA, code="disk_full", message="message")
-    given_up = final_failure(full, earlier=0, stalled_attempts=3)
-    assert given_up is not None
-    assert (given_up.failure_class, given_up.code) == (FailureClass.INFRA, "disk_full")
+    final = final_failure(full, earlier=0, stalled_attempts=3)
+    assert final is not None
+    assert (final.failure_class, final.code) == (FailureClass.INFRA, "disk_full")
 
 
 def test_delays_between_attempts_double_up_to_a_limit() -> None:

@@ -18,20 +18,20 @@ from tests.control.queue.jobs.helpers import INFRA, expire_lease, submit
 pytestmark = pytest.mark.django_db
 
 
-def take() -> Claim:
+def claim_next() -> Claim:
     claim = job_claim_next(worker="worker")
     assert claim is not None
     return claim
 
 
-def work(claim: Claim, seconds: float) -> None:
-    """Ends the job as if this time had passed on the database's clock."""
+def finish(claim: Claim, seconds: float) -> None:
+    """Completes the job as if it had been claimed `seconds` ago."""
     Job.objects.filter(pk=claim.job_id).update(claimed_at=Now() - timedelta(seconds=seconds))
     job_succeed(claim=claim, result={})
 
 
 class Simulation:
-    """Simulates workers that are never idle while a job is due. The params of a job contain its duration."""
+    """Simulates workers that are never idle while a job is due. The duration of a job is one of its parameters."""
 
     def __init__(self, num_workers: int) -> None:
         self.free_at = [0.0] * num_workers
@@ -43,11 +43,11 @@ class Simulation:
         return [job_submit(organization=organization, kind="batch", params=params).pk for _ in range(count)]
 
     def step(self) -> float:
-        """The worker that is free first ends its job and claims the next one. Returns: the time."""
+        """Lets the worker that is free first complete its job and claim the next one. Returns: the simulated time."""
         worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
         now = self.free_at[worker]
         if done := self.running.pop(worker, None):
-            work(done, self.length(done))
+            finish(done, self.length(done))
             self.ended_at[done.job_id] = now
         if (claim := job_claim_next(worker=str(worker))) is None:
             self.free_at[worker] = float("inf")
@@ -64,7 +64,9 @@ class Simulation:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_no_organization_waits_more_than_twice_its_fair_time_behind_a_long_queue(num_workers: int) -> None:
+def test_no_organization_waits_more_than_twice_its_fair_time_although_another_has_a_long_queue(
+    num_workers: int,
+) -> None:
     simulation = Simulation(num_workers)
     simulation.submit(make_organization("greedy"), 60, 30.0)
     simulation.run_until(200.0)  # one organization has used all workers so far
@@ -72,7 +74,7 @@ def test_no_organization_waits_more_than_twice_its_fair_time_behind_a_long_queue
     simulation.run_until(1500.0 / num_workers)
 
     for jobs, seconds in others:
-        # As one of four it gets a quarter of the workers, but never more than one worker per job.
+        # One of four organizations gets a quarter of the workers' time, but a job needs at least its own duration.
         fair_seconds = max(len(jobs) * seconds * 4 / num_workers, seconds)
         waited = max(simulation.ended_at[job] for job in jobs) - 200.0
         assert waited <= 2 * fair_seconds, (
@@ -80,35 +82,35 @@ def test_no_organization_waits_more_than_twice_its_fair_time_behind_a_long_queue
         )
 
 
-def test_equal_backlogs_get_equal_time_not_equal_counts() -> None:
+def test_organizations_with_equal_backlogs_get_equal_time_however_long_their_jobs_are() -> None:
     simulation = Simulation(1)
     long, short = make_organization("long"), make_organization("short")
-    of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
-    of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
+    owner_of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
+    owner_of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
     simulation.run_until(960.0)
 
-    done = Counter(of[job] for job in simulation.ended_at)
+    done = Counter(owner_of[job] for job in simulation.ended_at)
     assert abs(done["long"] * 60 - done["short"] * 10) <= 60
 
 
-def test_idle_time_gives_no_credit() -> None:
-    busy, back = make_organization(), make_organization()
-    submit(organization=back)
-    work(take(), 1.0)
+def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
+    busy, returning = make_organization(), make_organization()
+    submit(organization=returning)
+    finish(claim_next(), 1.0)
     for _ in range(20):
         submit(organization=busy)
     for _ in range(10):
-        work(take(), 100.0)
+        finish(claim_next(), 100.0)
     for _ in range(10):
-        submit(organization=back)
+        submit(organization=returning)
 
-    turns = [take() for _ in range(1)]
-    work(turns[0], 100.0)
+    turns = [claim_next() for _ in range(1)]
+    finish(turns[0], 100.0)
     for _ in range(5):
-        turns.append(take())
-        work(turns[-1], 100.0)
+        turns.append(claim_next())
+        finish(turns[-1], 100.0)
 
-    assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, back.pk: 3}
+    assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, returning.pk: 3}
 
 
 def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
@@ -116,7 +118,7 @@ def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
     for organization in (first, first, first, second, second):
         submit(organization=organization)
 
-    owners = [take().organization_id for _ in range(4)]
+    owners = [claim_next().organization_id for _ in range(4)]
 
     assert Counter(owners) == {first.pk: 2, second.pk: 2}
 
@@ -124,7 +126,7 @@ def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
 @pytest.mark.parametrize("ending", ["fail", "release", "lease"])
 def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
     job = submit()
-    claim = take()
+    claim = claim_next()
     Job.objects.filter(pk=job.pk).update(claimed_at=Now() - timedelta(seconds=50))
     match ending:
         case "fail":
@@ -133,7 +135,7 @@ def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
             job_release(claim=claim)
         case "lease":
             expire_lease(job)
-            take()
+            claim_next()
     assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60
 
 
@@ -143,20 +145,20 @@ def test_jobs_of_later_stages_and_older_jobs_are_claimed_first() -> None:
     evaluation = submit(organization=organization, kind="evaluation")
     training = submit(organization=organization, kind="training")
 
-    order = [take().job_id for _ in range(4)]
+    order = [claim_next().job_id for _ in range(4)]
 
     assert order == [evaluation.pk, training.pk, *(batch.pk for batch in batches)]
 
 
-def test_a_cancelled_job_is_ended_first_even_over_its_quota() -> None:
+def test_a_cancelled_job_is_claimed_first_even_at_the_limit_of_running_jobs() -> None:
     organization = make_organization()
     Limits.objects.create(organization=organization, running_jobs=1)
     submit(organization=organization)
     cancelled = submit(organization=organization)
-    take()
+    claim_next()
     job_cancel(job=cancelled)
 
-    assert take().job_id == cancelled.pk
+    assert claim_next().job_id == cancelled.pk
 
 
 def test_an_organization_at_its_limit_of_running_jobs_does_not_block_others() -> None:
@@ -165,12 +167,12 @@ def test_an_organization_at_its_limit_of_running_jobs_does_not_block_others() ->
     for organization in (limited, limited, other):
         submit(organization=organization)
 
-    claims = [take(), take()]
+    claims = [claim_next(), claim_next()]
 
     assert Counter(claim.organization_id for claim in claims) == {limited.pk: 1, other.pk: 1}
     assert next_job() is None
-    work(next(claim for claim in claims if claim.organization_id == limited.pk), 1.0)
-    assert take().organization_id == limited.pk
+    finish(next(claim for claim in claims if claim.organization_id == limited.pk), 1.0)
+    assert claim_next().organization_id == limited.pk
 
 
 def test_an_abandoned_job_is_claimed_again_even_at_the_limit_of_running_jobs() -> None:
@@ -178,8 +180,8 @@ def test_an_abandoned_job_is_claimed_again_even_at_the_limit_of_running_jobs() -
     Limits.objects.create(organization=organization, running_jobs=1)
     job = submit(organization=organization)
     submit(organization=organization)
-    take()
+    claim_next()
     expire_lease(job)
 
-    assert take().job_id == job.pk
+    assert claim_next().job_id == job.pk
     assert next_job() is None

@@ -1,4 +1,4 @@
-"""A state machine test of jobs: workers claim, die and resume late, and customers cancel, in any order."""
+"""A state machine test of jobs: workers claim jobs, die or continue too late, and customers cancel, in any order."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from control.queue.jobs.services import (
 from control.queue.jobs.shards import ShardRows, job_blame_shards, job_commit_shard
 from control.queue.jobs.state import LEGAL_MOVES, TERMINAL, Claim, LeaseLost
 from tests.control.factories import make_organization
-from tests.control.queue.jobs.helpers import add_shards, end_pause, expire_lease, submit
+from tests.control.queue.jobs.helpers import add_shards, end_backoff, expire_lease, submit
 from workers.contracts import FailureClass
 
 NUM_ROWS = 12
@@ -38,7 +38,10 @@ def _pause(*, claim: Claim) -> None:
 
 
 class JobMachine(RuleBasedStateMachine):
-    """`claims` holds every claim ever made: holders of stale ones keep trying to write."""
+    """`claims` contains all claims, because workers with outdated claims keep trying to write.
+
+    `winners` maps the number of each committed shard to its storage key.
+    """
 
     organization: Any = None  # set by the test, which has the database
 
@@ -48,25 +51,25 @@ class JobMachine(RuleBasedStateMachine):
         add_shards(self.job, 4, 4, 4)
         self.claims: list[Claim] = []
         self.winners: dict[int, str] = {}
-        self.seen = Job.Status.QUEUED
+        self.last_status = Job.Status.QUEUED
         self.fence = 0
 
     def row(self) -> Job:
         return Job.objects.get(pk=self.job.pk)
 
-    def holds(self, claim: Claim) -> bool:
+    def is_current(self, claim: Claim) -> bool:
         row = self.row()
         return row.status == Job.Status.RUNNING and row.fence == claim.fence
 
     def attempt(self, claim: Claim, write: Any) -> Any:
-        """Writes with the claim, which must fail exactly if the claim is stale."""
-        held = self.holds(claim)
+        """Writes with the claim, which must fail if and only if the claim is outdated."""
+        is_current_claim = self.is_current(claim)
         try:
             done = write()
         except LeaseLost:
-            assert not held, "the holder was refused"
+            assert not is_current_claim, "the current claim was refused"
             return None
-        assert held, "a stale claim has written"
+        assert is_current_claim, "an outdated claim was accepted"
         return done
 
     @rule(worker=st.sampled_from(["a", "b"]))
@@ -82,7 +85,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule()
     def pause_ends(self) -> None:
-        end_pause(self.job)
+        end_backoff(self.job)
 
     @rule()
     def cancel(self) -> None:
@@ -108,8 +111,10 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
         claim = data.draw(st.sampled_from(self.claims))
-        hand = data.draw(st.lists(st.sampled_from([shard.shard_no for shard in self.shards()]), min_size=1, max_size=2))
-        self.attempt(claim, lambda: job_blame_shards(claim=claim, shard_nos=hand))
+        shard_nos = data.draw(
+            st.lists(st.sampled_from([shard.shard_no for shard in self.shards()]), min_size=1, max_size=2)
+        )
+        self.attempt(claim, lambda: job_blame_shards(claim=claim, shard_nos=shard_nos))
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), failure_class=_FAILURES)
@@ -120,17 +125,17 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), end=st.sampled_from([job_release, job_end_cancelled, _pause]))
-    def leave(self, data: st.DataObject, end: Any) -> None:
+    def end_attempt(self, data: st.DataObject, end: Any) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         self.attempt(claim, lambda: end(claim=claim))
 
     @rule()
-    def set_aside(self) -> None:
+    def pause_on_request(self) -> None:
         row = self.row()
-        may = row.status not in TERMINAL and row.cancel_requested_at is None
-        assert job_pause_on_request(job=self.job, why={"code": "asked"}) == may
+        is_allowed = row.status not in TERMINAL and row.cancel_requested_at is None
+        assert job_pause_on_request(job=self.job, why={"code": "requested"}) == is_allowed
 
-    @rule(code=st.sampled_from(["cap", "asked"]))
+    @rule(code=st.sampled_from(["cap", "requested"]))
     def resume(self, code: str) -> None:
         paused = self.row().paused
         assert job_resume(job=self.job, code=code) == (paused is not None and paused["code"] == code)
@@ -148,11 +153,13 @@ class JobMachine(RuleBasedStateMachine):
     def transitions_are_legal_fences_grow_and_only_running_jobs_have_a_lease(self) -> None:
         row = self.row()
         status = Job.Status(row.status)
-        if status != self.seen:
-            reachable = LEGAL_MOVES[self.seen] | {later for to in LEGAL_MOVES[self.seen] for later in LEGAL_MOVES[to]}
+        if status != self.last_status:
+            reachable = LEGAL_MOVES[self.last_status] | {
+                later for to in LEGAL_MOVES[self.last_status] for later in LEGAL_MOVES[to]
+            }
             assert status in reachable
-            assert self.seen not in TERMINAL
-        self.seen = status
+            assert self.last_status not in TERMINAL
+        self.last_status = status
         assert row.fence >= self.fence
         assert row.fence == row.attempt == len(self.claims)
         self.fence = row.fence
@@ -175,9 +182,7 @@ class JobMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(
-    "num_runs", [100, pytest.param(2_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("num_runs", [100, pytest.param(2_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 def test_no_order_of_events_breaks_the_job_table(num_runs: int) -> None:
     assert connections["default"].in_atomic_block, "all runs are rolled back together"
     JobMachine.organization = make_organization()

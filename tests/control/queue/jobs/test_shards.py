@@ -1,4 +1,7 @@
-"""Commits of shards, and the search for a row that crashes its worker."""
+"""Commits of shards, and the search for poison rows, which crash the worker that computes them.
+
+Shards in progress at a crash are run one at a time afterwards. A shard that crashes its worker repeatedly is halved.
+"""
 
 import pytest
 
@@ -19,31 +22,33 @@ def ranges(job: Job) -> list[tuple[int, int]]:
 
 
 def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[int], int]:
-    """Simulates a worker that crashes at poison rows. Returns: the rows found, and the longest stall."""
-    convicted, stalled = set[int](), 0
+    """Simulates a worker that crashes at poison rows. Returns: the found rows, the maximum of `stalled_attempts`."""
+    found, most_stalled = set[int](), 0
     for _ in range(limit):
-        hand = next_shards(list(shards_open(job.pk)))
-        if not hand:
-            return convicted, stalled
-        held = claim(job)
-        stalled = max(stalled, Job.objects.get(pk=job.pk).stalled_attempts)
+        next_open = next_shards(list(shards_open(job.pk)))
+        if not next_open:
+            return found, most_stalled
+        current_claim = claim(job)
+        most_stalled = max(most_stalled, Job.objects.get(pk=job.pk).stalled_attempts)
         crashed = False
-        for shard in hand:
+        for shard in next_open:
             rows = set(range(shard.row_from, shard.row_to))
-            if crashed := bool(rows & (poison - convicted)):
+            if crashed := bool(rows & (poison - found)):
                 break
-            commit(held, shard.shard_no)
+            commit(current_claim, shard.shard_no)
         if crashed:
-            still_open = [shard.shard_no for shard in shards_open(job.pk) if shard in hand]
-            if guilty := job_blame_shards(claim=held, shard_nos=still_open[:16]):
-                convicted.add(guilty.row_from)
-                commit(held, guilty.shard_no)
+            still_open = [shard.shard_no for shard in shards_open(job.pk) if shard in next_open]
+            if poison_shard := job_blame_shards(claim=current_claim, shard_nos=still_open[:16]):
+                found.add(poison_shard.row_from)
+                commit(current_claim, poison_shard.shard_no)
         expire_lease(job)
     raise AssertionError(f"not done after {limit} attempts: {ranges(job)}")
 
 
-def commit(held: Claim, shard_no: int) -> bool:
-    return job_commit_shard(claim=held, shard_no=shard_no, storage_key=f"{shard_no}.{held.fence}", rows=ROWS)
+def commit(current_claim: Claim, shard_no: int) -> bool:
+    return job_commit_shard(
+        claim=current_claim, shard_no=shard_no, storage_key=f"{shard_no}.{current_claim.fence}", rows=ROWS
+    )
 
 
 def test_a_shard_is_committed_only_once() -> None:
@@ -60,8 +65,8 @@ def test_a_shard_is_committed_only_once() -> None:
 def test_a_repeated_commit_writes_one_event() -> None:
     job = submit()
     add_shards(job, 4)
-    held = claim(job)
-    assert [commit(held, 0), commit(held, 0)] == [True, False]
+    current_claim = claim(job)
+    assert [commit(current_claim, 0), commit(current_claim, 0)] == [True, False]
     assert job.events.filter(type="shard_committed").count() == 1
 
 
@@ -78,21 +83,21 @@ def test_a_repeated_commit_writes_one_event() -> None:
         ((4,) * 30, {3, 50, 119}),
     ],
 )
-def test_exactly_the_poison_rows_are_found(sizes: tuple[int, ...], poison: set[int]) -> None:
+def test_the_search_finds_exactly_the_poison_rows(sizes: tuple[int, ...], poison: set[int]) -> None:
     job = submit()
     add_shards(job, *sizes)
-    convicted, longest_stall = find_poison(job, poison)
-    assert convicted == poison
-    assert longest_stall <= 3, "the job would have been given up"
+    found, most_stalled = find_poison(job, poison)
+    assert found == poison
+    assert most_stalled <= 3, "the job would have been given up"
     assert not shards_open(job.pk).exists()
 
 
-def test_halving_keeps_every_row_in_one_shard() -> None:
+def test_after_halving_shards_every_row_is_in_exactly_one_shard() -> None:
     job = submit()
     add_shards(job, 5, 16, 3)
     find_poison(job, {11})
-    cover = [row for first, end in ranges(job) for row in range(first, end)]
-    assert cover == list(range(24))
+    rows = [row for first, end in ranges(job) for row in range(first, end)]
+    assert rows == list(range(24))
 
 
 def test_if_every_row_crashes_the_worker_only_a_few_are_marked_as_crashed() -> None:

@@ -1,4 +1,4 @@
-"""Requests are kept only after an opt-in and only for its hours, and can be exported as prompts."""
+"""Requests are captured only after a customer's opt-in, expire after the requested hours, and become prompts."""
 
 import datetime as dt
 import json
@@ -38,7 +38,7 @@ def body(content: str, **values: Any) -> dict[str, Any]:
     return {"model": "math", "messages": [{"role": "user", "content": content}], **values}
 
 
-def keep(deployment: Deployment, content: str, **values: Any) -> bool:
+def capture_request(deployment: Deployment, content: str, **values: Any) -> bool:
     return request_capture(deployment_id=deployment.pk, endpoint=CHAT, body=body(content, **values))
 
 
@@ -47,17 +47,17 @@ def rows_of(file_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in source]
 
 
-def test_without_an_opt_in_no_request_is_kept(client: Client, deployment: Deployment) -> None:
-    assert not keep(deployment, "secret")
+def test_without_an_opt_in_no_request_is_captured(client: Client, deployment: Deployment) -> None:
+    assert not capture_request(deployment, "secret")
 
     assert not CapturedRequest.objects.exists()
     assert client.get(f"/v1/deployments/{deployment.pk}/capture").json()["error"]["code"] == "capture_not_found"
 
 
-def test_an_opt_in_counts_kept_requests_and_an_opt_out_deletes_them(client: Client, deployment: Deployment) -> None:
+def test_captured_requests_are_counted_and_an_opt_out_deletes_them(client: Client, deployment: Deployment) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
     assert client.post(path, {"hours": 24}, content_type="application/json").json()["num_requests"] == 0
-    assert keep(deployment, "one")
+    assert capture_request(deployment, "one")
 
     shown = client.get(path).json()
     assert (shown["hours"], shown["num_requests"]) == (24, 1)
@@ -77,11 +77,11 @@ def test_hours_outside_of_one_hour_to_30_days_are_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "hours")
 
 
-def test_distinct_kept_requests_become_rows_for_the_base_model(client: Client, deployment: Deployment) -> None:
+def test_distinct_captured_requests_become_rows_for_the_base_model(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
-    keep(deployment, "one", temperature=0.5, stream=True, user="u-1", n=3)
-    keep(deployment, "two")
-    keep(deployment, "one", temperature=0.5)
+    capture_request(deployment, "one", temperature=0.5, stream=True, user="u-1", n=3)
+    capture_request(deployment, "two")
+    capture_request(deployment, "one", temperature=0.5)
 
     file = client.post(f"/v1/deployments/{deployment.pk}/capture/file").json()
 
@@ -95,7 +95,7 @@ def test_distinct_kept_requests_become_rows_for_the_base_model(client: Client, d
     assert file["purpose"] == "batch"
 
 
-def test_without_kept_requests_no_file_is_created(client: Client, deployment: Deployment) -> None:
+def test_without_captured_requests_no_file_is_created(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=1)
 
     response = client.post(f"/v1/deployments/{deployment.pk}/capture/file")
@@ -108,7 +108,7 @@ def test_an_expired_request_is_left_out_of_files_at_once_and_deleted_by_the_prun
 ) -> None:
     capture_set(deployment=deployment, hours=2)
     for content, minutes in (("old", 121), ("new", 119)):
-        keep(deployment, content)
+        capture_request(deployment, content)
         made = CapturedRequest.objects.order_by("-id").first()
         assert made is not None
         CapturedRequest.objects.filter(pk=made.pk).update(created_at=timezone.now() - dt.timedelta(minutes=minutes))
@@ -119,13 +119,13 @@ def test_an_expired_request_is_left_out_of_files_at_once_and_deleted_by_the_prun
     assert CapturedRequest.objects.count() == 1
 
 
-def test_only_the_newest_requests_are_kept_and_none_of_a_deleted_deployment(
+def test_pruning_keeps_only_the_newest_requests_and_none_of_a_deleted_deployment(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("control.serving.captures.services.MAX_REQUESTS", 2)
     capture_set(deployment=deployment, hours=2)
     for content in ("one", "two", "three"):
-        keep(deployment, content)
+        capture_request(deployment, content)
     captures_prune()
     kept = CapturedRequest.objects.order_by("id")
     assert [request.body["messages"][0]["content"] for request in kept] == ["two", "three"]
@@ -147,18 +147,18 @@ def test_a_request_that_arrives_during_the_opt_out_is_deleted_too(deployment: De
     assert not CapturedRequest.objects.exists()
 
 
-def test_very_long_requests_are_not_kept(deployment: Deployment) -> None:
+def test_very_long_requests_are_not_captured(deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=2)
 
-    assert not keep(deployment, "x" * MAX_BODY_BYTES)
+    assert not capture_request(deployment, "x" * MAX_BODY_BYTES)
 
 
-def test_training_continues_from_a_speculator_with_captured_traffic(
+def test_a_pipeline_continues_training_a_speculator_with_captured_requests(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     capture_set(deployment=deployment, hours=24)
     for number in range(20):
-        keep(deployment, f"question {number}")
+        capture_request(deployment, f"question {number}")
     earlier = Speculator.objects.create(
         organization=organization, base_model=deployment.base_model, name="math", kind="medusa", status="ready",
         target_revision=deployment.base_model.revision, storage_prefix="s",

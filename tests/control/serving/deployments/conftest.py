@@ -14,7 +14,7 @@ TIMINGS = SupervisorTimings(probe_seconds=0.02, startup_seconds=10.0, hang_secon
 
 
 @pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the back-off after a crash to 0, so that the next launch follows at once."""
     monkeypatch.setattr("control.serving.deployments.observations.backoff_seconds", lambda num_crashes: 0.0)
 

@@ -1,10 +1,19 @@
-"""Stands in for `python -m engine.server`: same arguments, same routes, no model. Standard library only.
+"""A fake of `python -m engine.server` with the same arguments and routes, but without a model.
 
-A file `behaviour` in the model folder selects how the process behaves: `serve` (default), `crash` (ends at once),
-`mute` (never healthy), `stubborn` (ignores SIGTERM). The content of the last message selects how a request ends: `die`
-(the process ends after two and a half events), `die at once`, `hang up` (closes the connection before the first event),
-`refuse` (an error of the engine), `linger` (streams until the caller disconnects, then writes a file in the model
-folder).
+It uses only the standard library, so that it starts quickly.
+
+The file `behaviour` in the model folder says how the process behaves:
+    serve (the default)
+    crash       ends at once
+    mute        never becomes healthy
+    stubborn    ignores SIGTERM
+
+The content of the last message says how a request ends:
+    die         the process ends after two and a half events
+    die at once the process ends before the first event
+    hang up     the connection is closed before the first event
+    refuse      the engine refuses the request with an error
+    linger      the stream stays open until the caller disconnects; then the file `hung_up` appears in the model folder
 """
 
 import argparse
@@ -32,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
-    num_reads = 0  # reads of /metrics, which reports them as the number of requests
+    num_reads = 0  # the number of reads of /metrics, which is also the number of requests that /metrics reports
 
     def do_GET(self) -> None:
         if not self._authorized():
@@ -42,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             text = f"vllm:e2e_request_latency_seconds_count {Handler.num_reads}\n"
             self._send(200, "text/plain; version=0.0.4", text.encode())
             return
-        healthy = self.path == "/health" and self.behaviour != "mute"
-        self._answer(200 if healthy else 503, {"status": "ok" if healthy else "starting"})
+        is_healthy = self.path == "/health" and self.behaviour != "mute"
+        self._send_json(200 if is_healthy else 503, {"status": "ok" if is_healthy else "starting"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -54,17 +63,17 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(1)
         if content == "refuse":
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
-            self._answer(400, {"error": error})
+            self._send_json(400, {"error": error})
         elif body.get("stream"):
             self._stream(content, body.get("stream_options") or {})
         else:
             if content == "linger":
                 self._linger()
-            answer = {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()}
-            self._answer(200, answer | {"usage": usage(2)})
+            body_sent = {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()}
+            self._send_json(200, body_sent | {"usage": usage(2)})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:
-        """Sends two events, with usage as in the engine's own server if the request asks for it."""
+        """Sends two events. They have usage if the request's options say so, as in the engine's own server."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -102,10 +111,10 @@ class Handler(BaseHTTPRequestHandler):
     def _authorized(self) -> bool:
         if self.headers.get("Authorization") == f"Bearer {TOKEN}":
             return True
-        self._answer(401, {"error": {"message": "no", "type": "authentication_error", "param": None, "code": None}})
+        self._send_json(401, {"error": {"message": "no", "type": "authentication_error", "param": None, "code": None}})
         return False
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
+    def _send_json(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(body).encode())
 
     def _send(self, status: int, content_type: str, content: bytes) -> None:

@@ -55,7 +55,7 @@ def make_deployment(
 
 
 def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds: float = 15.0) -> None:
-    """Ticks like the command, only faster. Fails if the condition does not become true."""
+    """Calls `tick` as the command `supervise_deployments` does, until the condition is true. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""/v1/adapters, and deployments that serve them."""
+"""The routes of /v1/adapters, and deployments that serve adapters."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.models.adapters.support import make_adapter_files
 from tests.control.serving.deployments.support import State, make_served_model, tick_until_state
-from tests.control.serving.deployments.test_supervisor import ask
+from tests.control.serving.deployments.test_supervisor import send_request
 
 
 def register(client: Client, organization: Organization, *, status: int = 201, model: str = "m", **values: Any) -> Any:
@@ -106,7 +106,7 @@ def test_an_engine_is_started_with_the_adapters_of_its_deployment(
 
     tick_until_state(supervisor, deployment, State.READY)
 
-    (named,) = ask(deployment).json()["options"]["adapter"]
-    name, _, folder = named.partition("=")
+    (adapter_option,) = send_request(deployment).json()["options"]["adapter"]
+    name, _, folder = adapter_option.partition("=")
     assert name == "support:tone"
     assert sorted(path.name for path in Path(folder).iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]

@@ -11,8 +11,8 @@ from tests.control.serving.deployments.support import make_deployment, make_spec
 
 
 def create(client: Client, **body: object) -> tuple[int, dict[str, object]]:
-    answer = client.post("/v1/deployments", body, content_type="application/json")
-    return answer.status_code, answer.json()
+    response = client.post("/v1/deployments", body, content_type="application/json")
+    return response.status_code, response.json()
 
 
 def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organization: Organization) -> None:
@@ -74,7 +74,7 @@ def test_an_unknown_model_is_not_found(client: Client) -> None:
         ({"status": Speculator.Status.TRAINING}, "speculator_not_ready"),
     ],
 )
-def test_a_speculator_that_does_not_fit_or_is_not_ready_is_refused(
+def test_a_speculator_for_other_weights_or_in_training_is_refused(
     client: Client, organization: Organization, values: dict[str, object], code: str
 ) -> None:
     model = make_base_model()
@@ -89,23 +89,23 @@ def test_a_speculator_that_does_not_fit_or_is_not_ready_is_refused(
 @pytest.mark.parametrize(
     ("method", "suffix"), [("get", ""), ("patch", ""), ("delete", ""), ("post", "/start"), ("post", "/stop")]
 )
-def test_another_organizations_deployment_does_not_exist(
+def test_another_organizations_deployment_is_not_found(
     client: Client, other_organization: Organization, method: str, suffix: str
 ) -> None:
     foreign = make_deployment(make_base_model(), other_organization)
     before = Deployment.objects.values().get()
 
-    answer = client.generic(
+    response = client.generic(
         method.upper(), f"/v1/deployments/{foreign.pk}{suffix}", '{"speculator_id": null}', "application/json"
     )
 
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "deployment_not_found"
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "deployment_not_found"
     assert Deployment.objects.values().get() == before
     assert client.get("/v1/deployments").json()["data"] == []
 
 
-def test_another_organizations_model_and_speculator_do_not_exist(
+def test_another_organizations_model_and_speculator_are_not_found(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     foreign_model = make_base_model(organization=other_organization)
@@ -168,7 +168,7 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(db: None, organ
 
 
 @pytest.mark.parametrize("error", [{"code": "crashed", "exit_code": 1}, "crashed", []])
-def test_an_error_that_an_older_version_stored_is_shown_as_it_is(
+def test_an_error_of_an_unknown_shape_is_returned_unchanged(
     client: Client, organization: Organization, error: object
 ) -> None:
     deployment = make_deployment(make_base_model(), organization)
@@ -178,7 +178,7 @@ def test_an_error_that_an_older_version_stored_is_shown_as_it_is(
     assert client.get("/v1/deployments").json()["data"][0]["error"] == error
 
 
-def test_an_update_must_change_something(client: Client, organization: Organization) -> None:
+def test_an_update_without_values_is_refused(client: Client, organization: Organization) -> None:
     deployment = make_deployment(make_base_model(), organization)
 
     response = client.patch(f"/v1/deployments/{deployment.pk}", {}, content_type="application/json")

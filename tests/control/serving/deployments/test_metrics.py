@@ -1,4 +1,4 @@
-"""Metrics of endpoints over time: differences between samples of their engines' counters."""
+"""Metrics of endpoints over time, computed as differences between samples of the engines' counters."""
 
 import datetime as dt
 from pathlib import Path
@@ -52,9 +52,9 @@ def sample(deployment: Deployment, at: dt.datetime, **counters: float) -> None:
 
 
 def metrics(client: Client, deployment: Deployment, query: str = "") -> list[dict[str, Any]]:
-    answer = client.get(f"/v1/deployments/{deployment.pk}/metrics?{query}")
-    assert answer.status_code == 200, answer.content
-    data: list[dict[str, Any]] = answer.json()["data"]
+    response = client.get(f"/v1/deployments/{deployment.pk}/metrics?{query}")
+    assert response.status_code == 200, response.content
+    data: list[dict[str, Any]] = response.json()["data"]
     return data
 
 

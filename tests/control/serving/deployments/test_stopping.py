@@ -1,4 +1,4 @@
-"""Endpoints when their supervisor is stopped."""
+"""What a stopped supervisor does with its endpoints depends on its option `drains`."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.control.serving.deployments.support import (
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("drains", [True, False])
-def test_endpoints_go_on_serving_unless_the_supervisor_drains(settings: Settings, tmp_path: Path, drains: bool) -> None:
+def test_engines_survive_their_supervisor_unless_it_drains(settings: Settings, tmp_path: Path, drains: bool) -> None:
     settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS, drains=drains)

@@ -1,4 +1,4 @@
-"""A real supervisor with real processes, in which a fake engine runs."""
+"""A real supervisor with real processes, each of which runs a fake engine."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ from tests.control.serving.deployments.support import (
 )
 
 
-def ask(deployment: Deployment) -> httpx2.Response:
+def send_request(deployment: Deployment) -> httpx2.Response:
     deployment.refresh_from_db()
     return httpx2.post(
         f"http://127.0.0.1:{deployment.port}/v1/completions",
@@ -50,7 +50,7 @@ def test_an_endpoint_is_ready_once_its_engine_is_healthy(supervisor: Supervisor,
 
     assert deployment.healthy_at is not None
     assert deployment.error is None
-    options = ask(deployment).json()["options"]
+    options = send_request(deployment).json()["options"]
     assert (options["model_name"], options["model_dir"]) == ("quick", str(tmp_path / "model"))
     assert options["drafter"] is None
 
@@ -83,12 +83,12 @@ def test_the_engine_gets_the_speculator_from_storage(supervisor: Supervisor, tmp
 
     tick_until_state(supervisor, deployment, State.READY)
 
-    options = ask(deployment).json()["options"]
+    options = send_request(deployment).json()["options"]
     assert options["drafter"] == "medusa+suffix"
     assert Path(options["speculator_dir"], "config.json").read_text() == "{}"
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.usefixtures("no_backoff")
 def test_a_speculator_missing_from_storage_fails_the_deployment(supervisor: Supervisor, tmp_path: Path) -> None:
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
@@ -100,7 +100,7 @@ def test_a_speculator_missing_from_storage_fails_the_deployment(supervisor: Supe
     assert "could not be read from storage" in deployment.error["message"]
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.usefixtures("no_backoff")
 def test_unreachable_storage_counts_as_a_crash(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,9 +118,7 @@ def test_unreachable_storage_counts_as_a_crash(
     assert "could not be read from storage" in deployment.error["message"]
 
 
-def test_an_engine_that_dies_is_noticed_within_two_seconds_and_started_again(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_a_dead_engine_is_noticed_within_two_seconds_and_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     first = identity_of(deployment)
@@ -134,7 +132,7 @@ def test_an_engine_that_dies_is_noticed_within_two_seconds_and_started_again(
     assert noticed < 2.0
     assert len(deployment.crashes) == 1
     assert identity_of(deployment) != first
-    assert ask(deployment).status_code == 200
+    assert send_request(deployment).status_code == 200
 
 
 def test_the_delay_after_a_crash_doubles_up_to_a_minute() -> None:
@@ -155,7 +153,7 @@ def test_a_crashed_engine_is_not_restarted_during_its_back_off(supervisor: Super
     assert "out of luck" in log_path(supervisor.config, deployment.pk).read_text()
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.usefixtures("no_backoff")
 def test_five_crashes_in_a_row_are_a_crash_loop(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
 
@@ -170,7 +168,7 @@ def test_five_crashes_in_a_row_are_a_crash_loop(supervisor: Supervisor, tmp_path
     assert deployment.error["code"] == "crash_loop"
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.usefixtures("no_backoff")
 def test_starting_a_failed_deployment_clears_its_crashes(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
     tick_until_state(supervisor, deployment, State.FAILED)
@@ -245,7 +243,7 @@ def test_a_change_of_the_speculator_restarts_the_engine_and_is_not_a_crash(
 
     assert not first.is_alive()
     assert deployment.crashes == []
-    assert ask(deployment).json()["options"]["drafter"] == "medusa+suffix"
+    assert send_request(deployment).json()["options"]["drafter"] == "medusa+suffix"
 
 
 def test_the_next_supervisor_adopts_the_engines_of_the_previous_one(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_the_next_supervisor_adopts_the_engines_of_the_previous_one(supervisor: 
     process = identity_of(deployment)
     supervisor.stop()
     assert process.is_alive()
-    assert ask(deployment).status_code == 200
+    assert send_request(deployment).status_code == 200
 
     successor = Supervisor(supervisor.config, timings=TIMINGS)
     successor.kill_strays()
@@ -285,7 +283,7 @@ def test_a_process_that_reuses_a_recorded_pid_is_not_adopted(supervisor: Supervi
 
 
 def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
-    """A supervisor that dies after it starts a process and before it records it leaves such a process."""
+    """A supervisor leaves such a process if it dies between the start of the process and the update of the row."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
@@ -302,10 +300,10 @@ def test_an_observation_of_an_outdated_desired_state_changes_nothing(supervisor:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
-    seen_before = Deployment.objects.get()
+    outdated = Deployment.objects.get()
     deployment_stop(deployment=deployment)
 
-    supervisor._crashed(seen_before, "engine_exited", "late")
+    supervisor._crashed(outdated, "engine_exited", "late")
 
     deployment.refresh_from_db()
     assert (deployment.state, deployment.crashes) == (State.STOPPING, [])
@@ -322,7 +320,7 @@ def test_the_engine_gets_the_device_and_kernel_settings_of_jobs(
 
     environment = Path(f"/proc/{identity_of(deployment).pid}/environ").read_text()
 
-    assert ask(deployment).json()["options"]["device"] == "cpu"
+    assert send_request(deployment).json()["options"]["device"] == "cpu"
     assert "SLIPSTREAM_CPU_KERNELS=off" in environment
 
 

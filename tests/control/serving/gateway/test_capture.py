@@ -1,4 +1,4 @@
-"""Requests through the gateway are kept only for deployments with an opt-in."""
+"""Requests through the gateway are captured only for deployments whose owner has opted in."""
 
 import time
 
@@ -9,18 +9,18 @@ from control.serving.captures.services import capture_set
 from control.serving.deployments.models import Deployment
 
 
-def ask(base_url: str, token: str, content: str) -> int:
+def send_chat(base_url: str, token: str, content: str) -> int:
     body = {"model": "fast", "messages": [{"role": "user", "content": content}], "temperature": 0.5}
     headers = {"Authorization": f"Bearer {token}"}
-    answer = httpx2.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False)
-    return int(answer.status_code)
+    response = httpx2.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False)
+    return int(response.status_code)
 
 
-def test_requests_are_kept_from_the_opt_in_on(base_url: str, token: str, deployment: Deployment) -> None:
-    assert ask(base_url, token, "before") == 200
+def test_requests_are_captured_only_after_the_opt_in(base_url: str, token: str, deployment: Deployment) -> None:
+    assert send_chat(base_url, token, "before") == 200
     capture_set(deployment=deployment, hours=1)
 
-    assert ask(base_url, token, "after") == 200
+    assert send_chat(base_url, token, "after") == 200
 
     deadline = time.monotonic() + 10
     while not (kept := list(CapturedRequest.objects.all())):  # the row is written after the answer has been sent

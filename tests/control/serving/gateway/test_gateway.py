@@ -25,7 +25,7 @@ def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_revoked_key_no_longer_opens_an_endpoint(client: httpx2.Client, caller: Organization) -> None:
+def test_a_revoked_key_can_no_longer_use_an_endpoint(client: httpx2.Client, caller: Organization) -> None:
     assert post(client, chat("hello")).status_code == 200
 
     api_key_revoke(key=ApiKey.objects.get(organization=caller))
@@ -41,9 +41,9 @@ def post(client: httpx2.Client, body: object, path: str = "/chat/completions") -
     return client.post(path, json=body)
 
 
-def events_of(answer: httpx2.Response) -> list[str]:
-    assert answer.text.endswith("\n\n")
-    return [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+def events_of(response: httpx2.Response) -> list[str]:
+    assert response.text.endswith("\n\n")
+    return [event.removeprefix("data: ") for event in response.text.removesuffix("\n\n").split("\n\n")]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -55,48 +55,48 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
-def test_a_request_reaches_the_engine_as_it_was_sent(client: httpx2.Client, path: str) -> None:
+def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path: str) -> None:
     body = chat("hello", temperature=0.5, prompt="hello", a_parameter_of_tomorrow=[1, 2])
 
-    answer = post(client, body, path)
+    response = post(client, body, path)
 
-    assert answer.status_code == 200
-    assert answer.json()["echo"] == body
-    assert answer.json()["path"] == f"/v1{path}"
-    assert answer.headers["x-request-id"]
+    assert response.status_code == 200
+    assert response.json()["echo"] == body
+    assert response.json()["path"] == f"/v1{path}"
+    assert response.headers["x-request-id"]
 
 
 @pytest.mark.usefixtures("deployment")
 def test_a_stream_is_passed_on_completely(client: httpx2.Client) -> None:
-    answer = post(client, chat("hello", stream=True))
+    response = post(client, chat("hello", stream=True))
 
-    assert answer.headers["content-type"] == "text/event-stream"
-    events = events_of(answer)
+    assert response.headers["content-type"] == "text/event-stream"
+    events = events_of(response)
     assert [json.loads(event)["choices"][0]["delta"]["content"] for event in events[:-1]] == ["token0 ", "token1 "]
     assert events[-1] == "[DONE]"
 
 
 @pytest.mark.usefixtures("deployment")
 def test_events_are_passed_on_as_soon_as_they_are_generated(client: httpx2.Client) -> None:
-    """`linger` sends two events and then waits for this caller: if they were buffered, the read would never return."""
-    with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as answer:
-        first = next(answer.iter_text())
+    """For `linger` the engine sends two events and then waits. If they were buffered, the read would never return."""
+    with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as response:
+        first = next(response.iter_text())
 
     assert "token0" in first
 
 
 @pytest.mark.usefixtures("deployment")
 def test_a_stream_whose_engine_dies_ends_with_an_error_and_without_done(client: httpx2.Client) -> None:
-    answer = post(client, chat("die", stream=True))
+    response = post(client, chat("die", stream=True))
 
-    events = [json.loads(event) for event in events_of(answer)]  # whole events only: half an event would not parse
+    events = [json.loads(event) for event in events_of(response)]  # whole events only: half an event would not parse
     assert len(events) == 3
     assert events[2]["error"]["code"] == "upstream_terminated"
     assert set(events[2]["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.usefixtures("deployment")
-def test_openais_client_raises_when_the_engine_dies_in_mid_stream(base_url: str, token: str) -> None:
+def test_openais_client_raises_an_error_if_the_engine_dies_during_a_stream(base_url: str, token: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key=token) as client:
         stream = client.chat.completions.create(
             model="fast", messages=[{"role": "user", "content": "die"}], stream=True
@@ -111,13 +111,13 @@ def test_openais_client_raises_when_the_engine_dies_in_mid_stream(base_url: str,
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize(("content", "stream"), [("die at once", False), ("die at once", True), ("hang up", True)])
-def test_an_engine_that_fails_before_its_answer_is_a_bad_gateway(
+def test_an_engine_that_fails_before_its_answer_causes_status_502(
     client: httpx2.Client, content: str, stream: bool
 ) -> None:
-    answer = post(client, chat(content, stream=stream))
+    response = post(client, chat(content, stream=stream))
 
-    assert answer.status_code == 502
-    assert answer.json()["error"]["code"] == "upstream_unavailable"
+    assert response.status_code == 502
+    assert response.json()["error"]["code"] == "upstream_unavailable"
 
 
 @pytest.mark.usefixtures("deployment")
@@ -135,10 +135,10 @@ def test_a_locked_database_does_not_hide_that_the_engine_failed(
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_of_the_engine_are_passed_on(client: httpx2.Client, stream: bool) -> None:
-    answer = post(client, chat("refuse", stream=stream))
+    response = post(client, chat("refuse", stream=stream))
 
-    assert answer.status_code == 400
-    assert answer.json() == {
+    assert response.status_code == 400
+    assert response.json() == {
         "error": {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
     }
 
@@ -155,7 +155,9 @@ def test_the_engine_stops_working_when_the_caller_disconnects(
 
 
 @pytest.mark.usefixtures("deployment")
-def test_another_organizations_deployment_is_answered_like_an_unknown_one(client: httpx2.Client) -> None:
+def test_requests_for_another_organizations_deployment_and_an_unknown_one_get_the_same_error(
+    client: httpx2.Client,
+) -> None:
     make_deployment(make_base_model(), make_organization(), "theirs")
 
     foreign, unknown = post(client, chat("hello", model="theirs")), post(client, chat("hello", model="nobodys"))
@@ -172,16 +174,16 @@ def test_organizations_with_equal_endpoint_names_reach_their_own_endpoint(
     make_deployment(make_base_model(), other, deployment.name)
     headers = {"Authorization": f"Bearer {make_key(other)[1]}"}
 
-    answer = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)
+    response = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)
 
-    assert answer.status_code == 503  # the other organization's endpoint is still starting
+    assert response.status_code == 503  # the other organization's endpoint is still starting
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk_live_wrong"}, {"Authorization": "Basic eA=="}])
-def test_without_a_key_the_answer_reveals_nothing(base_url: str, headers: dict[str, str]) -> None:
-    answer = httpx2.post(f"{base_url}/chat/completions", content=b"not json", headers=headers, trust_env=False)
+def test_a_request_without_a_valid_key_is_refused_whatever_its_body(base_url: str, headers: dict[str, str]) -> None:
+    response = httpx2.post(f"{base_url}/chat/completions", content=b"not json", headers=headers, trust_env=False)
 
-    assert answer.status_code == 401
+    assert response.status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -197,43 +199,43 @@ def test_without_a_key_the_answer_reveals_nothing(base_url: str, headers: dict[s
     ],
 )
 def test_the_error_of_a_malformed_body_gives_the_reason(client: httpx2.Client, body: bytes, code: str) -> None:
-    answer = client.post("/chat/completions", content=body)
+    response = client.post("/chat/completions", content=body)
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
 def test_a_body_that_is_too_large_is_refused(client: httpx2.Client) -> None:
-    answer = client.post("/chat/completions", content=b" " * (9 * 1024 * 1024))
+    response = client.post("/chat/completions", content=b" " * (9 * 1024 * 1024))
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
 
 
 def test_only_post_is_allowed(client: httpx2.Client) -> None:
-    answer = client.get("/chat/completions")
+    response = client.get("/chat/completions")
 
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-def test_a_starting_deployment_answers_that_a_retry_helps(client: httpx2.Client, caller: Organization) -> None:
+def test_the_error_for_a_starting_deployment_says_when_to_retry(client: httpx2.Client, caller: Organization) -> None:
     make_deployment(make_base_model(), caller, "fast")
 
-    answer = post(client, chat("hello"))
+    response = post(client, chat("hello"))
 
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert answer.json()["error"]["code"] == "deployment_not_ready"
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert response.json()["error"]["code"] == "deployment_not_ready"
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.FAILED])
-def test_a_stopped_or_failed_deployment_answers_that_a_retry_does_not_help(
+def test_the_error_for_a_stopped_or_failed_deployment_says_not_to_retry(
     client: httpx2.Client, caller: Organization, state: Deployment.State
 ) -> None:
     make_deployment(make_base_model(), caller, "fast")
     Deployment.objects.update(state=state)
 
-    answer = post(client, chat("hello"))
+    response = post(client, chat("hello"))
 
-    assert answer.json()["error"]["code"] == f"deployment_{state}"
-    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+    assert response.json()["error"]["code"] == f"deployment_{state}"
+    assert (response.status_code, response.headers["x-should-retry"]) == (503, "false")
 
 
 def test_a_stopped_deployment_stops_receiving_requests_at_once(client: httpx2.Client, deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""All tokens are counted, whether or not the caller requests usage, and however a stream ends."""
+"""All tokens are counted, whether or not the caller requests usage, and even if a stream is cut off."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.gateway.meter import metered_request, tokens_of
 from control.tenants.accounts.models import ApiKey, Organization
 
-COUNTED = {"model": "fast", "is_batch": False, "input_tokens": 7, "cached_tokens": 4, "requests": 1}
+USAGE = {"model": "fast", "is_batch": False, "input_tokens": 7, "cached_tokens": 4, "requests": 1}
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def chat(content: str, **values: Any) -> dict[str, Any]:
     return {"model": "fast", "messages": [{"role": "user", "content": content}], **values}
 
 
-def counted() -> list[dict[str, Any]]:
+def wait_for_usage() -> list[dict[str, Any]]:
     """Waits for the usage in the database: a stream is counted after its last event."""
     deadline = time.monotonic() + 10
-    while not (rows := list(UsageRecord.objects.values(*COUNTED, "output_tokens"))) and time.monotonic() < deadline:
+    while not (rows := list(UsageRecord.objects.values(*USAGE, "output_tokens"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return rows
 
@@ -41,23 +41,23 @@ def counted() -> list[dict[str, Any]]:
 def test_a_request_is_counted_with_its_key(client: httpx2.Client, caller: Organization, values: dict[str, Any]) -> None:
     assert client.post("/chat/completions", json=chat("hello", **values)).status_code == 200
 
-    assert counted() == [COUNTED | {"output_tokens": 2}]
+    assert wait_for_usage() == [USAGE | {"output_tokens": 2}]
     assert UsageRecord.objects.get().api_key_id == ApiKey.objects.get(organization=caller).pk
 
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-def test_without_the_option_a_stream_has_no_usage(client: httpx2.Client, options: Any) -> None:
-    answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
+def test_a_stream_without_the_option_include_usage_has_no_usage(client: httpx2.Client, options: Any) -> None:
+    response = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
 
-    events = [event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+    events = [event.removeprefix("data: ") for event in response.text.removesuffix("\n\n").split("\n\n")]
     assert events.pop() == "[DONE]"
     assert [len(json.loads(event)["choices"]) for event in events] == [1, 1]
     assert not any("usage" in event for event in events)
 
 
 @pytest.mark.usefixtures("deployment")
-def test_with_the_option_the_last_chunk_has_usage(base_url: str, token: str) -> None:
+def test_with_the_option_include_usage_only_the_last_chunk_has_usage(base_url: str, token: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key=token) as client:
         stream = client.chat.completions.create(
             model="fast",
@@ -76,7 +76,7 @@ def test_with_the_option_the_last_chunk_has_usage(base_url: str, token: str) -> 
 
 
 @pytest.mark.usefixtures("deployment")
-def test_with_the_option_for_every_chunk_all_chunks_have_usage(client: httpx2.Client) -> None:
+def test_with_the_option_continuous_usage_stats_all_chunks_have_usage(client: httpx2.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer = client.post("/chat/completions", json=chat("hello", stream=True, stream_options=options))
 
@@ -93,7 +93,7 @@ def test_a_stream_that_either_side_cuts_off_is_counted_up_to_that_point(client: 
             if content == "linger" and "token1" in seen:
                 break  # and disconnect
 
-    assert counted() == [COUNTED | {"output_tokens": 2}]
+    assert wait_for_usage() == [USAGE | {"output_tokens": 2}]
 
 
 @pytest.mark.usefixtures("deployment")
@@ -127,5 +127,5 @@ def test_an_answer_without_usage_has_no_tokens(answer: bytes) -> None:
     assert tokens_of(answer) is None
 
 
-def test_details_of_the_usage_are_optional() -> None:
+def test_usage_without_token_details_is_read() -> None:
     assert tokens_of(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}') == Tokens(input=3, output=5)

@@ -1,4 +1,7 @@
-"""Rollouts of a speculator: when they are promoted or rolled back, and which process answers in the meantime."""
+"""Rollouts of a speculator: when they are promoted or rolled back, and which engine gets requests in the meantime.
+
+During a rollout, a second deployment (the canary) serves the new speculator to a share of the requests.
+"""
 
 import datetime as dt
 from typing import Any
@@ -44,7 +47,9 @@ def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed:
         (figures(0, num_failed=3), figures(), "too_many_errors"),
     ],
 )
-def test_a_canary_is_judged_by_acceptance_and_errors(canary: Figures, stable: Figures, code: str | None) -> None:
+def test_the_decision_depends_on_acceptance_length_and_error_rate(
+    canary: Figures, stable: Figures, code: str | None
+) -> None:
     decision = decide(canary, stable, TERMS)
 
     assert (decision.code if decision else None) == code
@@ -68,26 +73,26 @@ def new(deployment: Deployment, organization: Organization) -> Speculator:
 
 def begin(client: Client, deployment: Deployment, new: Speculator, *, status: int = 201, **body: Any) -> Any:
     body = {"speculator_id": new.pk, "min_requests": 10, "share_percent": 20, **body}
-    answer = client.post(f"/v1/deployments/{deployment.pk}/rollouts", body, content_type="application/json")
-    assert answer.status_code == status, answer.content
-    return answer.json()
+    response = client.post(f"/v1/deployments/{deployment.pk}/rollouts", body, content_type="application/json")
+    assert response.status_code == status, response.content
+    return response.json()
 
 
-def observe(deployment: Deployment, **values: Any) -> Deployment:
-    """Records an observation, as the supervisor does."""
+def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
+    """Changes a deployment's row as the supervisor does."""
     Deployment.objects.filter(pk=deployment.pk).update(**values)
     return Deployment.objects.get(pk=deployment.pk)
 
 
-def served(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
+def add_samples(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
     for share in (0, 1):
         counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * share, "drafts": drafts * share}
         sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * share})
 
 
-def under_way(client: Client, deployment: Deployment, new: Speculator) -> tuple[Any, Deployment]:
+def start_canary(client: Client, deployment: Deployment, new: Speculator) -> tuple[Any, Deployment]:
     made = begin(client, deployment, new)
-    canary = observe(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
+    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
     rollouts_reconcile()
     return made, canary
 
@@ -99,10 +104,10 @@ def shown(client: Client, made: Any) -> Any:
 def test_a_better_speculator_is_promoted_without_an_interruption(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
-    made, canary = under_way(client, deployment, new)
+    made, canary = start_canary(client, deployment, new)
     assert shown(client, made)["status"] == "canary"
-    served(deployment, requests=50, accepted=10)
-    served(canary, requests=10, accepted=12)
+    add_samples(deployment, requests=50, accepted=10)
+    add_samples(canary, requests=10, accepted=12)
     rollouts_reconcile()
 
     promoting = shown(client, made)
@@ -110,25 +115,25 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
     assert promoting["figures"]["canary"]["acceptance_length"] == 2.2
     deployment.refresh_from_db()
     assert (deployment.speculator, deployment.generation) == (new, 2)
-    restarting = observe(deployment, state=State.PROVISIONING, port=None)
-    assert _select_process(restarting) == canary, "the canary answers while the deployment restarts"
+    restarting = update_deployment(deployment, state=State.PROVISIONING, port=None)
+    assert _select_process(restarting) == canary, "the canary gets all requests while the deployment restarts"
 
-    observe(deployment, state=State.READY, port=3, observed_generation=2)
+    update_deployment(deployment, state=State.READY, port=3, observed_generation=2)
     rollouts_reconcile()
     assert shown(client, made)["status"] == "promoted"
     canary.refresh_from_db()
     assert canary.deleted_at is not None
-    told = Event.objects.filter(object_id=made["id"]).order_by("number").values_list("type", flat=True)
-    assert list(told) == ["rollout.canary", "rollout.promoting", "rollout.promoted"]
+    event_types = Event.objects.filter(object_id=made["id"]).order_by("number").values_list("type", flat=True)
+    assert list(event_types) == ["rollout.canary", "rollout.promoting", "rollout.promoted"]
     assert not Event.objects.filter(object_id=canary.pk).exists()
 
 
 def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
-    made, canary = under_way(client, deployment, new)
-    served(deployment, requests=50, accepted=10)
-    served(canary, requests=10, accepted=1)
+    made, canary = start_canary(client, deployment, new)
+    add_samples(deployment, requests=50, accepted=10)
+    add_samples(canary, requests=10, accepted=1)
     rollouts_reconcile()
 
     ended = shown(client, made)
@@ -146,10 +151,10 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
 def test_a_crash_a_stop_or_a_change_of_the_deployment_rolls_back(
     client: Client, deployment: Deployment, new: Speculator, trouble: str, code: str
 ) -> None:
-    made, canary = under_way(client, deployment, new)
+    made, canary = start_canary(client, deployment, new)
     if trouble == "crash":
         error = {"code": "engine_exited", "message": "It ended."}
-        observe(canary, state=State.PROVISIONING, crashes=[1.0], error=error)
+        update_deployment(canary, state=State.PROVISIONING, crashes=[1.0], error=error)
     elif trouble == "stop":
         deployment_stop(deployment=deployment)
     else:
@@ -161,7 +166,7 @@ def test_a_crash_a_stop_or_a_change_of_the_deployment_rolls_back(
 
 
 def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: Deployment, new: Speculator) -> None:
-    made, _ = under_way(client, deployment, new)
+    made, _ = start_canary(client, deployment, new)
     Rollout.objects.update(started_at=timezone.now() - dt.timedelta(days=2))
     rollouts_reconcile()
 
@@ -169,19 +174,19 @@ def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: De
 
 
 def test_the_canary_gets_its_share_of_the_requests(client: Client, deployment: Deployment, new: Speculator) -> None:
-    _, canary = under_way(client, deployment, new)
+    _, canary = start_canary(client, deployment, new)
 
-    answered = [_select_process(deployment) for _ in range(1000)]
+    chosen = [_select_process(deployment) for _ in range(1000)]
 
-    assert 130 < answered.count(canary) < 270
-    down = observe(canary, state=State.DEGRADED, port=None)
+    assert 130 < chosen.count(canary) < 270
+    down = update_deployment(canary, state=State.DEGRADED, port=None)
     assert down not in [_select_process(deployment) for _ in range(50)]
 
 
 def test_a_canary_is_hidden_from_the_customers_deployments(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
-    _, canary = under_way(client, deployment, new)
+    _, canary = start_canary(client, deployment, new)
 
     assert [row["id"] for row in client.get("/v1/deployments").json()["data"]] == [deployment.pk]
     assert client.get(f"/v1/deployments/{canary.pk}").status_code == 404
@@ -207,13 +212,13 @@ def test_a_deployment_has_one_rollout_at_a_time_which_can_be_cancelled(
         ({"share_percent": 51}, 400, "invalid_value"),
         ({"max_error_rate": 2}, 400, "invalid_value"),
         ({"speculator_id": "none"}, 404, "speculator_not_found"),
-        ({"speculator_id": "the present one"}, 409, "nothing_to_roll_out"),
+        ({"speculator_id": "the current speculator"}, 409, "nothing_to_roll_out"),
     ],
 )
 def test_an_impossible_rollout_is_refused(
     client: Client, deployment: Deployment, new: Speculator, change: dict[str, Any], status: int, code: str
 ) -> None:
-    if change.get("speculator_id") == "the present one":
+    if change.get("speculator_id") == "the current speculator":
         change = {"speculator_id": deployment.speculator_id}
 
     assert begin(client, deployment, new, status=status, **change)["error"]["code"] == code
@@ -224,17 +229,17 @@ def test_an_impossible_rollout_is_refused(
 def test_a_rollout_on_a_deployment_that_does_not_serve_is_refused(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
-    observe(deployment, state=State.STOPPED)
+    update_deployment(deployment, state=State.STOPPED)
 
     assert begin(client, deployment, new, status=409)["error"]["code"] == "deployment_not_ready"
 
 
-def test_figures_that_an_older_version_stored_are_shown_as_they_are(
+def test_figures_of_an_unknown_shape_are_returned_unchanged(
     client: Client, deployment: Deployment, new: Speculator
 ) -> None:
     made = begin(client, deployment, new)
     Rollout.objects.update(figures={"canary": {"requests": 5}}, reason={"code": "worse"})
 
-    found = shown(client, made)
+    response = shown(client, made)
 
-    assert (found["figures"], found["reason"]) == ({"canary": {"requests": 5}}, {"code": "worse"})
+    assert (response["figures"], response["reason"]) == ({"canary": {"requests": 5}}, {"code": "worse"})

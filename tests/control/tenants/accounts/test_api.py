@@ -39,7 +39,7 @@ def ready_deployment(organization: Organization, name: str) -> Deployment:
     return deployment
 
 
-def test_a_new_key_is_shown_once_and_works_at_once(client: Client) -> None:
+def test_a_new_key_is_accepted_and_shown_only_once(client: Client) -> None:
     made = post(client, "/v1/api_keys", {"name": "ci"})
 
     assert is_accepted(made["key"])
@@ -51,7 +51,7 @@ def test_a_new_key_is_shown_once_and_works_at_once(client: Client) -> None:
     assert made["hint"].endswith(made["key"][-4:])
 
 
-def test_a_repeated_creation_makes_one_key_and_shows_its_secret_once(client: Client) -> None:
+def test_a_repeated_creation_with_one_idempotency_key_creates_one_key_and_shows_its_secret_once(client: Client) -> None:
     first = client.post(
         "/v1/api_keys", {"name": "ci"}, content_type="application/json", headers={"Idempotency-Key": "a"}
     )
@@ -75,7 +75,7 @@ def test_keys_are_listed_newest_first_page_by_page(client: Client) -> None:
     assert client.get("/v1/api_keys?after=nothing").json()["error"]["param"] == "after"
 
 
-def test_a_deleted_key_is_refused_from_the_next_request_on(client: Client) -> None:
+def test_a_deleted_key_is_refused_at_once(client: Client) -> None:
     made = post(client, "/v1/api_keys", {"name": "leaked"})
 
     assert client.delete(f"/v1/api_keys/{made['id']}").json() == {
@@ -108,7 +108,7 @@ def test_a_rotation_without_grace_ends_the_old_key_at_once(client: Client) -> No
     assert not is_accepted(old["key"])
 
 
-def test_a_rotation_does_not_prolong_a_key(client: Client) -> None:
+def test_a_rotation_does_not_extend_the_lifetime_of_a_key(client: Client) -> None:
     soon = int(timezone.now().timestamp()) + 60
     old = post(client, "/v1/api_keys", {"name": "ci", "expires_at": soon})
     new = post(client, f"/v1/api_keys/{old['id']}/rotate", {"grace_seconds": 3600})
@@ -119,15 +119,15 @@ def test_a_rotation_does_not_prolong_a_key(client: Client) -> None:
 
 def test_a_key_cannot_grant_scopes_that_it_does_not_have(organization: Organization) -> None:
     _, token = make_key(organization, scopes=["admin", "files:*"])
-    mighty, _ = make_key(organization)
-    narrow = bearer(token)
+    unrestricted_key, _ = make_key(organization)
+    restricted_client = bearer(token)
 
-    assert post(narrow, "/v1/api_keys", {"name": "same"})["scopes"] == ["admin", "files:*"]
-    post(narrow, "/v1/api_keys", {"name": "less", "scopes": ["files:read"]})
+    assert post(restricted_client, "/v1/api_keys", {"name": "same"})["scopes"] == ["admin", "files:*"]
+    post(restricted_client, "/v1/api_keys", {"name": "less", "scopes": ["files:read"]})
     for scopes in (["*"], ["jobs:read"], ["files:read", "inference"]):
-        refused = post(narrow, "/v1/api_keys", {"name": "more", "scopes": scopes}, status=403)
+        refused = post(restricted_client, "/v1/api_keys", {"name": "more", "scopes": scopes}, status=403)
         assert refused["error"]["code"] == "insufficient_scope"
-    post(narrow, f"/v1/api_keys/{mighty.pk}/rotate", {}, status=403)
+    post(restricted_client, f"/v1/api_keys/{unrestricted_key.pk}/rotate", {}, status=403)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,9 @@ def test_a_key_with_invalid_values_is_refused(client: Client, body: dict[str, An
     assert post(client, "/v1/api_keys", body, status=400)["error"]["param"] == param
 
 
-def test_a_key_restricted_to_a_deployment_sees_no_other(client: Client, organization: Organization) -> None:
+def test_a_key_restricted_to_one_deployment_cannot_see_or_stop_others(
+    client: Client, organization: Organization
+) -> None:
     ours, other = ready_deployment(organization, "ours"), ready_deployment(organization, "other")
     body = {"name": "app", "deployment_ids": [ours.pk], "scopes": ["inference", "deployments:*"]}
     app = bearer(post(client, "/v1/api_keys", body)["key"])
@@ -158,7 +160,7 @@ def test_a_key_restricted_to_a_deployment_sees_no_other(client: Client, organiza
     post(app, "/v1/deployments", {"name": "new", "model": "any"}, status=403)
 
 
-def test_a_restricted_key_reaches_its_deployment_and_no_other(client: Client, organization: Organization) -> None:
+def test_a_restricted_key_can_send_requests_only_to_its_deployment(client: Client, organization: Organization) -> None:
     ours = ready_deployment(organization, "ours")
     ready_deployment(organization, "other")
     made = post(client, "/v1/api_keys", {"name": "app", "deployment_ids": [ours.pk]})
@@ -182,7 +184,7 @@ def test_a_key_restricted_to_foreign_deployments_or_with_broad_scopes_is_refused
 
 
 def refuse(key_id: str) -> float:
-    """Sends a well-formed but invalid key with this id. Returns: the seconds until it was refused."""
+    """Authenticates with a well-formed but invalid key with this id. Returns: the seconds until it was refused."""
     body = f"{key_id}{new_token().secret}"
     guess = f"sk_live_{body}{checksum(body)}"
     began = time.perf_counter()
@@ -202,8 +204,9 @@ def test_no_guessed_key_is_accepted_and_the_time_does_not_reveal_existing_ids(
         known.append(refuse(key.pk))
         unknown.append(refuse(new_token().id))
 
-    low, _, high = statistics.quantiles(known + unknown, n=4)
-    assert abs(statistics.median(known) - statistics.median(unknown)) < high - low, "the difference exceeds the noise"
+    lower_quartile, _, upper_quartile = statistics.quantiles(known + unknown, n=4)
+    difference = abs(statistics.median(known) - statistics.median(unknown))
+    assert difference < upper_quartile - lower_quartile, "the difference exceeds the noise"
 
 
 def test_the_keys_of_an_archived_project_are_refused(client: Client, organization: Organization) -> None:

@@ -46,7 +46,7 @@ def test_the_checksum_is_crc32_in_base_62() -> None:
 
 
 @given(st.integers(8, 51), st.sampled_from(ALPHABET))
-def test_one_mistyped_character_is_noticed_without_the_database(position: int, character: str) -> None:
+def test_the_checksum_detects_one_mistyped_character(position: int, character: str) -> None:
     text = str(new_token())
     mistyped = text[:position] + character + text[position + 1 :]
 
@@ -56,7 +56,7 @@ def test_one_mistyped_character_is_noticed_without_the_database(position: int, c
 
 
 @given(st.text(max_size=60))
-def test_any_other_text_is_not_a_key(text: str) -> None:
+def test_any_other_text_is_refused_as_malformed(text: str) -> None:
     with pytest.raises(MalformedKey):
         parse_token(text)
 
@@ -71,7 +71,7 @@ def test_only_a_hash_of_the_secret_is_stored(db: None) -> None:
     assert stored["last4"] == token[-4:]
 
 
-def test_a_key_gives_access_to_its_organization_only(db: None) -> None:
+def test_a_key_authenticates_its_own_organization(db: None) -> None:
     ours, theirs = make_organization(), make_organization()
     _, token = make_key(ours)
     make_key(theirs)
@@ -91,14 +91,14 @@ def test_an_unknown_key_is_refused(db: None) -> None:
 
 
 def test_an_expired_key_is_refused(db: None) -> None:
-    _, ended = make_key(expires_at=timezone.now() - SECOND)
-    _, going = make_key(expires_at=timezone.now() + 60 * SECOND)
+    _, expired = make_key(expires_at=timezone.now() - SECOND)
+    _, valid = make_key(expires_at=timezone.now() + 60 * SECOND)
 
-    assert refused(ended)
-    assert not refused(going)
+    assert refused(expired)
+    assert not refused(valid)
 
 
-def test_a_revoked_key_is_refused_from_then_on_and_stays_revoked(db: None) -> None:
+def test_a_revoked_key_is_refused_and_keeps_the_time_of_its_first_revocation(db: None) -> None:
     key, token = make_key()
     first = api_key_revoke(key=key).revoked_at
 

@@ -1,4 +1,4 @@
-"""Every route names the scope it needs, and checks it first."""
+"""Every route declares the scope that it needs, and refuses other keys before it looks up any object."""
 
 import pytest
 from django.test import Client
@@ -39,7 +39,7 @@ def test_a_key_with_all_scopes_but_the_needed_one_is_refused(
     needed = scope_needed(declared_scope(route) or ADMIN, method)
     others = [scope for scope in SCOPES if not is_granted(needed, [scope])]
 
-    response = client_with(organization, *others).generic(method, route.path.format_map(Dummies()))
+    response = client_with(organization, *others).generic(method, route.path.format_map(UnknownIds()))
 
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "insufficient_scope"
@@ -50,7 +50,7 @@ def test_a_key_with_all_scopes_but_the_needed_one_is_refused(
 def test_the_needed_scope_is_sufficient(route: Route, method: str, organization: Organization) -> None:
     needed = scope_needed(declared_scope(route) or ADMIN, method)
 
-    response = client_with(organization, needed).generic(method, route.path.format_map(Dummies()))
+    response = client_with(organization, needed).generic(method, route.path.format_map(UnknownIds()))
 
     assert response.status_code not in (401, 403)
 
@@ -78,6 +78,8 @@ def test_a_scope_is_granted_by_itself_its_resource_or_everything(needed: str, he
     assert is_granted(needed, held) is granted
 
 
-class Dummies(dict[str, str]):
+class UnknownIds(dict[str, str]):
+    """Fills each parameter of a path with an id that does not exist."""
+
     def __missing__(self, name: str) -> str:
         return "nothing"

@@ -1,4 +1,4 @@
-"""S13: every change leaves one audit event, written in its transaction, which cannot be altered afterwards."""
+"""Promise S13 of docs/reliability.md: the transaction of a change writes one audit event, which cannot be altered."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,9 +23,9 @@ from tests.control.world import World
 
 pytestmark = pytest.mark.django_db
 
-# These routes answer prompts and change nothing.
+# These routes send prompts to an engine and change no row that is audited.
 GATEWAY = ("/v1/chat/completions", "/v1/completions")
-# They need the files of a speculator: tests/control/workflows/speculators tests their events.
+# These routes need the files of a speculator; tests/control/workflows/speculators tests their events.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")
@@ -68,7 +68,7 @@ BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_every_operation_that_changes_something_leaves_exactly_one_event(
+def test_every_operation_that_changes_something_records_exactly_one_event(
     route: Route, method: str, organization: Organization, client: Client
 ) -> None:
     world = World(organization)
@@ -77,16 +77,16 @@ def test_every_operation_that_changes_something_leaves_exactly_one_event(
     prepare = BEFORE.get(f"{method} {route.path}")
     body = None if prepare is None else prepare(world)
 
-    answer = call(client, world, method, route, path_of(route, world), body)
+    response = call(client, world, method, route, path_of(route, world), body)
 
-    assert answer.status_code < 300, answer.content
+    assert response.status_code < 300, response.content
     event = AuditEvent.objects.get()
     assert (event.organization, event.actor_type, event.actor_id) == (organization, "api_key", key.pk)
-    assert (event.ip, event.request_id) == ("127.0.0.1", answer.headers["x-request-id"])
-    assert event.object_id in f"{answer.wsgi_request.path} {answer.content.decode()}"
+    assert (event.ip, event.request_id) == ("127.0.0.1", response.headers["x-request-id"])
+    assert event.object_id in f"{response.wsgi_request.path} {response.content.decode()}"
 
 
-def test_refused_requests_and_reads_leave_no_event(client: Client, organization: Organization) -> None:
+def test_refused_requests_and_reads_record_no_event(client: Client, organization: Organization) -> None:
     file = make_file(organization)
     client.get(f"/v1/files/{file.pk}")
     client.delete("/v1/files/file-none")
@@ -97,7 +97,7 @@ def test_refused_requests_and_reads_leave_no_event(client: Client, organization:
     assert list(AuditEvent.objects.values_list("action", flat=True)) == ["job.cancel"]
 
 
-def test_a_repeated_request_with_its_idempotency_key_leaves_one_event(
+def test_a_repeated_request_with_one_idempotency_key_records_one_event(
     client: Client, organization: Organization
 ) -> None:
     for _ in range(2):
@@ -112,9 +112,9 @@ def test_the_event_of_a_change_is_rolled_back_with_it(client: Client, monkeypatc
 
     monkeypatch.setattr("control.tenants.audit.record.AuditEvent.objects.create", broken)
 
-    answer = client.post("/v1/projects", {"name": "new"}, content_type="application/json")
+    response = client.post("/v1/projects", {"name": "new"}, content_type="application/json")
 
-    assert answer.status_code == 500
+    assert response.status_code == 500
     assert client.get("/v1/projects").json()["data"] == []
 
 
@@ -131,8 +131,8 @@ def test_the_event_of_an_operators_action_names_the_operator(organization: Organ
     assert (event.organization, event.object_id) == (made, made.pk)
 
 
-def test_without_a_request_nothing_is_recorded(organization: Organization) -> None:
-    """Workers leave no audit events."""
+def test_changes_outside_of_a_request_record_no_event(organization: Organization) -> None:
+    """Workers, for example, record no audit events."""
     World(organization).everything()
     assert not AuditEvent.objects.exists()
 

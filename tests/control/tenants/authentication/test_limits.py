@@ -1,4 +1,4 @@
-"""Rate limits: responses report them, processes share them in Redis, and requests succeed while Redis is down."""
+"""Rate limits are reported in responses, shared by processes through Redis, and applied per process if Redis fails."""
 
 import signal
 import time
@@ -34,7 +34,7 @@ def valkey(settings: Settings) -> Iterator[ValkeyServer]:
         yield server
 
 
-def allow(organization: Organization, requests: int) -> Client:
+def client_with_limit(organization: Organization, requests: int) -> Client:
     Limits.objects.create(organization=organization, requests_per_minute=requests)
     return client_of(organization)
 
@@ -43,53 +43,55 @@ def statuses(client: Client, count: int) -> list[int]:
     return [client.get("/v1/jobs").status_code for _ in range(count)]
 
 
-def test_every_answer_shows_the_remaining_requests(organization: Organization) -> None:
-    client = allow(organization, 3)
+def test_every_response_shows_the_remaining_requests(organization: Organization) -> None:
+    client = client_with_limit(organization, 3)
 
-    answer = client.get("/v1/jobs/job_none")
+    response = client.get("/v1/jobs/job_none")
 
-    assert answer.status_code == 404
-    assert answer.headers["RateLimit-Policy"] == '"requests";q=3;w=60'
-    assert answer.headers["RateLimit"].startswith('"requests";r=2;t=')
-    assert answer.headers["x-ratelimit-limit-requests"] == "3"
-    assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+    assert response.status_code == 404
+    assert response.headers["RateLimit-Policy"] == '"requests";q=3;w=60'
+    assert response.headers["RateLimit"].startswith('"requests";r=2;t=')
+    assert response.headers["x-ratelimit-limit-requests"] == "3"
+    assert response.headers["x-ratelimit-remaining-requests"] == "2"
 
 
 def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(organization: Organization) -> None:
-    client = allow(organization, 3)
+    client = client_with_limit(organization, 3)
     assert statuses(client, 3) == [200] * 3
 
-    answer = client.get("/v1/jobs")
+    response = client.get("/v1/jobs")
 
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
-    assert 1 <= int(answer.headers["Retry-After"]) <= 60
-    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert 1 <= int(response.headers["Retry-After"]) <= 60
+    assert response.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_all_keys_of_an_organization_share_one_allowance_and_others_have_their_own(organization: Organization) -> None:
-    first, second = allow(organization, 3), client_of(organization)
+def test_all_keys_of_an_organization_share_one_limit_and_other_organizations_have_their_own(
+    organization: Organization,
+) -> None:
+    first, second = client_with_limit(organization, 3), client_of(organization)
 
     assert statuses(first, 2) + statuses(second, 2) == [200, 200, 200, 429]
     assert statuses(client_of(make_organization()), 4) == [200] * 4
 
 
 def test_a_limit_of_zero_means_no_limit(organization: Organization) -> None:
-    answer = allow(organization, 0).get("/v1/jobs")
-    assert "RateLimit" not in answer.headers
+    response = client_with_limit(organization, 0).get("/v1/jobs")
+    assert "RateLimit" not in response.headers
 
 
 def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
-    client = allow(organization, 1)
+    client = client_with_limit(organization, 1)
     statuses(client, 1)
-    answer = client.post("/v1/chat/completions", {"model": "m"}, content_type="application/json")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    response = client.post("/v1/chat/completions", {"model": "m"}, content_type="application/json")
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
 def test_processes_share_the_counts_in_redis(organization: Organization, valkey: ValkeyServer) -> None:
-    client = allow(organization, 3)
+    client = client_with_limit(organization, 3)
     assert statuses(client, 2) == [200, 200]
-    limits._shared.cache_clear()  # as in another process
+    limits._shared.cache_clear()  # another process would start with an empty cache
     assert statuses(client, 2) == [200, 429]
     assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
 
@@ -98,11 +100,11 @@ def test_processes_share_the_counts_in_redis(organization: Organization, valkey:
     assert statuses(client, 1) == [200]
 
 
-def test_a_frozen_redis_delays_one_request_and_causes_no_refusal(
+def test_a_frozen_redis_delays_requests_by_less_than_three_seconds_and_limits_still_apply(
     organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test takes on any machine
-    client = allow(organization, 200)
+    client = client_with_limit(organization, 200)
     statuses(client, 1)
     assert valkey._process is not None
     valkey._process.send_signal(signal.SIGSTOP)
@@ -115,6 +117,5 @@ def test_a_frozen_redis_delays_one_request_and_causes_no_refusal(
     finally:
         valkey._process.send_signal(signal.SIGCONT)
     assert max(seconds) < 3
-    # Several requests: if a minute ends meanwhile, the sliding window allows a few more.
+    # Of 30 further requests, the first few may be allowed, because the window slides on as time passes.
     assert 429 in statuses(client, 30), "without Redis each process must count by itself"
-

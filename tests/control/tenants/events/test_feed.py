@@ -1,4 +1,7 @@
-"""The feed: every change of status leaves one event, and no reader can miss one."""
+"""The feed of events: every change of status is recorded as one event, and no reader misses an event.
+
+An event gets its `number` when its row is created. It gets its `seq`, by which readers page, after the commit.
+"""
 
 import datetime as dt
 import json
@@ -29,15 +32,15 @@ from control.workflows.pipelines.services import pipeline_cancel
 from tests.control.factories import chat_row, make_base_model, make_file, make_key
 from tests.control.workflows.pipelines.helpers import make_pipeline
 
-HURRIED = Pace(poll_seconds=0.01, heartbeat_seconds=0.03, max_seconds=30.0)
+FAST = Pace(poll_seconds=0.01, heartbeat_seconds=0.03, max_seconds=30.0)
 
 
-def happen(organization: Organization, object_id: str = "batch_1", kind: str = "batch.completed") -> Event:
+def record_event(organization: Organization, object_id: str = "batch_1", kind: str = "batch.completed") -> Event:
     with transaction.atomic():
         return event_record(organization_id=organization.pk, type=kind, object_id=object_id)
 
 
-def feed(organization: Organization) -> list[tuple[str, str]]:
+def numbered_events(organization: Organization) -> list[tuple[str, str]]:
     events_number(organization)
     return list(Event.objects.filter(organization=organization).order_by("seq").values_list("type", "object_id"))
 
@@ -60,7 +63,7 @@ def ids(parts: list[bytes]) -> list[str]:
     return [line.removeprefix("id: ") for part in parts for line in part.decode().splitlines() if line.startswith("id")]
 
 
-def test_a_batch_and_its_job_leave_an_event_for_every_transition(organization: Organization) -> None:
+def test_every_transition_of_a_batch_and_its_job_is_recorded(organization: Organization) -> None:
     make_base_model("m")
     batch = batch_create(
         organization=organization,
@@ -72,7 +75,7 @@ def test_a_batch_and_its_job_leave_an_event_for_every_transition(organization: O
     assert claim is not None
     job_end_cancelled(claim=claim)
 
-    assert feed(organization) == [
+    assert numbered_events(organization) == [
         ("job.queued", batch.job_id),
         ("batch.cancelling", batch.pk),
         ("job.cancel_requested", batch.job_id),
@@ -81,19 +84,19 @@ def test_a_batch_and_its_job_leave_an_event_for_every_transition(organization: O
     ]
 
 
-def test_a_deployment_leaves_events_only_for_changes_of_its_state(organization: Organization) -> None:
+def test_only_changes_of_a_deployments_state_are_recorded(organization: Organization) -> None:
     deployment = deployment_create(organization=organization, name="d", base_model=make_base_model())
     deployment_start(deployment=deployment)  # the deployment is already starting
     deployment_stop(deployment=deployment)
     deployment_stop(deployment=deployment)
 
-    assert feed(organization) == [
+    assert numbered_events(organization) == [
         ("deployment.provisioning", deployment.pk),
         ("deployment.stopping", deployment.pk),
     ]
 
 
-def test_the_end_of_a_fine_tuning_job_has_openais_event_type(organization: Organization) -> None:
+def test_the_cancellation_of_a_fine_tuning_job_is_recorded_with_openais_event_type(organization: Organization) -> None:
     pipeline = make_pipeline(organization)
     job = FineTuningJob.objects.create(
         organization=organization, pipeline=pipeline, training_file=pipeline.prompts_file
@@ -101,29 +104,29 @@ def test_the_end_of_a_fine_tuning_job_has_openais_event_type(organization: Organ
     pipeline_cancel(pipeline=make_pipeline(organization))
     pipeline_cancel(pipeline=pipeline)
 
-    ends = [entry for entry in feed(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))]
+    ends = [entry for entry in numbered_events(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))]
     assert ends[1:] == [("pipeline.cancelled", pipeline.pk), ("fine_tuning.job.cancelled", job.pk)]
     assert ends[0][0] == "pipeline.cancelled"
 
 
-def test_a_speculator_leaves_one_ready_event(organization: Organization) -> None:
+def test_a_speculator_that_becomes_ready_is_recorded_once(organization: Organization) -> None:
     model = make_base_model()
     speculator = speculator_create(organization=organization, base_model=model, name="s", kind="medusa")
     for _ in range(2):
         speculator_ready(speculator=speculator, storage_prefix="x", training={})
 
-    assert feed(organization) == [("speculator.ready", speculator.pk)]
+    assert numbered_events(organization) == [("speculator.ready", speculator.pk)]
 
 
-def test_a_refused_transition_leaves_no_event(organization: Organization) -> None:
+def test_a_refused_transition_is_not_recorded(organization: Organization) -> None:
     job = job_submit(organization=organization, kind="training", params={})
     assert job_cancel(job=job)
     assert not job_cancel(job=job)
 
-    assert [kind for kind, _ in feed(organization)] == ["job.queued", "job.cancel_requested"]
+    assert [kind for kind, _ in numbered_events(organization)] == ["job.queued", "job.cancel_requested"]
 
 
-def test_every_event_type_can_be_subscribed_to(organization: Organization) -> None:
+def test_recorded_types_are_among_the_event_types_which_are_unique(organization: Organization) -> None:
     job_submit(organization=organization, kind="training", params={})
 
     assert set(Event.objects.values_list("type", flat=True)) <= set(EVENT_TYPES)
@@ -139,7 +142,7 @@ def test_events_of_each_organization_are_numbered_without_gaps(
     organization: Organization, other_organization: Organization
 ) -> None:
     for owner in (organization, other_organization, organization, organization):
-        happen(owner)
+        record_event(owner)
         events_number(owner)
         events_number(owner)
 
@@ -147,23 +150,23 @@ def test_events_of_each_organization_are_numbered_without_gaps(
     assert list(seqs) == [1, 2, 3]
 
 
-def test_an_event_that_is_committed_late_is_numbered_after_those_already_read(organization: Organization) -> None:
-    """The row that was created first has the smaller `number` but the larger `seq`, because it is committed later."""
-    late = happen(organization, "late")
-    Event.objects.filter(pk=late.pk).delete()  # not committed yet
-    seen = happen(organization, "early")
+def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:
+    """The event that is created first but committed last has the smaller `number` and the larger `seq`."""
+    late = record_event(organization, "late")
+    Event.objects.filter(pk=late.pk).delete()  # as long as its transaction is not committed, the row is invisible
+    seen = record_event(organization, "early")
     events_number(organization)
     Event.objects.create(
         number=late.number, id=late.id, organization=organization, type=late.type, object_id=late.object_id
     )
 
-    assert [name for _, name in feed(organization)] == ["early", "late"]
+    assert [name for _, name in numbered_events(organization)] == ["early", "late"]
     assert seen.number > late.number
 
 
 def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, organization: Organization) -> None:
-    events = [happen(organization, f"batch_{number}") for number in range(3)]
-    happen(organization, "job_1", "job.failed")
+    events = [record_event(organization, f"batch_{number}") for number in range(3)]
+    record_event(organization, "job_1", "job.failed")
 
     newest = client.get("/v1/events?limit=1").json()
     assert (newest["data"][0]["type"], newest["has_more"]) == ("job.failed", True)
@@ -178,7 +181,7 @@ def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, or
 def test_events_of_another_organization_are_not_shown(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
-    theirs = happen(other_organization)
+    theirs = record_event(other_organization)
     events_number(other_organization)
 
     assert client.get("/v1/events").json()["data"] == []
@@ -190,24 +193,24 @@ def test_events_of_another_organization_are_not_shown(
 
 def test_old_events_are_deleted_and_the_numbering_continues(organization: Organization) -> None:
     for _ in range(3):
-        happen(organization)
+        record_event(organization)
     events_number(organization)
     Event.objects.update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
 
     assert events_prune() == 2
     assert events_prune() == 0
-    assert happen(organization).pk
+    assert record_event(organization).pk
     events_number(organization)
     assert list(Event.objects.order_by("seq").values_list("seq", flat=True)) == [3, 4]
 
 
 def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) -> None:
-    events = [happen(organization, f"batch_{number}") for number in range(2)]
+    events = [record_event(organization, f"batch_{number}") for number in range(2)]
 
     async def watch() -> list[bytes]:
-        source = stream(subscription_, HURRIED)
+        source = stream(subscription_, FAST)
         first = await messages(source, 3)
-        events.append(await sync_to_async(happen)(organization, "batch_2"))
+        events.append(await sync_to_async(record_event)(organization, "batch_2"))
         return first + await messages(source, 1)
 
     subscription_ = subscription(organization)
@@ -222,7 +225,7 @@ def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) 
 
 def test_a_stream_without_events_sends_heartbeats(organization: Organization) -> None:
     async def watch() -> list[bytes]:
-        return await messages(stream(subscription_, HURRIED), 2)
+        return await messages(stream(subscription_, FAST), 2)
 
     subscription_ = subscription(organization)
     assert async_to_sync(watch)()[1] == b":\n\n"
@@ -237,12 +240,12 @@ def test_a_stream_ends_when_its_key_is_revoked_and_when_its_time_is_over(organiz
     assert async_to_sync(watch)(brief) == [b"retry: 2000\n\n"]
 
     api_key_revoke(key=subscription_.key)
-    assert async_to_sync(watch)(HURRIED) == [b"retry: 2000\n\n"]
+    assert async_to_sync(watch)(FAST) == [b"retry: 2000\n\n"]
 
 
 def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organization: Organization) -> None:
     async def watch() -> int:
-        sources = [stream(subscription_, HURRIED) for _ in range(stream_module.MAX_STREAMS)]
+        sources = [stream(subscription_, FAST) for _ in range(stream_module.MAX_STREAMS)]
         for source in sources:
             await anext(source)
         with pytest.raises(ApiError, match="open event streams"):
@@ -257,7 +260,7 @@ def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organiz
 
 
 def test_a_client_that_reconnects_continues_after_its_last_event(organization: Organization) -> None:
-    events = [happen(organization, f"batch_{number}") for number in range(3)]
+    events = [record_event(organization, f"batch_{number}") for number in range(3)]
     _, token = make_key(organization)
 
     async def watch() -> tuple[str, list[bytes]]:
@@ -275,7 +278,7 @@ def test_a_client_that_reconnects_continues_after_its_last_event(organization: O
     assert ids(parts) == [event.id for event in events[1:]]
 
 
-def test_the_events_of_a_deployment_are_listed_without_those_of_others(
+def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
     client: Client, organization: Organization
 ) -> None:
     model = make_base_model()

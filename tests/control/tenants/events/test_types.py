@@ -9,7 +9,7 @@ def names(prefix: str) -> set[str]:
     return {name.removeprefix(prefix) for name in EVENT_TYPES if name.startswith(prefix)}
 
 
-def test_every_status_after_the_first_has_an_event_type() -> None:
+def test_every_status_that_a_transition_leads_to_has_an_event_type() -> None:
     assert names("batch.") - {"paused", "resumed"} == set(Batch.Status) - {Batch.Status.VALIDATING}
     assert names("pipeline.") == set(Pipeline.Status)
     assert names("deployment.") == set(Deployment.State)

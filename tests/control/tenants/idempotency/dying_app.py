@@ -1,4 +1,4 @@
-"""The API in a process that can be told to die after its commit, so that the caller gets no response."""
+"""The API in a process that dies after its commit, without a response, if the request has the header DIE_HEADER."""
 
 import os
 import signal

@@ -30,21 +30,21 @@ class Caller:
         )
 
 
-def test_of_fifty_identical_requests_at_once_one_makes_a_job(stack: LiveStack) -> None:
+def test_fifty_concurrent_identical_requests_create_one_job(stack: LiveStack) -> None:
     caller = Caller(stack)
     with stack.serve() as url:
         with ThreadPoolExecutor(NUM_CALLERS) as pool:
-            answers = list(pool.map(lambda _: caller.post(url), range(NUM_CALLERS)))
-        answers.append(caller.post(url))
+            responses = list(pool.map(lambda _: caller.post(url), range(NUM_CALLERS)))
+        responses.append(caller.post(url))
 
-    assert {answer.status_code for answer in answers} <= {200, 409}
-    assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status_code == 409)
-    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
-    assert answers[-1].headers["Idempotency-Replayed"] == "true"
+    assert {response.status_code for response in responses} <= {200, 409}
+    assert all(response.headers["Retry-After"] == "1" for response in responses if response.status_code == 409)
+    assert len({response.content for response in responses if response.status_code == 200}) == 1
+    assert responses[-1].headers["Idempotency-Replayed"] == "true"
     assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
 
 
-def test_a_server_that_dies_before_it_answers_has_still_made_one_job(stack: LiveStack) -> None:
+def test_a_retry_after_a_server_died_before_its_response_creates_no_second_job(stack: LiveStack) -> None:
     caller = Caller(stack)
     port = free_port()
     with stack.serve(DYING_APP, port=port) as url, pytest.raises(httpx2.TransportError):
@@ -52,8 +52,8 @@ def test_a_server_that_dies_before_it_answers_has_still_made_one_job(stack: Live
     made = Batch.objects.get()
 
     with stack.serve(port=port) as url:
-        answer = caller.post(url)
+        response = caller.post(url)
 
-    assert answer.json()["id"] == made.pk
-    assert answer.headers["Idempotency-Replayed"] == "true"
+    assert response.json()["id"] == made.pk
+    assert response.headers["Idempotency-Replayed"] == "true"
     assert (Batch.objects.count(), Job.objects.count()) == (1, 1)

@@ -1,4 +1,4 @@
-"""A POST request sent twice with one key is executed once. The tests let time pass by moving rows into the past."""
+"""A POST request sent twice with one idempotency key is executed once. Tests of expiry move rows into the past."""
 
 from datetime import timedelta
 from functools import partial
@@ -39,11 +39,11 @@ def file(organization: Organization) -> File:
     return make_file(organization, [chat_row()])
 
 
-def error_code(answer: Any) -> str:
-    return str(answer.json()["error"]["code"])
+def error_code(response: Any) -> str:
+    return str(response.json()["error"]["code"])
 
 
-def test_a_repeated_request_takes_effect_once_and_gets_the_same_answer(client: Client, file: File) -> None:
+def test_a_repeated_request_takes_effect_once_and_gets_the_same_response(client: Client, file: File) -> None:
     first = create_batch(client, file)
     second = create_batch(client, file, key='"once"')  # quoted, as in the draft standard
 
@@ -62,21 +62,21 @@ def test_a_request_without_a_key_or_with_another_key_takes_effect_again(client: 
     assert Batch.objects.count() == 4
 
 
-def test_a_key_belongs_to_one_body_one_route_and_one_organization(
+def test_a_key_is_valid_for_one_body_and_separate_for_each_route_and_organization(
     client: Client, file: File, other_organization: Organization
 ) -> None:
     made = create_batch(client, file).json()
 
     other_body = create_batch(client, file, metadata={"a": "b"})
     other_route = client.post(f"/v1/batches/{made['id']}/cancel", headers={"Idempotency-Key": "once"})
-    stranger = create_batch(client_of(other_organization), make_file(other_organization, [chat_row()]))
+    other_client_batch = create_batch(client_of(other_organization), make_file(other_organization, [chat_row()]))
 
     assert (other_body.status_code, error_code(other_body)) == (422, "idempotency_key_reused")
     assert other_route.json()["status"] == "cancelling"
-    assert stranger.json()["id"] != made["id"]
+    assert other_client_batch.json()["id"] != made["id"]
 
 
-def test_the_order_of_fields_does_not_matter(client: Client, file: File) -> None:
+def test_requests_whose_fields_differ_only_in_order_are_the_same_request(client: Client, file: File) -> None:
     first = create_batch(client, file, metadata={"a": "1", "b": "2"})
     second = create_batch(client, file, metadata={"b": "2", "a": "1"})
 
@@ -92,14 +92,14 @@ def test_an_upload_is_identified_by_its_fields_and_its_content(client: Client) -
     assert File.objects.count() == 1
 
 
-def test_a_refused_request_leaves_its_key_free(client: Client, file: File) -> None:
+def test_the_key_of_a_refused_request_can_be_used_again(client: Client, file: File) -> None:
     refused = create_batch(client, file, endpoint="/v1/embeddings")
     assert refused.status_code == 400
 
     assert create_batch(client, file).status_code == 200
 
 
-def test_a_request_that_crashes_is_rolled_back_and_its_answer_is_not_stored(
+def test_a_request_that_crashes_is_rolled_back_and_its_response_is_not_stored(
     client: Client, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(batch: Batch) -> None:
@@ -128,29 +128,29 @@ def test_an_upload_that_crashes_leaves_no_bytes(client: Client, monkeypatch: pyt
     assert [get_storage().exists(key) for key in keys] == [False]
 
 
-def test_a_repetition_of_a_running_request_is_told_to_retry_later(
+def test_the_error_for_a_repetition_of_a_running_request_says_when_to_retry(
     client: Client, organization: Organization, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Any] = []
+    responses: list[Any] = []
     create = services.key_store
 
-    def meanwhile(**values: Any) -> None:
-        answers.append(create_batch(client, file))
+    def store_after_a_repetition(**values: Any) -> None:
+        responses.append(create_batch(client, file))
         create(**values)
 
-    monkeypatch.setattr("control.tenants.idempotency.once.key_store", meanwhile)
+    monkeypatch.setattr("control.tenants.idempotency.once.key_store", store_after_a_repetition)
     assert create_batch(client, file).status_code == 200
 
-    (answer,) = answers
-    assert (answer.status_code, answer["Retry-After"]) == (409, "1")
-    assert error_code(answer) == "idempotency_key_in_use"
+    (response,) = responses
+    assert (response.status_code, response["Retry-After"]) == (409, "1")
+    assert error_code(response) == "idempotency_key_in_use"
     assert Batch.objects.count() == 1
 
 
-def test_a_key_is_free_after_its_lock_expires_and_the_slow_holder_stores_nothing(organization: Organization) -> None:
-    claim = partial(
-        key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64
-    )
+def test_after_its_lock_expires_a_key_can_be_claimed_and_the_first_claim_stores_nothing(
+    organization: Organization,
+) -> None:
+    claim = partial(key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64)
     slow = claim()
     assert isinstance(slow, Claim)
     with pytest.raises(ApiError):
@@ -183,7 +183,7 @@ def test_a_key_expires_after_a_day(client: Client, file: File) -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "naïve"])
 def test_an_invalid_key_is_refused(client: Client, file: File, key: str) -> None:
-    answer = create_batch(client, file, key=key)
+    response = create_batch(client, file, key=key)
 
-    assert (answer.status_code, error_code(answer)) == (400, "invalid_idempotency_key")
+    assert (response.status_code, error_code(response)) == (400, "invalid_idempotency_key")
     assert not Batch.objects.exists()

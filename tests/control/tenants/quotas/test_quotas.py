@@ -25,7 +25,7 @@ from tests.workers.supervisor.live import LiveStack
 NUM_CALLERS = 100
 
 
-def limited(organization: Organization, **limits: int) -> Organization:
+def with_limits(organization: Organization, **limits: int) -> Organization:
     Limits.objects.create(organization=organization, **limits)
     return organization
 
@@ -57,8 +57,8 @@ both_databases = pytest.mark.parametrize("database_kind", ["sqlite", needs_postg
 
 
 @both_databases
-def test_a_hundred_submissions_at_once_never_exceed_the_queue(stack: LiveStack) -> None:
-    organization = limited(stack.organization, queued_jobs=7)
+def test_a_hundred_concurrent_submissions_do_not_exceed_the_quota_of_queued_jobs(stack: LiveStack) -> None:
+    organization = with_limits(stack.organization, queued_jobs=7)
 
     def submit() -> None:
         with as_tenant(organization.pk):
@@ -71,8 +71,8 @@ def test_a_hundred_submissions_at_once_never_exceed_the_queue(stack: LiveStack) 
 
 
 @both_databases
-def test_a_hundred_workers_at_once_never_exceed_the_running_jobs(stack: LiveStack) -> None:
-    organization = limited(stack.organization, running_jobs=3)
+def test_a_hundred_concurrent_workers_do_not_exceed_the_quota_of_running_jobs(stack: LiveStack) -> None:
+    organization = with_limits(stack.organization, running_jobs=3)
     for _ in range(10):
         job_submit(organization=organization, kind="training", params={})
 
@@ -82,8 +82,8 @@ def test_a_hundred_workers_at_once_never_exceed_the_running_jobs(stack: LiveStac
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_hundred_files_at_once_never_exceed_the_storage(stack: LiveStack) -> None:
-    organization = limited(stack.organization, storage_bytes=55)
+def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: LiveStack) -> None:
+    organization = with_limits(stack.organization, storage_bytes=55)
 
     def upload() -> None:
         with as_tenant(organization.pk):
@@ -97,24 +97,24 @@ def test_a_hundred_files_at_once_never_exceed_the_storage(stack: LiveStack) -> N
 
 
 def test_the_error_of_the_api_names_the_exceeded_quota(db: None) -> None:
-    organization = limited(make_organization(), queued_jobs=1, storage_bytes=10_000)
+    organization = with_limits(make_organization(), queued_jobs=1, storage_bytes=10_000)
     client, model = client_of(organization), make_base_model()
     file = make_file(organization, [chat_row(model=model.name)])
     body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     assert client.post("/v1/batches", body, content_type="application/json").status_code == 200
 
-    answer = client.post("/v1/batches", body, content_type="application/json")
+    response = client.post("/v1/batches", body, content_type="application/json")
 
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["type"]) == (
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (
         429, "queued_jobs_quota_exceeded", "insufficient_quota",
     )  # fmt: skip
-    assert answer.headers["Retry-After"]
-    assert answer.headers["x-should-retry"] == "false"
+    assert response.headers["Retry-After"]
+    assert response.headers["x-should-retry"] == "false"
 
 
 def test_deleting_files_frees_storage(db: None) -> None:
-    organization = limited(make_organization(), storage_bytes=10)
+    organization = with_limits(make_organization(), storage_bytes=10)
     client = client_of(organization)
     file = make_file(organization, b"x" * 10)
     with pytest.raises(ApiError, match="10 of 10 bytes"):
@@ -126,15 +126,15 @@ def test_deleting_files_frees_storage(db: None) -> None:
 
 
 def test_a_full_organization_does_not_limit_others(db: None) -> None:
-    full = limited(make_organization(), queued_jobs=0)
+    full = with_limits(make_organization(), queued_jobs=0)
     with pytest.raises(ApiError):
         job_submit(organization=full, kind="batch", params={})
     with across_tenants(Across.COMMAND):
         job_submit(organization=make_organization(), kind="batch", params={})
 
 
-def test_follow_up_jobs_of_accepted_work_are_exempt_from_the_quota(db: None) -> None:
-    full = limited(make_organization(), queued_jobs=0)
+def test_jobs_that_continue_accepted_work_are_exempt_from_the_quota(db: None) -> None:
+    full = with_limits(make_organization(), queued_jobs=0)
     job_submit(organization=full, kind="training", params={}, is_continuation=True)
 
 

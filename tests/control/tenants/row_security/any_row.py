@@ -1,4 +1,4 @@
-"""Creates a row of any model, so that tests of all tables also cover future ones."""
+"""Creates a row of any model, so that tests of all tables also cover tables that are added later."""
 
 import itertools
 import secrets

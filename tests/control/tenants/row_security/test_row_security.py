@@ -1,4 +1,4 @@
-"""PostgreSQL separates the tenants by itself: whatever a query asks for, it returns only the tenant's rows."""
+"""PostgreSQL's row-level security: whatever a query selects, it returns only rows of the current tenant."""
 
 import threading
 from typing import Any
@@ -26,11 +26,11 @@ from tests.control.world import World
 from tests.databases import connected_to, postgres_server
 from tests.postgres import OWNER
 
-# Every table from which foreign keys lead to an organization, according to the database.
+# Every table from which foreign keys lead, directly or through other tables, to an organization.
 _TABLES_OF_TENANTS = """
 WITH RECURSIVE reaching AS (
     SELECT 'accounts_organization'::regclass::oid AS oid
-    UNION SELECT 'audit_auditevent'::regclass::oid -- whose key has no constraint: events outlive what they are about
+    UNION SELECT 'audit_auditevent'::regclass::oid -- it has no constraint, because events outlive their organization
     UNION SELECT conrelid FROM pg_constraint JOIN reaching ON confrelid = reaching.oid WHERE contype = 'f'
 )
 SELECT relname, relrowsecurity AND relforcerowsecurity, (SELECT count(*) FROM pg_policy WHERE polrelid = pg_class.oid)
@@ -43,7 +43,7 @@ def tenant_models() -> list[type[models.Model]]:
     return [model for model in apps.get_models(include_auto_created=True) if model._meta.db_table in names]
 
 
-def seen() -> set[str]:
+def visible_jobs() -> set[str]:
     return set(Job.objects.values_list("pk", flat=True))
 
 
@@ -87,18 +87,18 @@ def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
     theirs = World(other)
     foreign = set(theirs.everything().values())
     client = client_of(mine)
-    really = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private, but all filters pass it
+    original = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private, but all filters pass it
 
     def unfiltered(self: Any, negate: bool, args: Any, kwargs: dict[str, Any]) -> Any:
         kept = {name: value for name, value in kwargs.items() if name.split("__")[0] not in ("organization", "job")}
-        return really(self, negate, args, kept)
+        return original(self, negate, args, kept)
 
     monkeypatch.setattr(QuerySet, "_filter_or_exclude", unfiltered)
     routes = [route for route in api_routes() if "GET" in route.methods]
     for route in routes:
-        answer = client.get(path_of(route, theirs), {"start_time": "1"})  # usage needs a start time
-        assert answer.status_code == (404 if route.parameters else 200), route.path
-        body = b"".join(answer)
+        response = client.get(path_of(route, theirs), {"start_time": "1"})  # usage needs a start time
+        assert response.status_code == (404 if route.parameters else 200), route.path
+        body = b"".join(response)
         assert not any(f'"{identity}"'.encode() in body for identity in foreign), route.path
     assert len(routes) > 50
 
@@ -126,36 +126,36 @@ def test_all_organizations_read_shared_models_and_only_operators_write_them(post
             make_base_model()
 
 
-def test_the_tenant_lasts_for_a_block_through_commits_rollbacks_and_savepoints(postgres: str) -> None:
+def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
     mine, other = make_organization(), make_organization()
     own, foreign = make_job(mine).pk, make_job(other).pk
     with as_tenant(mine.pk):
-        assert seen() == {own}
+        assert visible_jobs() == {own}
         with transaction.atomic():
-            assert seen() == {own}
+            assert visible_jobs() == {own}
             with as_tenant(other.pk):
-                assert seen() == {foreign}
+                assert visible_jobs() == {foreign}
             with transaction.atomic():
                 with as_tenant(other.pk):
-                    assert seen() == {foreign}
+                    assert visible_jobs() == {foreign}
                 transaction.set_rollback(True)
-            assert seen() == {own}
+            assert visible_jobs() == {own}
             with pytest.raises(ProgrammingError), transaction.atomic():
                 make_job(other)
-            assert seen() == {own}
+            assert visible_jobs() == {own}
         assert [job.pk for job in Job.objects.iterator()] == [own]
-        with transaction.atomic(), transaction.atomic():  # begins with a savepoint
-            assert seen() == {own}
+        with transaction.atomic(), transaction.atomic():  # the inner block begins with a savepoint
+            assert visible_jobs() == {own}
     with transaction.atomic():
-        assert seen() == {own, foreign}, "the test's own scope must be restored"
+        assert visible_jobs() == {own, foreign}, "the test's own scope must be restored"
 
 
 def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
     """A pooler may give the connection to another client after each transaction."""
     with as_tenant(make_organization().pk):
-        seen()
+        visible_jobs()
         with transaction.atomic():
-            seen()
+            visible_jobs()
         assert connection.connection.execute("SELECT current_setting('slipstream.tenant', true)").fetchone()[0] == ""
 
 
@@ -163,18 +163,18 @@ def test_a_thread_starts_without_a_tenant(postgres: str) -> None:
     make_job()
     found: list[set[str]] = []
 
-    def look() -> None:
-        found.append(seen())
+    def read_jobs() -> None:
+        found.append(visible_jobs())
         connection.close()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_jobs)
     thread.start()
     thread.join()
 
     assert found == [set()]
 
 
-def test_the_applications_role_owns_nothing_and_cannot_lift_a_policy(postgres: str) -> None:
+def test_the_applications_role_owns_nothing_and_cannot_disable_a_policy(postgres: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_class WHERE relowner = current_user::regrole")
         assert cursor.fetchone() == (0,)
@@ -223,7 +223,7 @@ def test_a_role_that_bypasses_policies_causes_a_warning(postgres: str) -> None:
         assert [warning.id for warning in check_role(databases=["default"])] == ["tenancy.W001"]
 
 
-def test_a_claim_names_the_organization_of_its_job(postgres: str) -> None:
+def test_a_claim_has_the_organization_of_its_job(postgres: str) -> None:
     organization = make_organization()
     job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params={})
     with without_tenant():

@@ -1,4 +1,4 @@
-"""The complete list of modules that may see rows of all organizations, with their reasons."""
+"""The complete list of modules that may see rows of all organizations, each with the reason that it declares."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A clock that tests move forward, and a receiver that records its requests."""
+"""A clock that tests move forward, and a fake receiver that records its requests."""
 
 import datetime as dt
 import json
@@ -21,7 +21,7 @@ START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
-LATEST = 1 + JITTER  # a delay with the longest jitter, as a factor of the delay without
+LATEST = 1 + JITTER  # the ratio of the longest possible delay to the delay without jitter
 
 
 @dataclass
@@ -45,7 +45,10 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Responds as `answer` decides. `calls` holds all requests, `received` those answered with 2xx."""
+    """A fake of the sender's `post`. `answer` returns the response.
+
+    `calls` holds all requests, and `received` the requests with a response of 2xx.
+    """
 
     clock: Clock
     answer: Callable[["Receiver"], ReceiverResponse] = lambda _: ReceiverResponse(status=200)
@@ -65,7 +68,7 @@ def make_endpoint(organization: Organization, *events: str) -> tuple[WebhookEndp
     return endpoint_create(organization=organization, url="https://example.com/hook", events=events or ("*",))
 
 
-def happen(organization: Organization, object_id: str, kind: str = "batch.completed") -> Event:
+def record_event(organization: Organization, object_id: str, kind: str = "batch.completed") -> Event:
     """Creates an event whose deliveries are due since the clock's start."""
     with transaction.atomic():
         event = event_record(organization_id=organization.pk, type=kind, object_id=object_id)
@@ -73,8 +76,8 @@ def happen(organization: Organization, object_id: str, kind: str = "batch.comple
     return event
 
 
-def send_due(sender: Sender) -> int:
-    """Sends all deliveries that are due, including those that become due by it."""
+def send_due_deliveries(sender: Sender) -> int:
+    """Sends all deliveries that are due, including deliveries that become due when an earlier one has been sent."""
     sent = 0
     while ids := list(due(sender.clock()).values_list("pk", flat=True)):
         sent += sum(sender.deliver(delivery_id) for delivery_id in ids)

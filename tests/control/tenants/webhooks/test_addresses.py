@@ -1,4 +1,4 @@
-"""S7: a customer's URL never makes us connect to this machine or its network.
+"""Promise S7 of docs/reliability.md: a customer's URL never makes us connect to this machine or its network.
 
 The guard is tested as the sender uses it, against a listener on all addresses of this machine that counts connections.
 """
@@ -159,7 +159,7 @@ def listening(listener: Listener) -> Iterator[Listener]:
     thread.join()
 
 
-def everywhere() -> socket.socket:
+def listen_on_all_addresses() -> socket.socket:
     """A listener on all addresses of this machine, including IPv6 if available."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -168,7 +168,7 @@ def everywhere() -> socket.socket:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    yield from listening(Listener(server=everywhere()))
+    yield from listening(Listener(server=listen_on_all_addresses()))
 
 
 def send(url: str, *, allow_private: bool = False, resolve: transport.Resolve = resolve) -> ReceiverResponse:
@@ -184,8 +184,8 @@ def is_registered(url: str) -> bool:
 
 
 @pytest.mark.parametrize("host", HOSTILE_HOSTS)
-def test_a_hostile_host_is_refused_twice(host: str, listener: Listener) -> None:
-    """It is refused when it is registered and, if that check were passed, again before the connection."""
+def test_a_hostile_host_is_refused_at_registration_and_before_a_connection(host: str, listener: Listener) -> None:
+    """The second check is independent of the first, because a host's addresses can change after the registration."""
     assert not is_registered(f"http://{host}/")
 
     answer = send(f"http://{host}:{listener.port}/")
@@ -194,7 +194,7 @@ def test_a_hostile_host_is_refused_twice(host: str, listener: Listener) -> None:
     assert listener.connections == 0
 
 
-def test_the_listener_would_have_noticed(listener: Listener) -> None:
+def test_the_listener_counts_connections_that_are_allowed(listener: Listener) -> None:
     assert send(f"http://127.0.0.1:{listener.port}/", allow_private=True).status == 200
     assert listener.connections == 1
 
@@ -233,12 +233,12 @@ def test_a_name_is_resolved_only_once_so_that_rebinding_has_no_effect(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DNS rebinding: the name is public when checked and private a moment later. It is not resolved a second time."""
-    asked: list[str] = []
+    resolved_names: list[str] = []
     connected: list[object] = []
 
     def rebinding(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return ["8.8.8.8"] if len(asked) == 1 else ["127.0.0.1"]
+        resolved_names.append(host)
+        return ["8.8.8.8"] if len(resolved_names) == 1 else ["127.0.0.1"]
 
     def no_network(address: tuple[str, int], *args: object, **kwargs: object) -> socket.socket:
         connected.append(address)
@@ -248,7 +248,7 @@ def test_a_name_is_resolved_only_once_so_that_rebinding_has_no_effect(
     answer = send(f"http://rebind.example.com:{listener.port}/", resolve=rebinding)
 
     assert answer == ReceiverResponse(status=None, error="connection_failed")
-    assert (asked, connected) == (["rebind.example.com"], [("8.8.8.8", listener.port)])
+    assert (resolved_names, connected) == (["rebind.example.com"], [("8.8.8.8", listener.port)])
     assert listener.connections == 0
 
 
@@ -271,13 +271,13 @@ def test_a_proxy_in_the_environment_is_not_used(listener: Listener, monkeypatch:
     assert listener.connections == 0
 
 
-def test_an_endless_answer_is_not_read_to_its_end() -> None:
+def test_an_endless_response_is_not_read_to_its_end() -> None:
     endless = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 200_000
     for receiver in listening(Listener(endless)):
         assert send(f"http://127.0.0.1:{receiver.port}/", allow_private=True).status == 200
 
 
-def test_a_slow_receiver_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_does_not_respond_causes_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "DEADLINE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", allow_private=True)
@@ -286,7 +286,7 @@ def test_a_slow_receiver_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 999999 X\r\n\r\n"])
-def test_a_response_that_is_not_http_is_not_an_answer(garbage: bytes) -> None:
+def test_a_response_that_is_not_http_is_a_failure(garbage: bytes) -> None:
     for receiver in listening(Listener(garbage)):
         answer = send(f"http://127.0.0.1:{receiver.port}/", allow_private=True)
         assert answer == ReceiverResponse(status=None, error="no_valid_answer")

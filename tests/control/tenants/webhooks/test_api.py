@@ -1,4 +1,4 @@
-"""/v1/webhook_endpoints, and the setting for private targets, which must be off in production."""
+"""The routes of /v1/webhook_endpoints, and the setting that allows private targets, which must be off in production."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import MAX_ENDPOINTS
 from control.tenants.webhooks.transport import ReceiverResponse
-from tests.control.tenants.webhooks.support import Clock, Receiver, happen, make_endpoint, send_due
+from tests.control.tenants.webhooks.support import Clock, Receiver, make_endpoint, record_event, send_due_deliveries
 
 PATH = "/v1/webhook_endpoints"
 
@@ -77,9 +77,9 @@ def test_deliveries_are_listed_and_replayed(client: Client, organization: Organi
     endpoint, _ = make_endpoint(organization)
     path = f"{PATH}/{endpoint.pk}/deliveries"
     receiver = Receiver(Clock(), answer=lambda self: ReceiverResponse(status=410 if len(self.calls) == 2 else 200))
-    happen(organization, "batch_1")
-    happen(organization, "batch_2")
-    send_due(Sender(send=receiver, clock=receiver.clock))
+    record_event(organization, "batch_1")
+    record_event(organization, "batch_2")
+    send_due_deliveries(Sender(send=receiver, clock=receiver.clock))
 
     failed, succeeded = client.get(path).json()["data"]
     assert (failed["status"], succeeded["status"]) == ("failed", "succeeded")
@@ -92,7 +92,9 @@ def test_deliveries_are_listed_and_replayed(client: Client, organization: Organi
     assert (replayed["status"], replayed["attempt"], replayed["event_id"]) == ("pending", 0, failed["event_id"])
 
 
-def test_a_requested_test_event_appears_in_the_deliveries(client: Client, organization: Organization) -> None:
+def test_a_test_event_appears_in_the_deliveries_of_an_enabled_endpoint(
+    client: Client, organization: Organization
+) -> None:
     endpoint, _ = make_endpoint(organization, "job.failed")
 
     delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
@@ -119,9 +121,7 @@ def test_without_private_targets_the_deployment_check_reports_no_webhook_error(
     assert "webhooks" not in capsys.readouterr().err
 
 
-def test_a_delivery_whose_history_an_older_version_stored_is_shown_as_it_is(
-    client: Client, organization: Organization
-) -> None:
+def test_a_history_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     endpoint, _ = make_endpoint(organization)
     delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
     WebhookDelivery.objects.update(history=[{"at": 1, "status": "500"}])
@@ -131,9 +131,7 @@ def test_a_delivery_whose_history_an_older_version_stored_is_shown_as_it_is(
     assert shown == {**delivery, "history": [{"at": 1, "status": "500"}]}
 
 
-def test_an_event_type_of_an_older_version_does_not_hide_the_endpoint(
-    client: Client, organization: Organization
-) -> None:
+def test_an_endpoint_with_unknown_event_types_is_shown(client: Client, organization: Organization) -> None:
     endpoint, _ = make_endpoint(organization)
     WebhookEndpoint.objects.update(events=["batch.finished", 1])
 

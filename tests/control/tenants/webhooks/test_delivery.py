@@ -1,4 +1,4 @@
-"""W1: whatever fails, every event arrives, and events of one object arrive in order."""
+"""Promise W1 of docs/reliability.md: every event is delivered despite failures, and in order for each object."""
 
 import datetime as dt
 import random
@@ -25,16 +25,16 @@ from tests.control.tenants.webhooks.support import (
     START,
     Clock,
     Receiver,
-    happen,
     make_endpoint,
-    send_due,
+    record_event,
+    send_due_deliveries,
 )
 
 Disabled = WebhookEndpoint.Disabled
 
 
 class SenderKilled(BaseException):
-    """It is not an Exception, so that our code cannot catch it, as no code can catch a `kill -9`."""
+    """Simulates `kill -9`. It is not an Exception, so that no `except Exception` can catch it."""
 
 
 @pytest.fixture
@@ -63,34 +63,34 @@ def test_an_event_that_is_rolled_back_is_never_sent(organization: Organization, 
         event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
         transaction.set_rollback(True)
 
-    assert (send_due(sender), WebhookDelivery.objects.count()) == (0, 0)
+    assert (send_due_deliveries(sender), WebhookDelivery.objects.count()) == (0, 0)
 
 
-def test_an_endpoint_receives_only_its_subscriptions_and_only_its_own_organizations_events(
+def test_an_endpoint_receives_only_events_of_its_organization_that_it_has_subscribed_to(
     organization: Organization, other_organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     make_endpoint(organization, "batch.*", "job.succeeded")
     make_endpoint(other_organization)
 
     for kind in ("batch.completed", "job.succeeded", "job.failed", "pipeline.live"):
-        happen(organization, f"of {kind}", kind)
-    send_due(sender)
+        record_event(organization, f"of {kind}", kind)
+    send_due_deliveries(sender)
 
     assert {call.event["type"] for call in receiver.calls} == {"batch.completed", "job.succeeded"}
 
 
-def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
+def test_a_receiver_that_was_down_for_two_minutes_gets_all_events_in_order(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
     receiver.answer = lambda self: ReceiverResponse(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
     expected = defaultdict(list)
     for number in range(40):
-        event = happen(organization, f"batch_{number % 4}", "batch.in_progress")
+        event = record_event(organization, f"batch_{number % 4}", "batch.in_progress")
         expected[event.object_id].append(event.id)
 
     while clock.now < START + HOUR:
-        send_due(sender)
+        send_due_deliveries(sender)
         clock.now += 5 * SECOND
 
     arrived = defaultdict(list)
@@ -103,17 +103,17 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_everything_in_order(
 def test_ten_killed_senders_lose_no_event(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
-    """The senders are killed before or after the receiver gets the delivery, and write nothing to the database."""
+    """Each sender is killed before or after the receiver gets the delivery, but before it writes to the database."""
     make_endpoint(organization)
-    dice = random.Random(0)
-    events = [happen(organization, f"batch_{number % 3}") for number in range(30)]
-    kills = 0
+    rng = random.Random(0)
+    events = [record_event(organization, f"batch_{number % 3}") for number in range(30)]
+    num_kills = 0
 
     def kill_now_and_then(self: Receiver) -> ReceiverResponse:
-        nonlocal kills
-        if kills < 10 and dice.random() < 0.5:
-            kills += 1
-            if dice.random() < 0.5:
+        nonlocal num_kills
+        if num_kills < 10 and rng.random() < 0.5:
+            num_kills += 1
+            if rng.random() < 0.5:
                 self.received.append(self.calls[-1])
             raise SenderKilled
         return ReceiverResponse(status=200)
@@ -121,46 +121,46 @@ def test_ten_killed_senders_lose_no_event(
     receiver.answer = kill_now_and_then
     while WebhookDelivery.objects.filter(status="pending").exists():
         try:
-            send_due(sender)
+            send_due_deliveries(sender)
         except SenderKilled:
             continue
         clock.now += CLAIM
 
-    firsts = list(dict.fromkeys(call.headers["webhook-id"] for call in receiver.received))
-    assert kills == 10
-    assert set(firsts) == {event.id for event in events}
+    distinct_ids = list(dict.fromkeys(call.headers["webhook-id"] for call in receiver.received))
+    assert num_kills == 10
+    assert set(distinct_ids) == {event.id for event in events}
     by_object: dict[str, list[str]] = defaultdict(list)
     for event in events:
         by_object[event.object_id].append(event.id)
     for ids in by_object.values():
-        assert [identity for identity in firsts if identity in ids] == ids
+        assert [identity for identity in distinct_ids if identity in ids] == ids
 
 
-def test_a_claimed_delivery_is_left_to_its_sender_until_the_claim_expires(
+def test_a_delivery_that_a_sender_has_claimed_is_not_sent_by_another(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    happen(organization, "batch_1")
+    record_event(organization, "batch_1")
     delivery = the_delivery()
 
-    def rival(self: Receiver) -> ReceiverResponse:
+    def try_a_second_delivery(self: Receiver) -> ReceiverResponse:
         assert not sender.deliver(delivery.pk), "sent twice at once"
         return ReceiverResponse(status=200)
 
-    receiver.answer = rival
+    receiver.answer = try_a_second_delivery
     assert sender.deliver(delivery.pk)
     assert len(receiver.calls) == 1
 
 
-def test_all_attempts_carry_the_same_id_and_the_schedule_is_kept(
+def test_all_attempts_have_the_same_id_and_follow_the_schedule(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    event = happen(organization, "batch_1")
+    event = record_event(organization, "batch_1")
     receiver.answer = lambda _: ReceiverResponse(status=500)
 
     while the_delivery().status == "pending":
-        send_due(sender)
+        send_due_deliveries(sender)
         clock.now = max(clock.now + SECOND, the_delivery().next_attempt_at)
 
     times = [call.at for call in receiver.calls]
@@ -176,11 +176,11 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_an_event_reports_it(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     endpoint, _ = make_endpoint(organization)
-    happen(organization, "batch_1")
+    record_event(organization, "batch_1")
     receiver.answer = lambda _: ReceiverResponse(status=None, error="connection_failed")
 
     while the_delivery().status == "pending":
-        send_due(sender)
+        send_due_deliveries(sender)
         clock.now = max(clock.now + SECOND, the_delivery().next_attempt_at)
 
     endpoint.refresh_from_db()
@@ -195,43 +195,45 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_an_event_reports_it(
     ("status", "succeeds"),
     [(200, True), (204, True), (299, True), (301, False), (302, False), (304, False), (404, False), (503, False)],
 )
-def test_only_2xx_is_a_success(
+def test_only_a_status_of_2xx_is_a_success(
     status: int, succeeds: bool, organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     make_endpoint(organization)
-    happen(organization, "batch_1")
+    record_event(organization, "batch_1")
     receiver.answer = lambda _: ReceiverResponse(status=status)
 
-    send_due(sender)
+    send_due_deliveries(sender)
 
     assert (the_delivery().status == "succeeded") is succeeds
     assert (the_delivery().status == "pending") is not succeeds
 
 
-def test_410_disables_the_endpoint_at_once(organization: Organization, sender: Sender, receiver: Receiver) -> None:
+def test_status_410_disables_the_endpoint_at_once(
+    organization: Organization, sender: Sender, receiver: Receiver
+) -> None:
     endpoint, _ = make_endpoint(organization)
-    happen(organization, "batch_1")
-    happen(organization, "batch_2")
+    record_event(organization, "batch_1")
+    record_event(organization, "batch_2")
     receiver.answer = lambda _: ReceiverResponse(status=410)
 
-    send_due(sender)
-    happen(organization, "batch_3")
+    send_due_deliveries(sender)
+    record_event(organization, "batch_3")
 
     endpoint.refresh_from_db()
     assert endpoint.disabled == Disabled.GONE
-    assert (len(receiver.calls), send_due(sender)) == (1, 0)
+    assert (len(receiver.calls), send_due_deliveries(sender)) == (1, 0)
 
 
 def test_events_for_a_disabled_endpoint_are_sent_once_it_is_enabled(
     organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     endpoint, _ = make_endpoint(organization)
-    event = happen(organization, "batch_1")
+    event = record_event(organization, "batch_1")
     endpoint_update(endpoint=endpoint, changes={"enabled": False})
-    assert send_due(sender) == 0
+    assert send_due_deliveries(sender) == 0
 
     endpoint_update(endpoint=endpoint, changes={"enabled": True})
-    send_due(sender)
+    send_due_deliveries(sender)
 
     assert [call.headers["webhook-id"] for call in receiver.received] == [event.id]
 
@@ -249,7 +251,7 @@ def test_events_for_a_disabled_endpoint_are_sent_once_it_is_enabled(
         (None, 5 * SECOND),
     ],
 )
-def test_a_receiver_can_delay_the_next_attempt_but_not_advance_it(
+def test_retry_after_can_delay_the_next_attempt_but_not_make_it_earlier(
     retry_after: str | None, earliest: dt.timedelta
 ) -> None:
     then = next_attempt(attempts=1, now=START, retry_after=retry_after)
@@ -262,26 +264,26 @@ def test_later_events_wait_for_the_first_of_their_object_but_not_for_other_objec
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    first, second = happen(organization, "batch_1"), happen(organization, "batch_1", "batch.failed")
-    other = happen(organization, "batch_2")
+    first, second = record_event(organization, "batch_1"), record_event(organization, "batch_1", "batch.failed")
+    other = record_event(organization, "batch_2")
     receiver.answer = lambda self: ReceiverResponse(status=500 if len(self.calls) == 1 else 200)
 
-    send_due(sender)
+    send_due_deliveries(sender)
     assert [call.headers["webhook-id"] for call in receiver.received] == [other.id]
 
     clock.now += MINUTE
-    send_due(sender)
+    send_due_deliveries(sender)
     assert [call.headers["webhook-id"] for call in receiver.received] == [other.id, first.id, second.id]
 
 
 def test_a_replay_sends_the_same_event_again(organization: Organization, sender: Sender, receiver: Receiver) -> None:
     make_endpoint(organization)
-    event = happen(organization, "batch_1")
-    send_due(sender)
+    event = record_event(organization, "batch_1")
+    send_due_deliveries(sender)
 
     delivery_replay(delivery=the_delivery())
     WebhookDelivery.objects.update(next_attempt_at=START)
-    send_due(sender)
+    send_due_deliveries(sender)
 
     assert [call.headers["webhook-id"] for call in receiver.received] == [event.id, event.id]
     assert len(the_delivery().history) == 2
@@ -295,17 +297,17 @@ def test_a_test_event_is_sent_only_to_its_endpoint(
 
     delivery = endpoint_test(endpoint=endpoint)
     WebhookDelivery.objects.update(next_attempt_at=START)
-    send_due(sender)
+    send_due_deliveries(sender)
 
     assert [call.event["type"] for call in receiver.received] == ["webhook_endpoint.test"]
     assert the_delivery().pk == delivery.pk
 
 
-def test_a_delivery_that_kills_its_sender_each_time_fails_in_the_end(
+def test_a_delivery_that_kills_its_sender_at_every_attempt_fails(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    happen(organization, "batch_1")
+    record_event(organization, "batch_1")
 
     def die(_: Receiver) -> ReceiverResponse:
         raise SenderKilled
@@ -313,8 +315,8 @@ def test_a_delivery_that_kills_its_sender_each_time_fails_in_the_end(
     receiver.answer = die
     for _ in PAUSES:
         with pytest.raises(SenderKilled):
-            send_due(sender)
+            send_due_deliveries(sender)
         clock.now += CLAIM
-    send_due(sender)
+    send_due_deliveries(sender)
 
     assert (the_delivery().status, len(receiver.calls)) == ("failed", len(PAUSES))

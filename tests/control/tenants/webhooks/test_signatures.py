@@ -1,4 +1,7 @@
-"""W2: the reference library and OpenAI's client verify our signatures, also during a rotation of secrets."""
+"""Promise W2 of docs/reliability.md: the reference library and OpenAI's client can verify our signatures.
+
+They can do so during a rotation of secrets as well.
+"""
 
 import datetime as dt
 
@@ -15,7 +18,14 @@ from control.tenants.webhooks.secrets import PREFIX, decrypt, encrypt, new_secre
 from control.tenants.webhooks.selectors import secrets_in_force
 from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import endpoint_rotate_secret
-from tests.control.tenants.webhooks.support import Clock, Received, Receiver, happen, make_endpoint, send_due
+from tests.control.tenants.webhooks.support import (
+    Clock,
+    Received,
+    Receiver,
+    make_endpoint,
+    record_event,
+    send_due_deliveries,
+)
 
 GRACE = dt.timedelta(hours=1)
 
@@ -25,10 +35,10 @@ def clock() -> Clock:
     return Clock(timezone.now())  # verifiers refuse signatures that are older than five minutes
 
 
-def sent(organization: Organization, clock: Clock, kind: str = "batch.completed") -> Received:
+def send_event(organization: Organization, clock: Clock, kind: str = "batch.completed") -> Received:
     receiver = Receiver(clock)
-    happen(organization, "batch_1", kind)
-    send_due(Sender(send=receiver, clock=clock))
+    record_event(organization, "batch_1", kind)
+    send_due_deliveries(Sender(send=receiver, clock=clock))
     return receiver.received[-1]
 
 
@@ -42,7 +52,7 @@ def verifies(call: Received, secret: str) -> bool:
 
 def test_the_reference_library_verifies_sent_events(organization: Organization, clock: Clock) -> None:
     _, secret = make_endpoint(organization)
-    call = sent(organization, clock)
+    call = send_event(organization, clock)
 
     assert verifies(call, secret)
     assert not verifies(call, new_secret())
@@ -52,7 +62,7 @@ def test_the_reference_library_verifies_sent_events(organization: Organization, 
 @pytest.mark.parametrize("kind", ["batch.completed", "batch.cancelled", "fine_tuning.job.succeeded"])
 def test_openais_client_unwraps_sent_events(kind: str, organization: Organization, clock: Clock) -> None:
     _, secret = make_endpoint(organization)
-    call = sent(organization, clock, kind)
+    call = send_event(organization, clock, kind)
     client = OpenAI(api_key="unused", webhook_secret=secret, _strict_response_validation=True)
 
     event = client.webhooks.unwrap(call.body, call.headers)
@@ -68,11 +78,11 @@ def test_both_secrets_verify_during_a_rotation_and_only_the_new_one_afterwards(
     endpoint, old = make_endpoint(organization)
     new = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
 
-    during = sent(organization, clock)
+    during = send_event(organization, clock)
     assert (verifies(during, old), verifies(during, new)) == (True, True)
 
     WebhookSecret.objects.filter(expires_at__isnull=False).update(expires_at=clock.now)
-    after = sent(organization, clock)
+    after = send_event(organization, clock)
     assert (verifies(after, old), verifies(after, new)) == (False, True)
 
 
@@ -97,11 +107,11 @@ def test_secrets_are_shown_once_and_stored_encrypted(client: Client, organizatio
         assert not any(secret.removeprefix(PREFIX) in row.encrypted for row in WebhookSecret.objects.all())
 
 
-def test_secrets_remain_readable_after_a_change_of_the_installations_key(settings: LazySettings) -> None:
+def test_secrets_can_be_decrypted_after_a_change_of_the_secret_key(settings: LazySettings) -> None:
     secret = new_secret()
     encrypted = encrypt(secret)
 
     settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
-    settings.SECRET_KEY = "another, which is long enough to be taken for one by Django itself"
+    settings.SECRET_KEY = "another key, long enough that Django does not warn about its length"
 
     assert decrypt(encrypted) == secret

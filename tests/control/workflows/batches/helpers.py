@@ -42,6 +42,7 @@ def put_shard(shard: JobShard, entries: list[dict[str, Any]], tmp_path: Path) ->
 
 
 def entry(row: int, *, ok: bool = True, custom_id: str | None = None) -> dict[str, Any]:
+    """One line of a shard's result file."""
     custom_id = custom_id or f"row-{row}"
     response = {"status_code": 200 if ok else 400, "request_id": f"req_{row}", "body": {"content": f"héllo {row}"}}
     output = {"id": f"batch_req_{row}", "custom_id": custom_id, "response": response, "error": None}

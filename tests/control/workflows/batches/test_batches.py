@@ -1,4 +1,4 @@
-"""Batches from creation to result files. The tests commit shards as a worker would."""
+"""Batches from creation to result files. The tests commit shards as a worker does."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def two_rows_a_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
-def test_a_valid_file_becomes_rows_and_shards(db: None) -> None:
+def test_validation_stores_the_rows_and_creates_the_shards(db: None) -> None:
     batch = make_batch()
 
     assert batch_validate(batch=batch)
@@ -89,13 +89,13 @@ def test_an_input_file_deleted_meanwhile_fails_the_batch(transactional_db: None)
     assert [error["code"] for error in batch.errors or ()] == ["file_not_found"]
 
 
-@pytest.mark.parametrize("drop", [0, 1, 2])
+@pytest.mark.parametrize("last", [0, 1, 2])
 def test_each_result_appears_once_in_input_order_whichever_shard_comes_last(
-    db: None, tmp_path: Path, drop: int
+    db: None, tmp_path: Path, last: int
 ) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
-    for shard_no in [*(n for n in (2, 1, 0) if n != drop), drop]:
+    for shard_no in [*(n for n in (2, 1, 0) if n != last), last]:
         commit_shard(batch, shard_no, tmp_path, failed_rows=frozenset({3}))
 
     batch_assemble(batch=batch, final="completed")
@@ -195,7 +195,7 @@ def test_the_next_attempt_completes_an_assembly_that_crashed(
     assert File.objects.filter(purpose="batch_output").count() == 1
 
 
-def test_of_two_assembling_workers_one_wins_and_its_files_stay(
+def test_if_two_workers_assemble_a_batch_the_files_of_the_faster_one_are_kept(
     db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make_batch()
@@ -203,14 +203,14 @@ def test_of_two_assembling_workers_one_wins_and_its_files_stay(
     batch_cancel(batch=batch)
     publish = assemble._publish
 
-    def overtaken(*args: Any, **values: Any) -> None:
-        """In the meantime, a shard is committed and another worker assembles the batch."""
+    def publish_after_another_worker(*args: Any, **values: Any) -> None:
+        """Before this worker publishes, a shard is committed and another worker assembles the batch."""
         monkeypatch.setattr(assemble, "_publish", publish)
         commit_shard(batch, 0, tmp_path)
         batch_assemble(batch=Batch.objects.get(pk=batch.pk), final="cancelled")
         publish(*args, **values)
 
-    monkeypatch.setattr(assemble, "_publish", overtaken)
+    monkeypatch.setattr(assemble, "_publish", publish_after_another_worker)
     batch_assemble(batch=batch, final="cancelled")
 
     assert ids_of(batch.output_file) == ["row-0", "row-1"]

@@ -1,4 +1,4 @@
-"""GET /v1/batches/{id}/results: finished rows in input order, before the end and after it."""
+"""GET /v1/batches/{id}/results lists finished rows in input order, before and after the end of the batch."""
 
 import asyncio
 import json
@@ -42,9 +42,9 @@ def batch(organization: Organization) -> Batch:
 
 
 def read_rows(client: Client, batch: Batch, **query: Any) -> list[str]:
-    answer = client.get(f"/v1/batches/{batch.pk}/results", query)
-    assert answer.status_code == 200
-    return [json.loads(line)["custom_id"] for line in answer.getvalue().splitlines()]
+    response = client.get(f"/v1/batches/{batch.pk}/results", query)
+    assert response.status_code == 200
+    return [json.loads(line)["custom_id"] for line in response.getvalue().splitlines()]
 
 
 def end(batch: Batch) -> None:
@@ -115,18 +115,17 @@ def test_a_followed_stream_continues_until_the_end(
 
     async def follow() -> list[bytes]:
         url, headers = f"/v1/batches/{batch.pk}/results", {"Authorization": f"Bearer {token}"}
-        answer = await AsyncClient().get(url, {"follow": "true"}, headers=headers)
-        assert isinstance(answer, StreamingHttpResponse)
+        response = await AsyncClient().get(url, {"follow": "true"}, headers=headers)
+        assert isinstance(response, StreamingHttpResponse)
         chunks: list[bytes] = []
-        async for chunk in answer:
+        async for chunk in response:
             chunks.append(chunk)
             if chunk == b"\n" and len(chunks) == 2:
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")
-        await sync_to_async(
-            connections.close_all
-        )()  # closes those of the server's thread, which would keep the database from being dropped
+        # Close the connections of the server's thread, because the database could not be dropped otherwise.
+        await sync_to_async(connections.close_all)()
         return chunks
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
@@ -145,11 +144,11 @@ def test_a_followed_stream_ends_when_its_key_is_revoked(
 
     async def follow() -> list[bytes]:
         url, headers = f"/v1/batches/{batch.pk}/results", {"Authorization": f"Bearer {token}"}
-        answer = await AsyncClient().get(url, {"follow": "true"}, headers=headers)
-        assert isinstance(answer, StreamingHttpResponse)
+        response = await AsyncClient().get(url, {"follow": "true"}, headers=headers)
+        assert isinstance(response, StreamingHttpResponse)
         chunks: list[bytes] = []
         try:
-            async for chunk in answer:
+            async for chunk in response:
                 chunks.append(chunk)
                 await sync_to_async(api_key_revoke)(key=key)
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
@@ -157,7 +156,7 @@ def test_a_followed_stream_ends_when_its_key_is_revoked(
             return chunks
         finally:
             await sync_to_async(connections.close_all)()
-        raise AssertionError("it ended as if that had been all")
+        raise AssertionError("the stream ended as if it were complete")
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
     assert len(b"".join(chunks).splitlines()) <= 4, "after the revocation, at most one poll may send rows"
@@ -165,9 +164,9 @@ def test_a_followed_stream_ends_when_its_key_is_revoked(
 
 @pytest.mark.parametrize("query", [{"after": "-1"}, {"after": "x"}, {"follow": "1"}])
 def test_an_invalid_query_is_refused(client: Client, batch: Batch, query: dict[str, str]) -> None:
-    answer = client.get(f"/v1/batches/{batch.pk}/results", query)
+    response = client.get(f"/v1/batches/{batch.pk}/results", query)
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(query)))
 
 
 def test_results_of_another_organization_are_not_found(batch: Batch, other_organization: Organization) -> None:

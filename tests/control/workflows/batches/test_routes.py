@@ -22,7 +22,7 @@ def two_rows_a_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
-def test_counts_grow_while_shards_finish(client: Client, organization: Organization, tmp_path: Path) -> None:
+def test_request_counts_include_committed_shards(client: Client, organization: Organization, tmp_path: Path) -> None:
     batch = make_batch(organization)
     batch_validate(batch=batch)
     commit_shard(batch, 0, tmp_path, failed_rows=frozenset({1}))
@@ -40,7 +40,7 @@ def test_counts_grow_while_shards_finish(client: Client, organization: Organizat
     assert client.get("/v1/batches").json()["data"] == [body]
 
 
-def test_stored_json_of_another_shape_is_answered_as_it_is(client: Client, organization: Organization) -> None:
+def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     batch = make_batch(organization)
     stored = {"metadata": {"number": 1}, "warnings": {"line": 1}, "errors_by_code": {"bad": "1"}}
     Batch.objects.filter(pk=batch.pk).update(errors=["line 1 is bad"], usage={"tokens": 1}, **stored)
@@ -79,9 +79,9 @@ def test_an_invalid_request_creates_no_batch(
 ) -> None:
     values = {"input_file_id": make_file(organization).pk, "endpoint": CHAT, "completion_window": "24h", **change}
 
-    answer = client.post("/v1/batches", values, content_type="application/json")
+    response = client.post("/v1/batches", values, content_type="application/json")
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert not Batch.objects.exists()
     assert not Job.objects.exists()
 
@@ -91,8 +91,8 @@ def test_a_file_of_another_purpose_or_organization_is_refused(
 ) -> None:
     for file, status in [(make_file(organization, purpose="evals"), 400), (make_file(other_organization), 404)]:
         values = {"input_file_id": file.pk, "endpoint": CHAT, "completion_window": "24h"}
-        answer = client.post("/v1/batches", values, content_type="application/json")
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input_file_id")
+        response = client.post("/v1/batches", values, content_type="application/json")
+        assert (response.status_code, response.json()["error"]["param"]) == (status, "input_file_id")
 
 
 def test_batches_of_another_organization_are_not_found(client: Client, other_organization: Organization) -> None:

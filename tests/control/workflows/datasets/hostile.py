@@ -1,4 +1,4 @@
-"""Invalid rows, each with the code of its error. Apart from the error, all are chat rows."""
+"""Invalid rows of a chat file: (description, content, code of the expected error)."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ ROWS: tuple[tuple[str, bytes, str], ...] = (
     ("a bare string", b'"text"', JSON),
     ("null", b"null", JSON),
     ("a list", b"[1, 2]", JSON),
-    ("cut off", GOOD[:-2], JSON),
-    ("something behind it", GOOD + b"}", JSON),
+    ("a truncated row", GOOD[:-2], JSON),
+    ("a brace after the row", GOOD + b"}", JSON),
     ("two rows in a line", GOOD + b" " + GOOD, JSON),
     ("single quotes", b"{'messages': []}", JSON),
     ("a comma too many", b'{"messages": [],}', JSON),
@@ -45,22 +45,22 @@ ROWS: tuple[tuple[str, bytes, str], ...] = (
     ("UTF-16", '{"messages": []}'.encode("utf-16-le"), JSON),
     ("half a surrogate pair", rb'{"messages": "\ud800"}', UTF8),
     ("half a surrogate pair as bytes", b'{"messages": "\xed\xa0\x80"}', UTF8),
-    ("longer than a line may be", chat(x="x" * (1 << 20)), "line_too_long"),
-    ("no messages at all", b'{"text": "hello"}', BODY),
+    ("a line over the limit", chat(x="x" * (1 << 20)), "line_too_long"),
+    ("no member `messages`", b'{"text": "hello"}', BODY),
     ("null for messages", chat([]).replace(b"[]", b"null"), BODY),
-    ("no message", chat([]), BODY),
+    ("an empty list of messages", chat([]), BODY),
     ("a string for messages", chat("hello"), BODY),
     ("a string for a message", chat(["hello"]), BODY),
     ("no role", message(content="hello"), BODY),
-    ("a role of its own", message(role="root", content="hello"), BODY),
+    ("an unknown role", message(role="root", content="hello"), BODY),
     ("a list for a role", message(role=["user"], content="hello"), BODY),
     ("no content", message(role="user"), BODY),
     ("a number for content", message(role="user", content=1), BODY),
     ("parts without a type", message(role="user", content=[{"text": "hello"}]), BODY),
     ("an image", message(role="user", content=[{"type": "image_url", "image_url": "x"}]), "unsupported_content"),
-    ("text that is none", message(role="user", content=[{"type": "text", "text": 1}]), "unsupported_content"),
+    ("text that is a number", message(role="user", content=[{"type": "text", "text": 1}]), "unsupported_content"),
     ("nothing but an answer", chat([{"role": "assistant", "content": "4"}]), "missing_prompt"),
     ("an id that is a list", chat(custom_id=[1]), "invalid_custom_id"),
-    ("an id without end", chat(custom_id="x" * 257), "invalid_custom_id"),
-    ("a row of another form", b'{"prompt": "2+2?"}', "mixed_formats"),
+    ("an id that is too long", chat(custom_id="x" * 257), "invalid_custom_id"),
+    ("a row in another format", b'{"prompt": "2+2?"}', "mixed_formats"),
 )

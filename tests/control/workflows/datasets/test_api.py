@@ -35,10 +35,10 @@ def test_the_tokens_of_a_valid_file_are_counted_at_creation(
 ) -> None:
     file = make_file(organization, GOOD + b"\n" + chat() + b"\n", purpose="fine-tune")
 
-    answer = create(client, file, model="tiny")
+    response = create(client, file, model="tiny")
 
-    assert answer.status_code == 201
-    body = answer.json()
+    assert response.status_code == 201
+    body = response.json()
     assert (body["object"], body["status"], body["format"], body["file_id"]) == ("dataset", "valid", "chat", file.pk)
     assert (body["num_rows"], body["num_answers"], body["bytes"]) == (2, 1, file.size_bytes)
     assert (body["num_tokens"], body["num_tokens_exact"]) == (5 + 3, True)  # words, after the template is applied
@@ -63,7 +63,7 @@ def test_every_invalid_line_is_listed_with_its_line_number(client: Client, organ
     assert (all_errors["total_count"], all_errors["is_complete"]) == (31, True)
 
 
-def test_stored_errors_of_another_shape_are_answered_as_they_are(client: Client, organization: Organization) -> None:
+def test_stored_errors_of_an_unknown_shape_are_returned_unchanged(client: Client, organization: Organization) -> None:
     made = create(client, make_file(organization, b"not json")).json()
     Dataset.objects.update(errors=["line 1 is bad"], errors_by_code={"invalid_json_line": "1"})
 
@@ -133,10 +133,10 @@ def test_without_a_tokenizer_there_is_no_preview(client: Client, organization: O
     make_base_model("absent", organization)
     dataset = create(client, make_file(organization, GOOD), model="absent").json()
 
-    answer = client.get(f"/v1/datasets/{dataset['id']}/preview")
+    response = client.get(f"/v1/datasets/{dataset['id']}/preview")
 
-    assert (dataset["num_tokens"], answer.status_code) == (None, 400)
-    assert answer.json()["error"]["code"] == "tokenizer_not_available"
+    assert (dataset["num_tokens"], response.status_code) == (None, 400)
+    assert response.json()["error"]["code"] == "tokenizer_not_available"
 
 
 def test_a_dataset_remains_without_its_file_but_has_no_preview(
@@ -159,12 +159,12 @@ def test_a_dataset_remains_without_its_file_but_has_no_preview(
         ({"unknown": 1}, 400, "unknown"),
     ],
 )
-def test_a_bad_request_names_the_field(
+def test_the_error_for_a_bad_request_names_the_field(
     client: Client, organization: Organization, values: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = create(client, make_file(organization, GOOD), **values)
+    response = create(client, make_file(organization, GOOD), **values)
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert not Dataset.objects.exists()
 
 
@@ -172,10 +172,10 @@ def test_datasets_of_another_organization_are_not_found(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     dataset = create(client, make_file(organization, GOOD)).json()
-    stranger = client_of(other_organization)
+    other_client = client_of(other_organization)
 
     for path in ("", "/errors", "/preview"):
-        assert stranger.get(f"/v1/datasets/{dataset['id']}{path}").status_code == 404
-    assert stranger.delete(f"/v1/datasets/{dataset['id']}").status_code == 404
-    assert stranger.get("/v1/datasets").json()["data"] == []
-    assert create(stranger, make_file(organization, GOOD)).status_code == 404
+        assert other_client.get(f"/v1/datasets/{dataset['id']}{path}").status_code == 404
+    assert other_client.delete(f"/v1/datasets/{dataset['id']}").status_code == 404
+    assert other_client.get("/v1/datasets").json()["data"] == []
+    assert create(other_client, make_file(organization, GOOD)).status_code == 404

@@ -1,4 +1,7 @@
-"""S6: a chat template that computes endlessly or fills the memory is soon ended, with an error that names it."""
+"""Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is soon stopped.
+
+The request gets an error that names the template.
+"""
 
 import time
 from contextlib import ExitStack
@@ -42,18 +45,18 @@ def model(organization: Organization, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("what", [*ENDLESS, *LARGE])
-def test_an_endless_template_is_stopped_soon_with_an_error_that_names_it(
+def test_a_template_that_needs_too_much_time_or_memory_is_stopped_soon(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path, what: str
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text({**ENDLESS, **LARGE}[what])
-    rows = (GOOD + b"\n") * 2_000  # more than the buffer of a pipe holds
+    rows = (GOOD + b"\n") * 2_000  # more than fits into the buffer of the pipe to the reader's process
     file = make_file(organization, rows)
     began = time.process_time()
 
-    answer = client.post("/v1/datasets", {"file_id": file.pk, "model": "tiny"}, content_type="application/json")
+    response = client.post("/v1/datasets", {"file_id": file.pk, "model": "tiny"}, content_type="application/json")
 
-    assert answer.status_code == 400
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("chat_template_error", "model")
+    assert response.status_code == 400
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("chat_template_error", "model")
     assert time.process_time() - began < 5, "CPU time of this process; the reader's process has its own limit"
 
 
@@ -74,10 +77,10 @@ def test_a_model_file_that_became_a_link_does_not_show_the_content_of_its_target
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(secret)
 
-    answer = preview(client, organization)
+    response = preview(client, organization)
 
-    assert answer.json()["error"]["code"] == "tokenizer_not_available"
-    assert b"somebody" not in answer.content
+    assert response.json()["error"]["code"] == "tokenizer_not_available"
+    assert b"somebody" not in response.content
 
 
 def test_a_model_whose_folder_became_a_link_is_not_read(
@@ -97,10 +100,12 @@ def test_the_number_of_concurrent_readers_is_limited_per_organization(
     with ExitStack() as busy:
         for _ in range(reader.MAX_READERS):
             busy.enter_context(reader.model_reader(organization, model, num_shown=0))
-        answer = client.post("/v1/datasets", body, content_type="application/json")
-        with reader.model_reader(other_organization, model, num_shown=0) as theirs:
-            assert theirs.readings() is None, "the row names no folder; the other organization must not be refused"
+        response = client.post("/v1/datasets", body, content_type="application/json")
+        with reader.model_reader(other_organization, model, num_shown=0) as other_reader:
+            assert other_reader.readings() is None, (
+                "the row names no folder; the other organization must not be refused"
+            )
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert "Retry-After" in answer.headers
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "Retry-After" in response.headers
     assert client.post("/v1/datasets", body, content_type="application/json").status_code == 201

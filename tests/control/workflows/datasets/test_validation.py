@@ -1,4 +1,4 @@
-"""Validation of files: each hostile row gets an error with its own line, and has no other effect."""
+"""Validation of files: each hostile row is reported with its line number, and has no other effect."""
 
 import json
 import random
@@ -21,9 +21,9 @@ from tests.control.workflows.datasets.hostile import GOOD, ROWS, chat
 
 
 def check(content: bytes, **limits: int) -> tuple[Findings, list[Example]]:
-    seen: list[Example] = []
-    found = examine(BytesIO(content), on_example=lambda example, line: seen.append(example), **limits)
-    return found, seen
+    examples: list[Example] = []
+    found = examine(BytesIO(content), on_example=lambda example, line: examples.append(example), **limits)
+    return found, examples
 
 
 def lines(rows: Iterable[bytes]) -> bytes:
@@ -58,10 +58,10 @@ class Endless:
     ],
 )
 def test_valid_files_of_every_format_are_accepted(rows: list[bytes], form: Format, answers: int) -> None:
-    found, seen = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
+    found, examples = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
 
     assert (found.format, found.num_rows, found.num_answers, found.errors) == (form, len(rows), answers, [])
-    assert len(seen) == len(rows)
+    assert len(examples) == len(rows)
 
 
 def test_the_last_answer_is_separated_from_its_prompt() -> None:
@@ -75,11 +75,11 @@ def test_the_last_answer_is_separated_from_its_prompt() -> None:
 
 @pytest.mark.parametrize(("row", "code"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_a_hostile_row_gets_its_error_and_its_neighbours_get_none(row: bytes, code: str) -> None:
-    found, seen = check(lines([GOOD, row, GOOD]))
+    found, examples = check(lines([GOOD, row, GOOD]))
 
     assert [(error["line"], error["code"]) for error in found.errors] == [(2, code)]
     assert 1 <= found.errors[0]["column"] <= len(row) + 1
-    assert len(seen) == 2
+    assert len(examples) == 2
     json.dumps(found.errors).encode()
 
 
@@ -105,16 +105,16 @@ def test_each_of_ten_thousand_hostile_rows_is_reported_in_little_time_and_memory
 
 
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.binary(max_size=3), st.integers(0, 3)), max_size=4))
-def test_a_row_with_changed_bytes_is_read_or_refused_at_one_of_its_bytes(
+def test_a_row_with_changed_bytes_is_accepted_or_refused_at_one_of_its_bytes(
     changes: list[tuple[int, bytes, int]],
 ) -> None:
     row = bytearray(GOOD)
-    for place, inserted, num_deleted in changes:
-        row[place : place + num_deleted] = inserted.replace(b"\n", b" ")
+    for position, inserted, num_deleted in changes:
+        row[position : position + num_deleted] = inserted.replace(b"\n", b" ")
 
-    found, seen = check(lines([GOOD, bytes(row), GOOD]))
+    found, examples = check(lines([GOOD, bytes(row), GOOD]))
 
-    assert len(seen) + found.num_errors == found.num_rows
+    assert len(examples) + found.num_errors == found.num_rows
     assert found.num_rows == 2 + bool(row.strip())
     for error in found.errors:
         assert error["line"] == 2
@@ -129,10 +129,10 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["custom_id", "messages", "prompt", "body", "url", "completion"]), JSON_VALUES))
-def test_any_object_is_read_or_refused(row: dict[str, Any]) -> None:
-    found, seen = check(json.dumps(row).encode())
+def test_any_json_object_is_accepted_or_refused(row: dict[str, Any]) -> None:
+    found, examples = check(json.dumps(row).encode())
 
-    assert len(seen) + found.num_errors == found.num_rows == 1
+    assert len(examples) + found.num_errors == found.num_rows == 1
     json.dumps(found.errors).encode()
 
 

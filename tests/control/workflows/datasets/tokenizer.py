@@ -1,4 +1,7 @@
-"""Writes a tokenizer and a chat template for a model folder: each word is a token, a turn is role, words and `end`."""
+"""Writes a tokenizer and a chat template into a model folder.
+
+Each word is a token. The template writes the role and the content of each message, and `end` after an assistant's.
+"""
 
 from pathlib import Path
 

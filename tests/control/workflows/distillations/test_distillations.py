@@ -1,4 +1,4 @@
-"""Distillations, which make a model's answers training data, and pipelines that start from one."""
+"""Distillations, which record a model's answers as training data, and pipelines that start from a distillation."""
 
 from typing import Any
 
@@ -44,7 +44,9 @@ def pipeline_body(organization: Organization, distillation: Any, **body: Any) ->
     }  # fmt: skip
 
 
-def test_a_distillation_is_a_batch_over_the_model(client: Client, organization: Organization, model: BaseModel) -> None:
+def test_a_distillation_creates_a_batch_for_its_model(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
     made = distil(client, organization, metadata={"for": "tests"})
 
     batch = client.get(f"/v1/batches/{made['batch_id']}").json()
@@ -91,7 +93,7 @@ def test_one_distillation_trains_two_speculators(client: Client, organization: O
         ({}, 409, "distillation_id"),
     ],
 )
-def test_a_pipeline_needs_answers_of_its_own_model(
+def test_a_pipeline_with_an_unsuitable_distillation_is_refused(
     client: Client, organization: Organization, model: BaseModel, change: dict[str, Any], status: int, param: str
 ) -> None:
     make_base_model("other")

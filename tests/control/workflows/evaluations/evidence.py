@@ -1,4 +1,8 @@
-"""Evidence as `workers.inference.evidence` creates it. It needs no Django, because a fake child process uses it too."""
+"""The evidence of an evaluation, which a certificate states: its inputs, result and circumstances.
+
+It has the shape that `workers.inference.evidence` creates. This module does not import Django, because a fake child
+process uses it too.
+"""
 
 from typing import Any
 

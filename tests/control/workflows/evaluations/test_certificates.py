@@ -1,4 +1,4 @@
-"""Certificates: they can be verified with the public key, and not after any change."""
+"""Certificates can be verified with the public key, unless they have been changed."""
 
 import base64
 import copy
@@ -33,7 +33,7 @@ def public_key() -> str:
     return key
 
 
-def travelled(certificate: dict[str, Any]) -> dict[str, Any]:
+def round_tripped(certificate: dict[str, Any]) -> dict[str, Any]:
     """The certificate after it was written to indented JSON and read again."""
     read: dict[str, Any] = json.loads(json.dumps(certificate, indent=2))
     return read
@@ -41,13 +41,14 @@ def travelled(certificate: dict[str, Any]) -> dict[str, Any]:
 
 @given(STATEMENTS)
 def test_the_signed_statement_is_returned_unchanged(statement: dict[str, Any]) -> None:
-    assert verify(travelled(certificate_of(statement)), public_key()) == statement
+    assert verify(round_tripped(certificate_of(statement)), public_key()) == statement
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def leaf_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the keys that lead to each value that is neither an object nor a list."""
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places(value[key], (*path, key))
+            yield from leaf_paths(value[key], (*path, key))
     else:
         yield path
 
@@ -58,28 +59,28 @@ def changed(value: Any) -> Any:
     return 1 if value is None else value + 1
 
 
-CERTIFICATE_PLACES = list(
-    places({"object": "", "format": "", "statement": make_evidence(), "signature": {"value": "", "key_id": ""}})
+CERTIFICATE_PATHS = list(
+    leaf_paths({"object": "", "format": "", "statement": make_evidence(), "signature": {"value": "", "key_id": ""}})
 )
 
 
-@pytest.mark.parametrize("place", CERTIFICATE_PLACES, ids=lambda place: ".".join(map(str, place)))
-def test_verification_detects_any_single_changed_value(place: tuple[Any, ...]) -> None:
-    certificate = travelled(certificate_of(make_evidence()))
-    holder = certificate
-    for key in place[:-1]:
-        holder = holder[key]
-    if place == ("signature", "value"):
-        holder["value"] = "A" * 86 + "=="
+@pytest.mark.parametrize("path", CERTIFICATE_PATHS, ids=lambda path: ".".join(map(str, path)))
+def test_verification_detects_any_single_changed_value(path: tuple[Any, ...]) -> None:
+    certificate = round_tripped(certificate_of(make_evidence()))
+    parent = certificate
+    for key in path[:-1]:
+        parent = parent[key]
+    if path == ("signature", "value"):
+        parent["value"] = "A" * 86 + "=="
     else:
-        holder[place[-1]] = changed(holder[place[-1]])
+        parent[path[-1]] = changed(parent[path[-1]])
 
     with pytest.raises(CertificateError):
         verify(certificate, public_key())
 
 
 def test_a_removed_added_or_changed_value_is_detected() -> None:
-    certificate = travelled(certificate_of(make_evidence()))
+    certificate = round_tripped(certificate_of(make_evidence()))
     forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
         lambda c: c["statement"].pop("counts"),
         lambda c: c["statement"].update(note="trust me"),
@@ -98,7 +99,7 @@ def test_a_removed_added_or_changed_value_is_detected() -> None:
 
 def test_a_certificate_signed_with_another_key_is_refused_even_under_the_same_key_id() -> None:
     other = Ed25519PrivateKey.generate()
-    certificate = travelled(certificate_of(make_evidence()))
+    certificate = round_tripped(certificate_of(make_evidence()))
     signed = canonical({name: value for name, value in certificate.items() if name != "signature"})
     certificate["signature"]["value"] = base64.b64encode(other.sign(signed)).decode()
 
@@ -117,7 +118,7 @@ def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.M
     assert verify(certificate_of({"result": "equal"}), public_key()) == {"result": "equal"}
 
 
-def test_equal_secrets_derive_equal_signing_keys_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signing_key_is_derived_from_the_secret_key(monkeypatch: pytest.MonkeyPatch) -> None:
     known = public_key_body()
     assert public_key_body() == known
     monkeypatch.setattr(settings, "SECRET_KEY", "another")

@@ -1,4 +1,4 @@
-"""Evaluations through the API, and the results of finished ones."""
+"""Evaluations through the API, and the results of finished evaluations."""
 
 import datetime as dt
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.control.factories import chat_row, make_file, make_job
 from tests.control.operations.console.support import change_path, operator_client, page
 from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.control.workflows.evaluations.helpers import make_speculator
-from tests.control.workflows.pipelines.helpers import end_evaluation, made_until, make_pipeline
+from tests.control.workflows.pipelines.helpers import advance_to_stage, end_evaluation, make_pipeline
 
 REPORT = {"prompts_held_out": 20, "outputs_equal": 20, "acceptance_length": 2.0, "speedup": 1.5}
 
@@ -35,19 +35,19 @@ def post(client: Client, **body: Any) -> Any:
     return client.post("/v1/evaluations", body, content_type="application/json")
 
 
-def ask(client: Client, organization: Organization, **body: Any) -> dict[str, Any]:
+def create_evaluation(client: Client, organization: Organization, **body: Any) -> dict[str, Any]:
     rows = [chat_row(f"row-{number}") for number in range(3)]
-    asked = {
+    request = {
         "speculator_id": make_speculator(organization).pk, "prompts_file": make_file(organization, rows).pk, **body
     }  # fmt: skip
-    response = post(client, **asked)
+    response = post(client, **request)
     assert response.status_code == 201, response.content
     made: dict[str, Any] = response.json()
     return made
 
 
-def test_an_evaluation_is_a_job_over_the_rows_of_a_file(client: Client, organization: Organization) -> None:
-    made = ask(client, organization, max_tokens=64, price_per_gpu_hour=2.5)
+def test_an_evaluation_creates_a_job_with_the_rows_of_a_file(client: Client, organization: Organization) -> None:
+    made = create_evaluation(client, organization, max_tokens=64, price_per_gpu_hour=2.5)
 
     assert (made["status"], made["concurrencies"], made["report"]) == ("queued", [1, 4, 16, 32], None)
     job = Job.objects.get(pk=made["job_id"])
@@ -60,10 +60,10 @@ def test_an_evaluation_is_a_job_over_the_rows_of_a_file(client: Client, organiza
     assert client.get("/v1/evaluations?speculator_id=spec_other").json()["data"] == []
 
 
-def test_without_a_file_the_prompts_that_the_pipeline_held_out_are_used(
+def test_an_evaluation_without_a_file_uses_the_prompts_held_out_by_the_pipeline(
     client: Client, organization: Organization
 ) -> None:
-    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization, deploy=False)))
+    pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization, deploy=False)))
 
     made = post(client, speculator_id=pipeline.speculator_id).json()
 
@@ -127,11 +127,11 @@ def test_the_installations_price_is_the_default(
     assert isinstance(config, Config)
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
 
-    assert ask(client, organization)["price_per_gpu_hour"] == 1.25
+    assert create_evaluation(client, organization)["price_per_gpu_hour"] == 1.25
 
 
 def test_an_evaluation_can_be_cancelled(client: Client, organization: Organization) -> None:
-    made = ask(client, organization)
+    made = create_evaluation(client, organization)
 
     for _ in range(2):
         assert client.post(f"/v1/evaluations/{made['id']}/cancel").status_code == 202
@@ -140,7 +140,7 @@ def test_an_evaluation_can_be_cancelled(client: Client, organization: Organizati
 
 
 def finished(client: Client, organization: Organization, **evidence: Any) -> Evaluation:
-    evaluation = Evaluation.objects.get(pk=ask(client, organization)["id"])
+    evaluation = Evaluation.objects.get(pk=create_evaluation(client, organization)["id"])
     evaluation_finish(evaluation=evaluation, report=REPORT, evidence=make_evidence(**evidence), plots_prefix="e")
     Job.objects.filter(pk=evaluation.job_id).update(status="succeeded", result=REPORT)
     return evaluation
@@ -183,7 +183,9 @@ def test_outputs_that_differ_are_certified_as_different(client: Client, organiza
     assert client.get(f"/v1/evaluations/{evaluation.pk}").json()["result"] == "different"
 
 
-def test_a_late_write_does_not_sign_again(client: Client, organization: Organization) -> None:
+def test_finishing_an_evaluation_again_does_not_replace_its_certificate(
+    client: Client, organization: Organization
+) -> None:
     evaluation = finished(client, organization)
     evaluation.refresh_from_db()
     first = evaluation.certificate
@@ -197,7 +199,7 @@ def test_a_late_write_does_not_sign_again(client: Client, organization: Organiza
 
 
 def test_an_unfinished_evaluation_has_no_certificate_and_no_plot(client: Client, organization: Organization) -> None:
-    made = ask(client, organization)
+    made = create_evaluation(client, organization)
 
     for what, code in (("certificate", "certificate_not_found"), ("plot", "plot_not_found")):
         response = client.get(f"/v1/evaluations/{made['id']}/{what}")
@@ -247,14 +249,16 @@ def test_worker_time_is_the_sum_over_all_claims() -> None:
     assert worker_seconds(job) == 5 + 30
 
 
-def test_the_end_of_an_evaluation_leaves_its_own_event(client: Client, organization: Organization) -> None:
-    made = ask(client, organization)
+def test_cancelling_an_evaluation_records_events_for_it_and_for_its_job(
+    client: Client, organization: Organization
+) -> None:
+    made = create_evaluation(client, organization)
 
     client.post(f"/v1/evaluations/{made['id']}/cancel")
     claim = job_claim(job_id=made["job_id"], worker="worker-1")
     assert claim is not None
     job_end_cancelled(claim=claim)
 
-    told = Event.objects.filter(object_id=made["id"]).values_list("type", flat=True)
-    assert list(told) == ["evaluation.cancelled"]
+    event_types = Event.objects.filter(object_id=made["id"]).values_list("type", flat=True)
+    assert list(event_types) == ["evaluation.cancelled"]
     assert Event.objects.filter(object_id=made["job_id"], type="job.cancelled").exists()

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning routes over pipelines, which the tests advance as workers would."""
+"""OpenAI's fine-tuning routes. A pipeline carries out each fine-tuning job; the tests advance it as workers do."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,13 @@ from control.tenants.accounts.models import Organization
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import chat_row, client_of, make_base_model, make_file
-from tests.control.workflows.pipelines.helpers import end_batch, end_evaluation, end_training, made_until, observe
+from tests.control.workflows.pipelines.helpers import (
+    advance_to_stage,
+    end_batch,
+    end_evaluation,
+    end_training,
+    set_deployment_state,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -43,11 +49,11 @@ def pipeline_of(body: dict[str, Any]) -> Pipeline:
     return FineTuningJob.objects.get(pk=body["id"]).pipeline
 
 
-def test_a_job_is_a_pipeline_over_the_files_prompts(client: Client, training_file: File) -> None:
-    answer = create(client, training_file, suffix="mine", seed=7, metadata={"a": "b"})
+def test_a_job_creates_a_pipeline_with_the_prompts_of_the_file(client: Client, training_file: File) -> None:
+    response = create(client, training_file, suffix="mine", seed=7, metadata={"a": "b"})
 
-    body = answer.json()
-    assert answer.status_code == 200
+    body = response.json()
+    assert response.status_code == 200
     assert (body["object"], body["status"], body["model"]) == ("fine_tuning.job", "queued", "tiny")
     assert (body["training_file"], body["seed"], body["metadata"]) == (training_file.pk, 7, {"a": "b"})
     assert (body["fine_tuned_model"], body["finished_at"], body["error"]) == (None, None, None)
@@ -84,7 +90,7 @@ def test_a_batch_file_is_used_unchanged_and_a_validation_file_is_held_out(
         ({"n_epochs": 3}, {"hyperparameters": {"epochs": 4, "num_heads": 2}}, {"epochs": 4, "num_heads": 2}),
     ],
 )
-def test_openais_hyperparameters_and_ours_reach_the_training(
+def test_openais_hyperparameters_and_ours_are_passed_to_the_training(
     client: Client,
     training_file: File,
     hyperparameters: dict[str, Any],
@@ -98,9 +104,9 @@ def test_openais_hyperparameters_and_ours_reach_the_training(
     assert pipeline_of(body).training.items() >= expected.items()
 
 
-def test_a_job_succeeds_with_a_model_name_of_its_own(client: Client, training_file: File) -> None:
+def test_a_succeeded_job_names_its_fine_tuned_model(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
-    pipeline = end_evaluation(made_until("evaluate", pipeline_of(body)), speedup=0.9)
+    pipeline = end_evaluation(advance_to_stage("evaluate", pipeline_of(body)), speedup=0.9)
 
     shown = client.get(f"{JOBS}/{body['id']}").json()
 
@@ -109,9 +115,9 @@ def test_a_job_succeeds_with_a_model_name_of_its_own(client: Client, training_fi
     assert shown["turbo"]["speculator_id"] == pipeline.speculator_id
 
 
-def test_with_deploy_the_model_name_is_an_endpoint(client: Client, training_file: File) -> None:
+def test_with_deploy_the_fine_tuned_model_is_the_name_of_a_deployment(client: Client, training_file: File) -> None:
     body = create(client, training_file, turbo={"deploy": True}).json()
-    pipeline = observe(made_until("deploy", pipeline_of(body)), "ready")
+    pipeline = set_deployment_state(advance_to_stage("deploy", pipeline_of(body)), "ready")
 
     shown = client.get(f"{JOBS}/{body['id']}").json()
 
@@ -124,7 +130,7 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
     failed = create(client, training_file).json()
     end_batch(pipeline_of(failed), "failed", errors=[{"code": "out_of_memory", "message": "Too large."}])
     unequal = create(client, training_file).json()
-    end_evaluation(made_until("evaluate", pipeline_of(unequal)), outputs_equal=1)
+    end_evaluation(advance_to_stage("evaluate", pipeline_of(unequal)), outputs_equal=1)
 
     for body, code in ((failed, "out_of_memory"), (unequal, "gate_rejected")):
         shown = client.get(f"{JOBS}/{body['id']}").json()
@@ -132,18 +138,18 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
         assert shown["fine_tuned_model"] is None
 
 
-def test_a_cancelled_job_stays_cancelled(client: Client, training_file: File) -> None:
+def test_a_job_can_be_cancelled_until_it_has_ended(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
 
     assert client.post(f"{JOBS}/{body['id']}/cancel").json()["status"] == "cancelled"
     assert client.get(f"{JOBS}/{body['id']}").json()["finished_at"] is not None
     ended = create(client, training_file).json()
-    end_evaluation(made_until("evaluate", pipeline_of(ended)))
+    end_evaluation(advance_to_stage("evaluate", pipeline_of(ended)))
     assert client.post(f"{JOBS}/{ended['id']}/cancel").status_code == 400
 
 
 def train_two_checkpoints(pipeline: Pipeline) -> Pipeline:
-    pipeline = made_until("train", pipeline)
+    pipeline = advance_to_stage("train", pipeline)
     assert pipeline.training_job is not None
     claim = job_claim(job_id=pipeline.training_job.pk, worker="test")
     assert claim is not None
@@ -158,7 +164,7 @@ def test_events_are_paged_from_the_newest_to_the_oldest(client: Client, training
     end_training(train_two_checkpoints(pipeline_of(body)))
     url = f"{JOBS}/{body['id']}/events"
 
-    whole = client.get(url).json()
+    all_events = client.get(url).json()
     pages: list[dict[str, Any]] = []
     after: dict[str, Any] = {}
     while True:
@@ -168,7 +174,7 @@ def test_events_are_paged_from_the_newest_to_the_oldest(client: Client, training
             break
         after = {"after": page["last_id"]}
 
-    assert pages == whole["data"]
+    assert pages == all_events["data"]
     assert [event["data"].get("state", event["data"].get("step")) for event in pages] == [
         "evaluating",
         20,
@@ -197,7 +203,7 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
 
 def test_checkpoints_of_the_evaluation_are_not_listed(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
-    job = made_until("evaluate", pipeline_of(body)).evaluation_job
+    job = advance_to_stage("evaluate", pipeline_of(body)).evaluation_job
     assert job is not None
     claim = job_claim(job_id=job.pk, worker="test")
     assert claim is not None
@@ -268,12 +274,12 @@ def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -
         ({"unknown": 1}, 400, "unknown"),
     ],
 )
-def test_the_error_for_an_invalid_request_names_the_field_and_nothing_is_left(
+def test_the_error_for_an_invalid_request_names_the_field_and_leaves_no_objects(
     client: Client, training_file: File, values: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = create(client, training_file, **values)
+    response = create(client, training_file, **values)
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert list(File.objects.all()) == [training_file]
     assert not Pipeline.objects.exists()
     assert not Job.objects.exists()
@@ -297,11 +303,11 @@ def test_a_refused_job_leaves_no_stored_bytes(
     storage = type(get_storage())
     put = storage.put_file
 
-    def noting(self: Any, key: str, path: Path) -> None:
+    def recording_put(self: Any, key: str, path: Path) -> None:
         stored.append(key)
         put(self, key, path)
 
-    monkeypatch.setattr(storage, "put_file", noting)
+    monkeypatch.setattr(storage, "put_file", recording_put)
 
     assert create(client, training_file, turbo={"held_out": 100}).status_code == 400
 
@@ -313,13 +319,13 @@ def test_jobs_of_another_organization_are_not_found(
     client: Client, training_file: File, other_organization: Organization
 ) -> None:
     body = create(client, training_file).json()
-    stranger = client_of(other_organization)
+    other_client = client_of(other_organization)
 
     for path in ("", "/events", "/checkpoints"):
-        assert stranger.get(f"{JOBS}/{body['id']}{path}").status_code == 404
-    assert stranger.post(f"{JOBS}/{body['id']}/cancel").status_code == 404
-    assert stranger.get(JOBS).json()["data"] == []
+        assert other_client.get(f"{JOBS}/{body['id']}{path}").status_code == 404
+    assert other_client.post(f"{JOBS}/{body['id']}/cancel").status_code == 404
+    assert other_client.get(JOBS).json()["data"] == []
     make_base_model("theirs", other_organization)
-    answer = create(stranger, training_file, model="theirs")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "training_file")
+    response = create(other_client, training_file, model="theirs")
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "training_file")
     assert FineTuningJob.objects.count() == 1

@@ -1,4 +1,4 @@
-"""Pauses on a customer's request: the worker loses the job, and resuming never ends the pause of a spend cap."""
+"""Pauses on a customer's request: a pause takes the job from its worker. Resuming does not end a spend cap's pause."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,14 +22,14 @@ from control.workflows.pipelines.selectors import pipeline_fresh
 from tests.control.factories import client_of, make_base_model, make_file
 from tests.control.queue.jobs.helpers import add_shards, claim
 from tests.control.workflows.fine_tuning.test_api import JOBS, create, fine_tune_rows, pipeline_of
-from tests.control.workflows.pipelines.helpers import end_batch, end_evaluation, made_until
+from tests.control.workflows.pipelines.helpers import advance_to_stage, end_batch, end_evaluation
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def body(client: Client, organization: Organization) -> Any:
-    """Response for a job that waits for its first worker."""
+    """The response to the creation of a fine-tuning job, which no worker has claimed yet."""
     make_base_model("tiny", organization)
     return create(client, make_file(organization, fine_tune_rows(), purpose="fine-tune")).json()
 
@@ -58,37 +58,37 @@ def reach_cap(pipeline: Pipeline) -> SpendCap:
 
 
 def test_paused_training_continues_from_its_checkpoint(client: Client, url: str, pipeline: Pipeline) -> None:
-    work = made_until("train", pipeline).training_job
-    assert work is not None
-    held = claim(work)
-    job_commit_checkpoint(claim=held, storage_prefix="checkpoint-20", step=20)
+    job = advance_to_stage("train", pipeline).training_job
+    assert job is not None
+    first_claim = claim(job)
+    job_commit_checkpoint(claim=first_claim, storage_prefix="checkpoint-20", step=20)
 
     paused = client.post(f"{url}/pause").json()
 
     assert (paused["status"], paused["turbo"]["waiting_for"]) == ("paused", "resume")
     assert paused["turbo"]["paused"]["code"] == "paused_on_request"
     with pytest.raises(LeaseLost):
-        job_commit_checkpoint(claim=held, storage_prefix="late", step=30)
-    assert job_claim(job_id=work.pk, worker="other") is None
+        job_commit_checkpoint(claim=first_claim, storage_prefix="late", step=30)
+    assert job_claim(job_id=job.pk, worker="other") is None
 
     resumed = client.post(f"{url}/resume").json()
     assert (resumed["status"], resumed["turbo"]["paused"]) == ("running", None)
     with pytest.raises(LeaseLost):
-        job_succeed(claim=held, result={})
-    assert claim(work, worker="other").fence == held.fence + 1
-    work.refresh_from_db()
-    assert (work.checkpoint_key, work.stalled_attempts) == ("checkpoint-20", 1), (
+        job_succeed(claim=first_claim, result={})
+    assert claim(job, worker="other").fence == first_claim.fence + 1
+    job.refresh_from_db()
+    assert (job.checkpoint_key, job.stalled_attempts) == ("checkpoint-20", 1), (
         "a pause must not count as a failed attempt"
     )
-    told = [event["message"] for event in client.get(f"{url}/events").json()["data"]]
-    assert told[:2] == ["The job goes on", "The job waits: Paused on request, until it is resumed."]
+    messages = [event["message"] for event in client.get(f"{url}/events").json()["data"]]
+    assert messages[:2] == ["The job goes on", "The job waits: Paused on request, until it is resumed."]
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
 def test_every_stage_with_a_job_can_be_paused_before_a_worker_claims_it(
     client: Client, url: str, pipeline: Pipeline, stage: str
 ) -> None:
-    made_until(stage, pipeline)
+    advance_to_stage(stage, pipeline)
     before = client.get(url).json()
 
     assert client.post(f"{url}/pause").json()["status"] == "paused"
@@ -147,11 +147,11 @@ def test_the_completion_window_of_a_paused_batch_is_extended(client: Client, url
     assert expires_at > timezone.now() + timedelta(hours=23)
 
 
-def test_a_pause_holds_although_the_batch_completes_at_the_same_time(
+def test_a_job_stays_paused_if_its_batch_completes_at_the_same_time(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
     """The worker still completes the batch, but it can no longer complete the job."""
-    held = claim(batch_of(pipeline).job)
+    first_claim = claim(batch_of(pipeline).job)
     client.post(f"{url}/pause")
 
     end_batch(pipeline)
@@ -160,7 +160,7 @@ def test_a_pause_holds_although_the_batch_completes_at_the_same_time(
     assert pipeline_fresh(pipeline).training_job is None
     client.post(f"{url}/resume")
     job_succeed(claim=claim(batch_of(pipeline).job), result={})
-    assert held.fence == 1
+    assert first_claim.fence == 1
     assert end_batch(pipeline).training_job is not None
 
 
@@ -169,7 +169,7 @@ def test_a_shard_in_progress_is_refused_and_computed_again_after_the_pause(
 ) -> None:
     batch = batch_of(pipeline)
     add_shards(batch.job, 4)
-    held = claim(batch.job)
+    first_claim = claim(batch.job)
     client.post(f"{url}/pause")
 
     def commit(claim: Claim) -> bool:
@@ -177,14 +177,14 @@ def test_a_shard_in_progress_is_refused_and_computed_again_after_the_pause(
         return batch_commit_shard(batch=batch, claim=claim, shard_no=0, storage_key=f"{claim.fence}", rows=rows)
 
     with pytest.raises(LeaseLost):
-        commit(held)
+        commit(first_claim)
     client.post(f"{url}/resume")
     assert commit(claim(batch.job))
 
 
 @pytest.mark.parametrize("action", ["pause", "resume"])
 def test_an_ended_job_is_neither_paused_nor_resumed(client: Client, url: str, pipeline: Pipeline, action: str) -> None:
-    end_evaluation(made_until("evaluate", pipeline))
+    end_evaluation(advance_to_stage("evaluate", pipeline))
 
     refused = client.post(f"{url}/{action}")
 
@@ -194,11 +194,11 @@ def test_an_ended_job_is_neither_paused_nor_resumed(client: Client, url: str, pi
 def test_another_organization_can_neither_pause_nor_resume_a_job(
     client: Client, url: str, other_organization: Organization
 ) -> None:
-    stranger = client_of(other_organization)
+    other_client = client_of(other_organization)
 
-    assert stranger.post(f"{url}/pause").status_code == 404
+    assert other_client.post(f"{url}/pause").status_code == 404
     client.post(f"{url}/pause")
-    assert stranger.post(f"{url}/resume").status_code == 404
+    assert other_client.post(f"{url}/resume").status_code == 404
     assert client.get(url).json()["status"] == "paused"
 
 

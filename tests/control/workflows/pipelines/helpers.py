@@ -1,4 +1,4 @@
-"""Creates pipelines, and plays the workers and the supervisor that advance them."""
+"""Creates pipelines and advances them as workers and the supervisor of deployments do."""
 
 from typing import Any
 
@@ -51,14 +51,14 @@ def end_evaluation(pipeline: Pipeline, **report: Any) -> Pipeline:
     return end_job(pipeline, pipeline.evaluation_job, result={**REPORT, **report})
 
 
-def observe(pipeline: Pipeline, state: str, **values: Any) -> Pipeline:
-    """Records an observation, as the supervisor of deployments does."""
+def set_deployment_state(pipeline: Pipeline, state: str, **values: Any) -> Pipeline:
+    """Sets the deployment's state, as the supervisor of deployments does."""
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=state, **values)
     return pipeline_advance(pipeline=pipeline)
 
 
-def made_until(stage: str, pipeline: Pipeline) -> Pipeline:
-    """Advances a new pipeline to the stage."""
+def advance_to_stage(stage: str, pipeline: Pipeline) -> Pipeline:
+    """Completes the stages of a new pipeline that come before `stage`, so that `stage` has started."""
     steps = {"train": end_batch, "evaluate": end_training, "deploy": end_evaluation}
     for name, step in steps.items():
         if stage == "distil":

@@ -1,4 +1,4 @@
-"""/v1/pipelines from a customer's view."""
+"""The routes of /v1/pipelines."""
 
 import hashlib
 from typing import Any
@@ -13,12 +13,12 @@ from control.tenants.accounts.models import Organization
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import chat_row, make_base_model, make_file, make_organization
 from tests.control.workflows.pipelines.helpers import (
+    advance_to_stage,
     end_evaluation,
     end_job,
     end_training,
-    made_until,
     make_pipeline,
-    observe,
+    set_deployment_state,
 )
 from workers.kinds import TRAINED_KINDS
 
@@ -35,9 +35,9 @@ def post(client: Client, body: Any) -> Any:
 
 
 def test_one_post_starts_a_pipeline(client: Client, organization: Organization) -> None:
-    answer = post(client, request_body(organization))
-    shown = answer.json()
-    assert answer.status_code == 201
+    response = post(client, request_body(organization))
+    shown = response.json()
+    assert response.status_code == 201
     assert (shown["object"], shown["status"], shown["error"], shown["report"]) == ("pipeline", "distilling", None, None)
     assert [(stage["name"], stage["status"]) for stage in shown["stages"]] == [
         ("distil", "running"),
@@ -53,7 +53,7 @@ def test_one_post_starts_a_pipeline(client: Client, organization: Organization) 
 
 
 def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization: Organization) -> None:
-    pipeline = observe(made_until("deploy", make_pipeline(organization)), Deployment.State.READY)
+    pipeline = set_deployment_state(advance_to_stage("deploy", make_pipeline(organization)), Deployment.State.READY)
     shown = client.get(f"/v1/pipelines/{pipeline.pk}").json()
     assert shown["status"] == "live"
     assert shown["report"]["speedup"] == 1.5
@@ -77,13 +77,13 @@ def test_a_pipeline_that_an_older_version_stored_is_shown_as_it_is(client: Clien
 
 
 def test_a_rejected_pipeline_shows_the_stage_that_rejected_it(client: Client, organization: Organization) -> None:
-    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)), speedup=0.5)
+    pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization)), speedup=0.5)
     stages = client.get(f"/v1/pipelines/{pipeline.pk}").json()["stages"]
     assert [stage["status"] for stage in stages] == ["succeeded", "succeeded", "succeeded", "failed", "skipped"]
 
 
 def test_a_failed_pipeline_can_be_resumed_over_the_api(client: Client, organization: Organization) -> None:
-    pipeline = made_until("train", make_pipeline(organization))
+    pipeline = advance_to_stage("train", make_pipeline(organization))
     end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error={"code": "c", "message": "m"})
     failed = client.get(f"/v1/pipelines/{pipeline.pk}").json()
     assert [stage["status"] for stage in failed["stages"]] == ["succeeded", "failed", "pending", "pending", "pending"]
@@ -124,8 +124,8 @@ def test_a_pipeline_can_be_cancelled_over_the_api(client: Client, organization: 
 def test_the_error_for_an_invalid_request_names_the_field_and_creates_nothing(
     client: Client, organization: Organization, values: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = post(client, request_body(organization, **values))
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    response = post(client, request_body(organization, **values))
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert not Pipeline.objects.exists()
     assert not Job.objects.exists()
 
@@ -133,27 +133,27 @@ def test_the_error_for_an_invalid_request_names_the_field_and_creates_nothing(
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_every_kind_of_speculator_can_be_trained(client: Client, organization: Organization, kind: str) -> None:
     training = {"kind": kind, "max_seconds": 60, "seed": 1}
-    answer = post(client, request_body(organization, training=training))
-    assert answer.status_code == 201
-    assert answer.json()["training"] == training | {"initial_speculator": None}
+    response = post(client, request_body(organization, training=training))
+    assert response.status_code == 201
+    assert response.json()["training"] == training | {"initial_speculator": None}
 
 
 def test_training_continues_only_from_a_speculator_of_the_same_kind_and_model(
     client: Client, organization: Organization
 ) -> None:
     base = make_base_model()
-    trained = end_training(made_until("train", make_pipeline(organization, base_model=base))).speculator
+    trained = end_training(advance_to_stage("train", make_pipeline(organization, base_model=base))).speculator
     assert trained is not None
 
-    def ask(kind: str, model: str) -> Any:
+    def create(kind: str, model: str) -> Any:
         body = request_body(organization, model=model, deploy=False)
         return post(client, body | {"training": {"kind": kind, "initial_speculator": trained.pk}})
 
-    assert ask("medusa", base.name).status_code == 201
-    for refused in (ask("eagle3", base.name), ask("medusa", make_base_model("another").name)):
+    assert create("medusa", base.name).status_code == 201
+    for refused in (create("eagle3", base.name), create("medusa", make_base_model("another").name)):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "training.initial_speculator")
     Speculator.objects.update(organization=make_organization("foreign"))
-    assert ask("medusa", base.name).status_code == 404
+    assert create("medusa", base.name).status_code == 404
 
 
 def test_a_taken_name_is_refused_at_once(client: Client, organization: Organization) -> None:
@@ -163,7 +163,7 @@ def test_a_taken_name_is_refused_at_once(client: Client, organization: Organizat
 
 
 @pytest.mark.parametrize(("method", "path"), [("get", ""), ("post", "/cancel"), ("post", "/resume")])
-def test_another_organizations_pipeline_does_not_exist(
+def test_another_organizations_pipeline_is_not_found(
     client: Client, other_organization: Organization, method: str, path: str
 ) -> None:
     pipeline = make_pipeline(other_organization)
@@ -177,8 +177,8 @@ def test_another_organizations_file_cannot_be_used(
 ) -> None:
     foreign = make_file(other_organization, [chat_row(f"row-{n}") for n in range(10)])
     for field in ("prompts_file", "held_out_file"):
-        answer = post(client, request_body(organization, **{field: foreign.pk}))
-        assert (answer.status_code, answer.json()["error"]["param"]) == (404, field)
+        response = post(client, request_body(organization, **{field: foreign.pk}))
+        assert (response.status_code, response.json()["error"]["param"]) == (404, field)
 
 
 def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_customers_file(
@@ -188,10 +188,10 @@ def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_custom
     prompts = make_file(organization, rows)
     held_out = min(range(10), key=lambda n: hashlib.sha256(f"row-{n}".encode()).digest())
 
-    answer = post(client, request_body(organization, prompts_file=prompts.pk, held_out=1))
+    response = post(client, request_body(organization, prompts_file=prompts.pk, held_out=1))
 
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, "model_not_found", "prompts_file")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "model_not_found", "prompts_file")
     assert error["message"].startswith(f"prompts_file: line {held_out + 1}: ")
 
 

@@ -17,13 +17,13 @@ from control.workflows.pipelines.stages import pipeline_advance, pipelines_advan
 from control.workflows.pipelines.state import transition
 from tests.control.factories import make_organization
 from tests.control.workflows.pipelines.helpers import (
+    advance_to_stage,
     end_batch,
     end_evaluation,
     end_job,
     end_training,
-    made_until,
     make_pipeline,
-    observe,
+    set_deployment_state,
 )
 
 pytestmark = pytest.mark.django_db
@@ -38,11 +38,11 @@ def current_job(pipeline: Pipeline) -> Job | None:
     )
 
 
-def rows_made() -> tuple[int, ...]:
+def row_counts() -> tuple[int, ...]:
     return tuple(model.objects.count() for model in (Batch, Job, Speculator, Deployment))
 
 
-def test_prompts_become_an_endpoint() -> None:
+def test_a_pipeline_passes_through_all_stages_until_its_endpoint_is_live() -> None:
     pipeline = make_pipeline(training={"kind": "medusa", "num_heads": 3, "seed": 5}, evaluation={"max_tokens": 64})
     assert pipeline.status == "distilling"
     pipeline = end_batch(pipeline)
@@ -65,39 +65,41 @@ def test_prompts_become_an_endpoint() -> None:
     assert pipeline.status == "deploying"
     assert pipeline.deployment is not None
     assert (pipeline.deployment.name, pipeline.deployment.speculator_id) == ("fast", pipeline.speculator_id)
-    pipeline = observe(pipeline, Deployment.State.READY)
+    pipeline = set_deployment_state(pipeline, Deployment.State.READY)
     assert pipeline.status == "live"
     assert pipeline.finished_at is not None
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_advancing_again_starts_no_stage_twice(stage: str) -> None:
-    pipeline = made_until(stage, make_pipeline())
-    before = rows_made()
+    pipeline = advance_to_stage(stage, make_pipeline())
+    before = row_counts()
     for _ in range(3):
         pipeline_advance(pipeline=pipeline)
         pipelines_reconcile()
-    assert rows_made() == before
+    assert row_counts() == before
     assert pipeline_fresh(pipeline).status == pipeline.status
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_a_start_that_loses_the_race_leaves_no_rows(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = made_until(stage, make_pipeline())
-    before = rows_made()
-    stale = pipeline_fresh(pipeline)  # as another worker has read it before the start of the stage
+def test_a_stage_that_another_worker_has_started_leaves_no_further_rows(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = advance_to_stage(stage, make_pipeline())
+    before = row_counts()
+    stale = pipeline_fresh(pipeline)  # the pipeline as a worker read it before another worker started the stage
     field = {"distil": "batch", "train": "training_job", "evaluate": "evaluation_job"}[stage]
     setattr(stale, field, None)
     monkeypatch.setattr("control.workflows.pipelines.stages.pipeline_fresh", lambda _: stale)
 
     pipeline_advance(pipeline=stale)
 
-    assert rows_made() == before
+    assert row_counts() == before
     assert getattr(pipeline_fresh(pipeline), field) == getattr(pipeline, field)
 
 
 def test_a_speculator_that_fails_the_gate_is_not_deployed() -> None:
-    pipeline = made_until("evaluate", make_pipeline(gate={"min_speedup": 2.0}))
+    pipeline = advance_to_stage("evaluate", make_pipeline(gate={"min_speedup": 2.0}))
     pipeline = end_evaluation(pipeline, outputs_equal=1)
     assert pipeline.status == "rejected"
     assert pipeline.error is not None
@@ -108,13 +110,13 @@ def test_a_speculator_that_fails_the_gate_is_not_deployed() -> None:
 
 
 def test_without_deploy_a_pipeline_ends_after_the_gate() -> None:
-    pipeline = end_evaluation(made_until("evaluate", make_pipeline(deploy=False)))
+    pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(deploy=False)))
     assert pipeline.status == "succeeded"
     assert not Deployment.objects.exists()
 
 
 def test_the_error_of_a_stage_becomes_the_error_of_the_pipeline() -> None:
-    pipeline = made_until("train", make_pipeline())
+    pipeline = advance_to_stage("train", make_pipeline())
     error = {"class": "user_config", "code": "unknown_hyperparameter", "message": "no such key"}
     pipeline = end_job(pipeline, pipeline.training_job, Job.Status.FAILED, error=error)
     assert (pipeline.status, pipeline.error) == (
@@ -135,19 +137,19 @@ def test_a_pipeline_fails_if_the_model_answers_no_prompt() -> None:
 
 
 def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> None:
-    pipeline = made_until("deploy", make_pipeline())
+    pipeline = advance_to_stage("deploy", make_pipeline())
     error = {"code": "crash_loop", "message": "5 crashes"}
-    pipeline = observe(pipeline, Deployment.State.FAILED, error=error)
+    pipeline = set_deployment_state(pipeline, Deployment.State.FAILED, error=error)
     assert (pipeline.status, pipeline.error) == ("failed", error)
     deployment_id = pipeline.deployment_id
     pipeline = pipeline_resume(pipeline=pipeline)
     assert (pipeline.status, pipeline.error, pipeline.deployment_id) == ("deploying", None, deployment_id)
-    assert observe(pipeline, Deployment.State.READY).status == "live"
+    assert set_deployment_state(pipeline, Deployment.State.READY).status == "live"
 
 
 def test_a_pipeline_fails_if_its_name_was_taken_meanwhile() -> None:
     organization = make_organization()
-    pipeline = made_until("evaluate", make_pipeline(organization))
+    pipeline = advance_to_stage("evaluate", make_pipeline(organization))
     Deployment.objects.create(organization=organization, name="fast", base_model=pipeline.base_model)
     pipeline = end_evaluation(pipeline)
     assert pipeline.status == "failed"
@@ -157,7 +159,7 @@ def test_a_pipeline_fails_if_its_name_was_taken_meanwhile() -> None:
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
 def test_resuming_repeats_only_the_failed_stage(stage: str) -> None:
-    pipeline = made_until(stage, make_pipeline())
+    pipeline = advance_to_stage(stage, make_pipeline())
     before, job = (pipeline.batch_id, pipeline.training_job_id), current_job(pipeline)
     if stage == "distil":
         failed = end_batch(pipeline, Batch.Status.FAILED)
@@ -178,7 +180,7 @@ def test_resuming_repeats_only_the_failed_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
 def test_cancelling_stops_the_job_of_the_stage_and_the_pipeline_can_be_resumed(stage: str) -> None:
-    pipeline = made_until(stage, make_pipeline())
+    pipeline = advance_to_stage(stage, make_pipeline())
     job = current_job(pipeline)
     assert job is not None
 
@@ -195,7 +197,7 @@ def test_cancelling_stops_the_job_of_the_stage_and_the_pipeline_can_be_resumed(s
 def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = made_until(stage, make_pipeline())
+    pipeline = advance_to_stage(stage, make_pipeline())
     job = current_job(pipeline)
     assert job is not None
     field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
@@ -221,7 +223,7 @@ def test_a_pipeline_can_be_cancelled_when_its_batch_has_just_ended() -> None:
     assert pipeline_cancel(pipeline=pipeline).status == "cancelled"
 
 
-def test_resuming_without_its_prompts_fails_the_pipeline_with_an_error_about_them() -> None:
+def test_resuming_a_pipeline_fails_it_if_its_prompts_have_been_deleted() -> None:
     pipeline = pipeline_cancel(pipeline=make_pipeline())
     get_storage().delete(pipeline.prompts_file.storage_key)  # as when the customer deletes the file
 
@@ -235,7 +237,7 @@ def test_resuming_without_its_prompts_fails_the_pipeline_with_an_error_about_the
 
 
 def test_cancelling_while_deploying_stops_the_endpoint() -> None:
-    pipeline = pipeline_cancel(pipeline=made_until("deploy", make_pipeline()))
+    pipeline = pipeline_cancel(pipeline=advance_to_stage("deploy", make_pipeline()))
     assert pipeline.deployment is not None
     assert pipeline.deployment.desired_state == Deployment.Desired.STOPPED
 

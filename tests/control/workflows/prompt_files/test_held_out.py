@@ -1,4 +1,4 @@
-"""Held-out prompts are never used for training, and the same ones are chosen every time."""
+"""Held-out prompts are never used for training, and the same prompts of a file are held out every time."""
 
 import io
 import json
@@ -29,12 +29,12 @@ def ids_of(file: File) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "asked", "expected"), [(2, None, 1), (20, None, 2), (160, None, 16), (40, 32, 32)]
+    ("num_rows", "requested", "expected"), [(2, None, 1), (20, None, 2), (160, None, 16), (40, 32, 32)]
 )
 def test_the_requested_share_is_held_out_and_every_row_is_in_one_part(
-    organization: Organization, num_rows: int, asked: int | None, expected: int
+    organization: Organization, num_rows: int, requested: int | None, expected: int
 ) -> None:
-    rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=asked)
+    rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=requested)
     assert len(ids_of(held_out)) == expected
     assert sorted(ids_of(rest) + ids_of(held_out)) == sorted(f"row-{n}" for n in range(num_rows))
     assert (rest.organization, held_out.organization) == (organization, organization)
@@ -55,11 +55,11 @@ def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organiza
     assert len(ids_of(held_out)) == 12
 
 
-@pytest.mark.parametrize(("num_rows", "asked"), [(0, None), (1, None), (32, 32)])
-def test_too_few_rows_are_refused(organization: Organization, num_rows: int, asked: int | None) -> None:
+@pytest.mark.parametrize(("num_rows", "requested"), [(0, None), (1, None), (32, 32)])
+def test_too_few_rows_are_refused(organization: Organization, num_rows: int, requested: int | None) -> None:
     content = "".join(json.dumps(row) + "\n" for row in rows(num_rows)) or "\n"
     with pytest.raises(ApiError) as refusal:
-        split_prompts(make_file(organization, content), held_out=asked)
+        split_prompts(make_file(organization, content), held_out=requested)
     assert (refusal.value.status, refusal.value.code) == (400, "too_few_rows")
 
 
@@ -72,7 +72,7 @@ def test_held_out_rows_are_stored_in_the_format_of_workers(organization: Organiz
     assert {row["body"]["model"] for row in stored} == {model.name}
 
 
-def test_the_error_for_an_invalid_held_out_line_names_it(organization: Organization) -> None:
+def test_the_error_for_an_invalid_held_out_line_has_its_line_number(organization: Organization) -> None:
     file = make_file(organization, json.dumps(chat_row()) + "\n{oops\n")
     with pytest.raises(ApiError) as refusal:
         normalise_held_out(file, base_model=make_base_model(), key="k")

@@ -31,7 +31,7 @@ class Endless:
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
-def test_lines_are_the_same_as_those_of_split_however_the_bytes_arrive(
+def test_lines_are_the_same_as_with_bytes_split_for_any_size_of_reads(
     lines: list[bytes], is_ended: bool, size: int
 ) -> None:
     content = b"\n".join(lines) + (b"\n" if is_ended else b"")
@@ -55,4 +55,4 @@ def test_a_line_of_300_mb_takes_no_more_memory_than_a_short_one() -> None:
         tracemalloc.stop()
 
     assert (line.content, line.size_bytes) == (None, 300_000_000)
-    assert peak_bytes < 4_000_000  # a line within the limit may be held twice: 2 MiB
+    assert peak_bytes < 4_000_000  # a line within the limit may be in memory twice, which takes 2 MiB

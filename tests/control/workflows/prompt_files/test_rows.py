@@ -40,7 +40,7 @@ def test_a_long_value_is_shown_shortened_and_in_plain_ascii() -> None:
     assert message.isascii()
 
 
-def test_a_number_becomes_a_string_with_a_mark() -> None:
+def test_a_numeric_custom_id_becomes_a_string_and_is_marked_as_coerced() -> None:
     row = parse({**chat_row(), "custom_id": 7})
 
     assert (row.custom_id, row.is_id_coerced) == ("7", True)
@@ -63,12 +63,12 @@ def test_a_number_becomes_a_string_with_a_mark() -> None:
         '{"custom_id": "a", "body": {"seed": ' + "9" * 5_000 + "}}",
     ],
 )
-def test_a_line_that_is_not_a_json_object_is_invalid_json_line(line: str) -> None:
+def test_a_line_that_is_not_a_json_object_has_the_error_invalid_json_line(line: str) -> None:
     assert refuse(line).code == "invalid_json_line"
 
 
 @pytest.mark.parametrize("line", [b'{"custom_id": "\xff"}', b"\xff\xfe{\x00}\x00", b'{"custom_id": "\\ud800"}'])
-def test_a_line_that_is_not_text_is_invalid_utf8(line: bytes) -> None:
+def test_a_line_that_is_not_text_has_the_error_invalid_utf8(line: bytes) -> None:
     assert refuse(line).code == "invalid_utf8"
 
 
@@ -138,7 +138,7 @@ def test_arbitrary_bytes_are_parsed_or_refused(line: bytes) -> None:
     try:
         parse_row(line, endpoint=CHAT)
     except RowError as error:
-        error.message.encode("ascii")  # any log and any database can hold ASCII
+        error.message.encode("ascii")  # every log and every database can store ASCII
 
 
 JSON = st.recursive(
@@ -158,7 +158,7 @@ def test_an_arbitrary_json_object_is_parsed_or_refused(row: dict[str, Any]) -> N
 
 
 @given(st.text(min_size=1, max_size=50).filter(lambda text: text.isprintable()), st.text(max_size=100), FIELDS)
-def test_a_row_survives_normalisation(custom_id: str, content: str, extra: dict[str, Any]) -> None:
+def test_a_normalised_row_keeps_its_id_and_its_body(custom_id: str, content: str, extra: dict[str, Any]) -> None:
     row = chat_row(custom_id, content=content, extra=extra)
 
     parsed = parse(row)

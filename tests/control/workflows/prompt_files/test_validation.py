@@ -102,7 +102,7 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
         (FIXED, ["other"], [(1, "model_not_found")]),
     ],
 )
-def test_all_rows_have_the_same_existing_model(
+def test_all_rows_must_name_the_same_existing_model(
     models: ModelChoice, named: list[str], expected: list[tuple[int, str]]
 ) -> None:
     report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(named)], models)
@@ -141,7 +141,7 @@ def test_a_line_may_be_exactly_as_long_as_the_limit() -> None:
     assert codes(check([row], max_line_bytes=len(row) - 1)[0]) == [(1, "line_too_long")]
 
 
-def test_errors_beyond_those_listed_are_counted() -> None:
+def test_errors_beyond_the_limit_are_counted_but_not_listed() -> None:
     report, _ = check(["{"] * (MAX_ERRORS + 5))
 
     assert len(report.errors) == MAX_ERRORS
@@ -166,7 +166,7 @@ def test_a_file_of_many_rows_takes_little_memory() -> None:
         tracemalloc.stop()
 
     assert (report.num_rows, report.num_errors) == (4_000, 0)
-    assert peak_bytes < 4_000_000  # 4,000 ids and one or two lines
+    assert peak_bytes < 4_000_000  # enough for 4,000 ids and one or two lines, but not for all lines
 
 
 GOOD, BAD = "good", "bad"

@@ -1,4 +1,7 @@
-"""Quotes: the estimated cost of a batch before it is run."""
+"""Quotes estimate the cost of a batch before it runs, from earlier usage or from a pilot.
+
+A pilot is a small batch with a sample of the rows. It measures how many tokens the model generates for a row.
+"""
 
 import json
 from typing import Any
@@ -38,14 +41,14 @@ def make_dataset(organization: Organization, model: BaseModel | None, **values: 
     return dataset
 
 
-def ask(client: Client, dataset: Dataset, *, status: int = 201, **body: Any) -> Any:
+def create_quote(client: Client, dataset: Dataset, *, status: int = 201, **body: Any) -> Any:
     response = client.post("/v1/quotes", {"dataset_id": dataset.pk, **body}, content_type="application/json")
     assert response.status_code == status, response.content
     return response.json()
 
 
 def end_pilot(quote: Any, lengths: list[int]) -> None:
-    """Ends the pilot, as a worker does."""
+    """Completes the pilot as a worker does, with one answer for each length in tokens."""
     lines = [json.dumps({"custom_id": str(n), "completion_token_ids": [0] * n}) + "\n" for n in lengths]
     key = f"pilot/{quote['id']}.jsonl"
     with staged_writer() as writer:
@@ -56,7 +59,7 @@ def end_pilot(quote: Any, lengths: list[int]) -> None:
 
 
 def test_a_pilot_samples_rows_from_the_whole_file(client: Client, organization: Organization, model: BaseModel) -> None:
-    quote = ask(client, make_dataset(organization, model))
+    quote = create_quote(client, make_dataset(organization, model))
 
     assert (quote["status"], quote["cost"]) == ("measuring", None)
     batch = Batch.objects.select_related("input_file").get(pk=quote["pilot_batch_id"])
@@ -69,10 +72,10 @@ def test_a_pilot_samples_rows_from_the_whole_file(client: Client, organization: 
     assert batch.metadata == {"quote": quote["id"]}
 
 
-def test_the_price_of_all_rows_follows_from_the_pilot(
+def test_a_quote_extrapolates_the_pilots_answers_to_all_rows(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
-    quote = ask(client, make_dataset(organization, model))
+    quote = create_quote(client, make_dataset(organization, model))
     end_pilot(quote, [10, 20, 30])
 
     ready = client.get(f"/v1/quotes/{quote['id']}").json()
@@ -85,7 +88,7 @@ def test_the_price_of_all_rows_follows_from_the_pilot(
 
 
 def test_a_later_price_does_not_change_a_quote(client: Client, organization: Organization, model: BaseModel) -> None:
-    quote = ask(client, make_dataset(organization, model))
+    quote = create_quote(client, make_dataset(organization, model))
     end_pilot(quote, [20])
     price_set(model="", input_nanousd=9, output_nanousd=9)
 
@@ -95,28 +98,28 @@ def test_a_later_price_does_not_change_a_quote(client: Client, organization: Org
 def test_a_quote_fails_if_its_pilot_has_no_answers(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
-    quote = ask(client, make_dataset(organization, model))
+    quote = create_quote(client, make_dataset(organization, model))
     end_pilot(quote, [])
 
     assert client.get(f"/v1/quotes/{quote['id']}").json()["status"] == "failed"
 
 
-def test_enough_history_makes_a_quote_ready_at_once(
+def test_a_quote_from_history_needs_enough_requests_of_its_own_organization(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     dataset = make_dataset(organization, model)
 
-    def answer(owner: Organization, num_requests: int) -> None:
+    def record_usage(owner: Organization, num_requests: int) -> None:
         caller = Caller(organization_id=owner.pk)
         tokens = Tokens(output=7 * num_requests)
         usage_add(caller=caller, model=model.name, tokens=tokens, num_requests=num_requests, is_batch=True)
 
-    answer(other_organization, 1000)
-    answer(organization, MIN_REQUESTS - 1)
-    assert ask(client, dataset, basis="history", status=409)["error"]["code"] == "no_history"
+    record_usage(other_organization, 1000)
+    record_usage(organization, MIN_REQUESTS - 1)
+    assert create_quote(client, dataset, basis="history", status=409)["error"]["code"] == "no_history"
 
-    answer(organization, 1)
-    quote = ask(client, dataset, basis="history")
+    record_usage(organization, 1)
+    quote = create_quote(client, dataset, basis="history")
     assert (quote["status"], quote["pilot_batch_id"]) == ("ready", None)
     assert (quote["output_tokens"], quote["output_tokens_low"]) == (7 * NUM_ROWS, None)
     assert client.get("/v1/quotes").json()["data"] == [quote]
@@ -126,7 +129,7 @@ def test_enough_history_makes_a_quote_ready_at_once(
 def test_a_dataset_without_counted_tokens_cannot_be_quoted(
     client: Client, organization: Organization, model: BaseModel, values: dict[str, Any]
 ) -> None:
-    refused = ask(client, make_dataset(organization, model, **values), status=409)
+    refused = create_quote(client, make_dataset(organization, model, **values), status=409)
 
     assert refused["error"]["code"] == "dataset_not_quotable"
     assert not Quote.objects.exists()
@@ -135,7 +138,7 @@ def test_a_dataset_without_counted_tokens_cannot_be_quoted(
 
 
 @pytest.mark.parametrize(("lengths", "expected"), [([5], (5, 5, 5)), ([4, 4, 4], (4, 4, 4)), ([0, 100], (50, 0, 150))])
-def test_bounds_are_two_standard_errors_away_and_never_negative(
+def test_bounds_are_two_standard_errors_to_each_side_and_never_negative(
     lengths: list[int], expected: tuple[float, ...]
 ) -> None:
     assert mean_with_bounds(lengths) == pytest.approx(expected)

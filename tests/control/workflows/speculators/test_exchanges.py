@@ -60,10 +60,12 @@ def content(client: Client, file_id: str) -> bytes:
     return b"".join(client.get(f"/v1/files/{file_id}/content"))
 
 
-def take_in(client: Client, organization: Organization, archive: bytes, *, status: int = 201, **body: Any) -> Any:
+def import_speculator(
+    client: Client, organization: Organization, archive: bytes, *, status: int = 201, **body: Any
+) -> Any:
     file = make_file(organization, archive, filename="s.zip", purpose=File.Purpose.USER_DATA)
-    given = {"file_id": file.pk, "format": "speculators", "model": "m", "name": "guest", **body}
-    return post(client, "/v1/speculators", given, status=status)
+    body_with_file = {"file_id": file.pk, "format": "speculators", "model": "m", "name": "guest", **body}
+    return post(client, "/v1/speculators", body_with_file, status=status)
 
 
 def zipped(**files: bytes) -> bytes:
@@ -79,13 +81,13 @@ def staged() -> list[Path]:
     return list(folder.iterdir()) if folder.exists() else []
 
 
-def test_an_exported_speculator_is_imported_as_another(
+def test_importing_an_export_creates_a_speculator_with_the_same_weights(
     client: Client, organization: Organization, speculator: Speculator, tmp_path: Path
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "specforge"})
     assert (file["filename"], file["purpose"]) == ("heads-v1-specforge.zip", "fine-tune-results")
 
-    body = take_in(client, organization, content(client, file["id"]), format="specforge")
+    body = import_speculator(client, organization, content(client, file["id"]), format="specforge")
 
     assert {name: body[name] for name in ("kind", "status", "name", "version", "model")} == {
         "kind": "eagle3",
@@ -115,7 +117,7 @@ def test_an_imported_speculator_can_be_deployed(
     client: Client, organization: Organization, speculator: Speculator
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
-    body = take_in(client, organization, content(client, file["id"]))
+    body = import_speculator(client, organization, content(client, file["id"]))
 
     post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": body["id"]})
 
@@ -126,10 +128,12 @@ def test_a_second_import_under_the_same_name_is_the_next_version(
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     archive = content(client, file["id"])
 
-    assert [take_in(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
+    assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
 
 
-def test_a_format_that_cannot_hold_the_kind_is_refused(client: Client, speculator: Speculator) -> None:
+def test_exporting_to_a_format_that_does_not_support_the_kind_is_refused(
+    client: Client, speculator: Speculator
+) -> None:
     error = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "lorax"}, status=400)["error"]
 
     assert (error["code"], error["param"]) == ("speculator_not_exportable", "format")
@@ -170,28 +174,28 @@ def damaged(archive: bytes) -> bytes:
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
-    "a damaged one": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
-    "a name that is no text": (zipped(ä=b"").replace("ä".encode(), b"\xff\xff"), "no readable zip"),
-    "nothing in it": (zipped(), "holds 1 to 200 files"),
-    "a way out": (zipped(**{"../../config.json": b"{}"}), "the archive must hold"),
+    "a damaged zip": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
+    "a name that is not UTF-8": (zipped(ä=b"").replace("ä".encode(), b"\xff\xff"), "no readable zip"),
+    "an empty zip": (zipped(), "holds 1 to 200 files"),
+    "a path that leaves the folder": (zipped(**{"../../config.json": b"{}"}), "the archive must hold"),
     "an absolute path": (zipped(**{"/etc/config.json": b"{}"}), "the archive must hold"),
     "folders in folders": (zipped(**{"a/b/config.json": b"{}"}), "the archive must hold"),
     "two folders": (zipped(**{"a/config.json": b"{}", "b/model.safetensors": b""}), "the archive must hold"),
-    "a name twice as Windows reads it": (zipped(**{"a\\config.json": b"{}"}), "may not be part|can't be the name"),
+    "a path with a backslash": (zipped(**{"a\\config.json": b"{}"}), "may not be part|can't be the name"),
     "too many files": (zipped(**{f"{number}.md": b"" for number in range(201)}), "holds 1 to 200 files"),
     "a pickle": (zipped(**{"config.json": b"{}", "model.bin": b"\x80"}), "model.bin may not be part"),
     "no speculator": (zipped(**{"config.json": b"{}"}), "speculators_model_type must be"),
 }
 
 
-@pytest.mark.parametrize(("archive", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize(("archive", "messages"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_an_archive_without_a_valid_speculator_is_refused_and_leaves_nothing(
-    archive: bytes, said: str, client: Client, organization: Organization, model: BaseModel
+    archive: bytes, messages: str, client: Client, organization: Organization, model: BaseModel
 ) -> None:
-    error = take_in(client, organization, archive, status=400)["error"]
+    error = import_speculator(client, organization, archive, status=400)["error"]
 
     assert (error["code"], error["param"]) == ("speculator_invalid", "file_id")
-    assert any(part in error["message"] for part in said.split("|")), error["message"]
+    assert any(part in error["message"] for part in messages.split("|")), error["message"]
     assert not Speculator.objects.exists()
     assert staged() == []
 
@@ -203,7 +207,7 @@ def test_an_archive_that_is_too_large_when_unpacked_is_refused(
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 17)})
     assert len(bomb) < 1 << 12
 
-    error = take_in(client, organization, bomb, status=400)["error"]
+    error = import_speculator(client, organization, bomb, status=400)["error"]
 
     assert "at most 65,536 bytes" in error["message"]
 
@@ -215,7 +219,7 @@ def test_a_small_archive_that_is_large_when_unpacked_is_refused(
     monkeypatch.setattr("control.workflows.speculators.services._FREE_BYTES", 1 << 10)
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
 
-    error = take_in(client, organization, bomb, status=400)["error"]
+    error = import_speculator(client, organization, bomb, status=400)["error"]
 
     assert f"at most {(1 << 10) + 2 * len(bomb):,} bytes" in error["message"]
 
@@ -231,7 +235,7 @@ def test_a_failed_import_leaves_no_stored_objects(
     before = sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors"))
     monkeypatch.setattr("control.workflows.speculators.services.speculator_create", fail)
 
-    take_in(client, organization, archive, status=500)
+    import_speculator(client, organization, archive, status=500)
 
     assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
 
@@ -260,7 +264,7 @@ def _gate(speculator: Speculator) -> None:
     Pipeline.objects.filter(pk=pipeline.pk).update(speculator=speculator, status=Pipeline.Status.GATING)
 
 
-def _replace(speculator: Speculator) -> None:
+def _replace_in_a_rollout(speculator: Speculator) -> None:
     owner, other = (
         speculator.organization,
         make_speculator(speculator.base_model, speculator.organization, name="other"),
@@ -280,7 +284,7 @@ def _replace(speculator: Speculator) -> None:
     )
 
 
-@pytest.mark.parametrize("use", [_replace, _deploy, _train, _evaluate, _continue_training_from, _gate])
+@pytest.mark.parametrize("use", [_replace_in_a_rollout, _deploy, _train, _evaluate, _continue_training_from, _gate])
 def test_a_speculator_in_use_cannot_be_deleted(
     use: Callable[[Speculator], None], client: Client, speculator: Speculator
 ) -> None:
@@ -320,12 +324,12 @@ def test_versions_of_a_name_continue_after_a_deletion(
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     client.delete(f"/v1/speculators/{speculator.pk}")
 
-    assert take_in(client, organization, content(client, file["id"]), name="heads")["version"] == 2
+    assert import_speculator(client, organization, content(client, file["id"]), name="heads")["version"] == 2
 
 
 def test_each_operation_is_audited(client: Client, organization: Organization, speculator: Speculator) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
-    take_in(client, organization, content(client, file["id"]))
+    import_speculator(client, organization, content(client, file["id"]))
     client.delete(f"/v1/speculators/{speculator.pk}")
 
     actions = AuditEvent.objects.filter(object_type="speculator").order_by("id").values_list("action", flat=True)

@@ -11,7 +11,7 @@ from workers.hyperparameters.loop import LoopParameters
 class MedusaHyperparameters:
     """The comments give acceptance lengths without and with a setting, as 2.10 -> 2.16.
 
-    They were measured with SmolLM2-135M, 144 answers to grade-school problems, 64 held-out answers and trees of 15 nodes.
+    Measured with SmolLM2-135M, 144 answers to grade-school problems, 64 held-out ones and trees of 15 nodes.
     """
 
     num_heads: int = 4

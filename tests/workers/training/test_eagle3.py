@@ -97,5 +97,5 @@ def test_labels_are_the_tokens_after_the_last_known_one(target: Model) -> None:
     assert batch.tokens[batch.anchors].tolist() == batch.input_tokens[:, 0].tolist() == [7, 8, 9]
     assert batch.input_tokens[:, 1].tolist() == [8, 9, 10]
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]
-    assert batch.chosen[:, 0].tolist() == [1, 2, 3]
+    assert batch.target_rows[:, 0].tolist() == [1, 2, 3]
     assert batch.hidden.shape[0] == 4

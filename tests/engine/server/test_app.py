@@ -220,9 +220,7 @@ def test_a_request_has_an_id_its_own_or_the_callers(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_lines_of_a_request_have_its_id(
-    live: Live, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
+def test_log_lines_of_a_request_have_its_id(live: Live, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
     caplog.set_level(logging.INFO, "engine.server.run")
     caplog.handler.addFilter(name_request)
     try:

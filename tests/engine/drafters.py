@@ -11,10 +11,9 @@ from engine.sequence import Sequence
 
 
 class OracleDrafter(Drafter):
-    """Knows each request's answer and proposes it along a branch of a tree; each token is wrong with probability
-    `error`.
+    """Knows each request's answer and proposes it, but each token is wrong with probability `error`.
 
-    It adds wrong siblings to the branch, so that accepted nodes are not consecutive.
+    A tree has the answer as one branch and wrong siblings of each token, so that accepted nodes are not consecutive.
     """
 
     name = "oracle"
@@ -43,15 +42,15 @@ class OracleDrafter(Drafter):
         return self._random.randrange(self._vocab_size) if self._random.random() < self._error else token
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
-        coming = self._answers[sequence.request.request_id][sequence.num_generated :][: self.max_depth]
+        continuation = self._answers[sequence.request.request_id][sequence.num_generated :][: self.max_depth]
         if not self._tree:
-            guesses = [self._guess(token) for token in coming[:budget]]
+            guesses = [self._guess(token) for token in continuation[:budget]]
             return chain(guesses, [0.9**depth for depth in range(1, len(guesses) + 1)])
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
         trunk = -1
-        for token in coming:
+        for token in continuation:
             above = survival[trunk] if trunk >= 0 else 1.0
             guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
             siblings = (guess - step, guess, guess + step)  # distinct, since a duplicate would hide the other

@@ -1,4 +1,4 @@
-"""A reference of EAGLE-3 for tests, which recomputes every position in float32 without caches; small random modules."""
+"""A reference of EAGLE-3 for tests, which recomputes every position in float32, and small random modules."""
 
 from typing import Any
 

@@ -146,7 +146,7 @@ def test_training_and_serving_compute_the_formulas_of_the_papers(model: Decoder,
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("heads", [{}, DSPARK, {**DSPARK, "markov_head_type": "gated"}])
-def test_files_keep_every_bit(tmp_path: Path, heads: dict[str, Any], reduced: bool) -> None:
+def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, heads: dict[str, Any], reduced: bool) -> None:
     values = block_values(**heads, draft_vocab_size=100 if reduced else 259)
     block = make_block(**values)
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in block.state_dict().items()}
@@ -185,7 +185,7 @@ def deepspec_values() -> dict[str, Any]:
     return transformer_values(architectures=["Qwen3DSparkModel"], **own, **heads)
 
 
-def test_other_trainers_files_mean_the_same() -> None:
+def test_files_of_other_trainers_are_read_as_the_same_drafter() -> None:
     ours = BlockConfig.from_values(block_values())
     dflash = BlockConfig.from_values(specforge_values())
     jetspec = BlockConfig.from_values(specforge_values(causal_head=True))
@@ -248,7 +248,7 @@ def acceptance_length(completions: list[Completion]) -> float:
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
 @pytest.mark.parametrize("anchor_guesses", [False, True])
-def test_a_markov_head_that_knows_the_target_is_always_right(
+def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], anchor_guesses: bool
 ) -> None:
     """An error of one position in the previous token, the depth or the noise would make acceptance impossible."""
@@ -275,7 +275,7 @@ def test_a_markov_head_that_knows_the_target_is_always_right(
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("markov_type", ["vanilla", "gated"])
 @torch.no_grad()
-def test_a_node_survives_as_the_heads_say(
+def test_a_nodes_survival_is_computed_from_the_heads(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, trusted: bool
 ) -> None:
     monkeypatch.setattr("engine.drafters.block_heads.PAIRED", 259)

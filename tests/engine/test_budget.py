@@ -7,7 +7,7 @@ from engine.cost import CostModel
 from engine.draft import EMPTY_DRAFT, chain
 
 
-def test_nodes_are_admitted_only_while_they_pay() -> None:
+def test_nodes_are_verified_only_while_they_save_time() -> None:
     # Up to 8 rows cost nothing extra; each further row costs as much as a whole pass.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
     budget = DraftBudget(cost, 20)
@@ -19,7 +19,7 @@ def test_nodes_are_admitted_only_while_they_pay() -> None:
     assert len(budget.admit([good], 7, 0.0)[0]) == 0
 
 
-def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
+def test_survivals_of_an_overconfident_drafter_are_corrected_downwards() -> None:
     calibration = Calibration()
     before = calibration.corrected(0.85)
     for _ in range(200):
@@ -39,7 +39,7 @@ def flat_cost() -> CostModel:
     return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can pay
 
 
-def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:
+def test_a_drafter_that_never_saves_time_is_called_ever_less_often() -> None:
     budget = DraftBudget(flat_cost(), 8)
     asked = []
     for step in range(1000):
@@ -50,14 +50,14 @@ def test_a_drafter_that_never_pays_is_asked_ever_less() -> None:
     assert asked[-1] - asked[-2] > 100
 
 
-def test_a_drafter_that_costs_nothing_is_asked_every_time() -> None:
+def test_a_drafter_that_costs_no_time_is_called_in_every_step() -> None:
     budget = DraftBudget(flat_cost(), 8)
     for _ in range(100):
         assert budget.nodes_to_request(1) > 0
         budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.0001)
 
 
-def test_a_rest_is_over_once_drafts_pay_again() -> None:
+def test_drafting_resumes_once_drafts_save_time_again() -> None:
     cost = CostModel((1, 64), (1.0, 1.01))
     budget = DraftBudget(cost, 8)
     for _ in range(50):
@@ -71,7 +71,7 @@ def test_a_rest_is_over_once_drafts_pay_again() -> None:
     assert drafted > 60
 
 
-def test_passes_of_live_traffic_correct_the_cost() -> None:
+def test_observed_passes_correct_the_cost_model() -> None:
     cost = CostModel((1, 8, 16, 64), (1.0, 1.2, 2.0, 8.0))
     for _ in range(300):
         cost.observe(1, 2.0)

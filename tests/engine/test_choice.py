@@ -26,7 +26,7 @@ def test_greedy_candidates_are_the_likeliest_whatever_the_filters(size: int) -> 
     torch.testing.assert_close(found.survival, best.values)
 
 
-def test_tokens_are_those_of_the_targets_vocabulary() -> None:
+def test_candidates_are_token_ids_of_the_target() -> None:
     found = choose(torch.tensor([[0.0, 2.0, 1.0]]), [GREEDY], [0], count=2, vocab=torch.tensor([10, 20, 30]))
     assert found.tokens.tolist() == [[20, 30]]
 
@@ -66,7 +66,7 @@ def test_survival_falls_and_stays_below_one() -> None:
     assert torch.equal(found.tokens[0], random_logits(2, 500)[0].topk(8).indices)
 
 
-def test_survival_is_as_honest_as_the_logits() -> None:
+def test_survival_equals_the_acceptance_rate_if_the_logits_are_right() -> None:
     """If the drafter's logits have an error of one logit, the first candidate survives as often as predicted."""
     rows, params = 4000, SamplingParams(max_tokens=1, temperature=0.7, seed=9)
     logits = random_logits(rows, 12, scale=1.5)
@@ -79,7 +79,7 @@ def test_survival_is_as_honest_as_the_logits() -> None:
     assert math.isclose(kept, found.survival[:, 0].mean(), abs_tol=0.025)  # three standard errors
 
 
-def test_the_noise_of_rows_is_that_of_each_row_alone() -> None:
+def test_the_noise_of_a_row_does_not_depend_on_other_rows() -> None:
     tokens = torch.arange(12).view(3, 4) * 1000
     seeds, positions = (0, 2**63 + 5, 77), (0, 12, 2**20)
     together = gumbel_rows(seeds, positions, tokens)

@@ -56,7 +56,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 
 @settings(deadline=None)
 @given(trees(), trees())
-def test_every_path_of_each_is_there_once(one: Draft, other: Draft) -> None:
+def test_a_combined_draft_has_every_path_once(one: Draft, other: Draft) -> None:
     combined = CombinedDrafter([Scripted(one), Scripted(other)])
     (merged,) = combined.propose([make_sequence("a", [1], [2])], 100)
     assert paths(merged) == paths(one) | paths(other)
@@ -65,7 +65,7 @@ def test_every_path_of_each_is_there_once(one: Draft, other: Draft) -> None:
     assert sorted(cut.survival) == pytest.approx(sorted(merged.survival, reverse=True)[:3][::-1])
 
 
-def test_each_sees_its_own_taps() -> None:
+def test_each_drafter_observes_only_its_own_taps() -> None:
     one, none, two = Scripted(chain([], []), (1, 5)), Scripted(chain([], [])), Scripted(chain([], []), (3,))
     combined = CombinedDrafter([one, none, two])
     assert combined.tap_layers == (1, 5, 3)
@@ -102,7 +102,7 @@ def test_probabilities_follow_observed_acceptance() -> None:
     assert best.tokens == (6,)
 
 
-def test_agreement_means_more_than_either_alone() -> None:
+def test_a_node_that_both_drafters_propose_has_a_higher_survival() -> None:
     """Two drafters that are right in half of the cases when they disagree, and always when they agree."""
     one, other = Scripted(None), Scripted(None)
     combined = CombinedDrafter([one, other])

@@ -26,7 +26,7 @@ def compute(seconds: float) -> None:
         pass
 
 
-def test_what_takes_too_long_is_ended() -> None:
+def test_a_statement_that_exceeds_the_deadline_is_ended() -> None:
     began = time.monotonic()
     with pytest.raises(TooSlow), deadline(0.05):
         compute(60)
@@ -34,7 +34,7 @@ def test_what_takes_too_long_is_ended() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_what_is_done_is_not_ended_afterwards() -> None:
+def test_a_statement_that_has_finished_is_not_interrupted() -> None:
     for seconds in (0.0, 0.0005, 0.001, 0.0015) * 50:
         with suppress(TooSlow), deadline(seconds):
             compute(0.001)
@@ -60,6 +60,6 @@ def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_s
         assert not thread.is_alive(), "a timer does not end"
 
 
-def test_an_error_of_its_own_is_not_lost() -> None:
+def test_an_error_raised_inside_the_deadline_is_passed_on() -> None:
     with pytest.raises(KeyError), deadline(60):
         raise KeyError

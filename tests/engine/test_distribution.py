@@ -133,7 +133,9 @@ def test_answers_are_draws_from_the_models_distribution(
     assert answers == plain
 
 
-def test_the_test_would_notice(expected: dict[tuple[int, ...], float], plain: Answers) -> None:
+def test_the_statistical_test_detects_a_wrong_distribution(
+    expected: dict[tuple[int, ...], float], plain: Answers
+) -> None:
     """Replaces one answer in ten by the likeliest, like a drafter whose drafts are accepted too easily."""
     likeliest = max(expected, key=lambda answer: expected[answer])
     swayed = itertools.cycle([True] + 9 * [False])

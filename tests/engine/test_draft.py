@@ -24,7 +24,7 @@ def greedy_sequence() -> Sequence:
     budget=st.integers(0, 12),
     seed=st.integers(0, 1000),
 )
-def test_a_grown_tree_holds_the_likeliest_nodes(depth: int, width: int, budget: int, seed: int) -> None:
+def test_a_grown_tree_has_the_likeliest_nodes(depth: int, width: int, budget: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     probabilities = torch.rand(depth, width, generator=generator, dtype=torch.float64).sort(dim=1, descending=True)[0]
     tokens = [[10 * d + k for k in range(width)] for d in range(depth)]
@@ -72,7 +72,7 @@ def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), vocab_size).float()
 
 
-def test_verification_walks_the_branch_that_agrees() -> None:
+def test_verification_accepts_the_branch_that_the_target_agrees_with() -> None:
     draft = Draft((1, 2, 3, 4), (-1, -1, 1, 2), (0.9, 0.8, 0.7, 0.6))
     # The target samples 2 at the root, 3 at node 1 (token 2), and 9 at node 2 (token 3), which no node proposes.
     verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, greedy_sequence(), frozenset())
@@ -80,11 +80,11 @@ def test_verification_walks_the_branch_that_agrees() -> None:
     assert verdict.tokens == (2, 3, 9)
 
 
-def test_verification_of_nothing_gives_the_plain_token() -> None:
+def test_verification_without_a_draft_returns_the_plain_token() -> None:
     verdict = verify(logits_for([7]), EMPTY_DRAFT, greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((), (7,))
 
 
-def test_a_chain_that_is_right_is_kept_whole() -> None:
+def test_a_chain_that_is_right_is_accepted_completely() -> None:
     verdict = verify(logits_for([4, 5, 6]), chain([4, 5], [0.9, 0.8]), greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((0, 1), (4, 5, 6))

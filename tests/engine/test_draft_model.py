@@ -52,7 +52,9 @@ def make_requests(temperature: float) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_draft_model_equal_to_the_target_is_accepted_whole(model: Model, temperature: float, batch_size: int) -> None:
+def test_drafts_of_a_model_equal_to_the_target_are_accepted_completely(
+    model: Model, temperature: float, batch_size: int
+) -> None:
     requests = make_requests(temperature)
     config = EngineConfig(max_batch_size=batch_size, prefill_chunk=32, draft_budget=16)
     plain = generate(Engine(model, NoDrafter(), config), requests)
@@ -64,7 +66,7 @@ def test_a_draft_model_equal_to_the_target_is_accepted_whole(model: Model, tempe
         assert ours.speculation.acceptance_histogram == [0] * DEPTH + [PASSES]
 
 
-def test_it_stays_right_when_requests_give_way_and_come_back(model: Model) -> None:
+def test_drafts_stay_right_when_requests_are_preempted_and_resumed(model: Model) -> None:
     requests = make_requests(0.8)
     config = EngineConfig(max_batch_size=4, prefill_chunk=32, draft_budget=16)
     plain = {c.request_id: c.token_ids for c in generate(Engine(model, NoDrafter(), config), requests)}

@@ -95,7 +95,7 @@ def test_both_layouts_hold_the_same_drafter(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
 
 
-def test_specforge_names_the_layer_a_tap_leaves() -> None:
+def test_specforge_numbers_a_tap_by_the_layer_that_writes_it() -> None:
     values = make_config().to_values("specforge", base_model="", depth=5)
     assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one
     assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)
@@ -134,7 +134,9 @@ def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_serving_computes_the_module(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
+def test_the_served_drafter_computes_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]
+) -> None:
     """Likely chains are paths of the tree with the right probability, however the text before was split into passes."""
     target = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype="float32")
     module = make_module(make_config(**options))
@@ -193,7 +195,7 @@ def test_answers_are_those_of_plain_decoding(model: Model, temperature: float, b
     assert sum(c.speculation.num_draft_tokens for c in ours) > 0
 
 
-def test_a_sequence_never_seen_gets_no_draft(model: Model) -> None:
+def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:
     drafter = Eagle3Drafter(make_module(make_config()), model)
     cache = KVCache(model.config, num_slots=8, max_sequences=1, max_seq_len=8, dtype=model.dtype, device=model.device)
     drafter.prepare(cache)
@@ -201,7 +203,7 @@ def test_a_sequence_never_seen_gets_no_draft(model: Model) -> None:
     assert len(drafter.propose([sequence], 8)[0]) == 0
 
 
-def test_positions_that_were_never_seen_cost_no_more_than_acceptance(model: Model) -> None:
+def test_drafts_are_valid_if_earlier_positions_were_never_observed(model: Model) -> None:
     """For a cached prefix, the keys are zeros or those of another request, and always finite."""
     drafter = Eagle3Drafter(make_module(make_config()), model)
     cache = KVCache(model.config, num_slots=32, max_sequences=1, max_seq_len=32, dtype=model.dtype, device=model.device)

@@ -81,7 +81,7 @@ def random_medusa(model: Model) -> MedusaDrafter:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize(("batch_size", "count"), [(1, 4), (5, 8)])
-def test_every_drafter_gives_the_plain_answers(
+def test_no_drafter_changes_an_answer(
     model: Model, draft_model: Model, sampling: Sampling, batch_size: int, count: int
 ) -> None:
     requests = make_requests(model, sampling, count=count, max_tokens=24)
@@ -133,7 +133,7 @@ def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Model) -
     assert answers_only(backwards)[::-1] == plain
 
 
-def test_an_answer_does_not_depend_on_its_company(model: Model) -> None:
+def test_an_answer_does_not_depend_on_other_requests_in_the_batch(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"])
     together = answers_only(answer(model, NgramDrafter(), requests))
     alone = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
@@ -141,7 +141,7 @@ def test_an_answer_does_not_depend_on_its_company(model: Model) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "top-p"])
-def test_neither_giving_way_nor_a_shared_prefix_changes_an_answer(model: Model, sampling: str) -> None:
+def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, sampling: str) -> None:
     common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
     requests = [
         Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
@@ -180,7 +180,7 @@ def test_hidden_states_for_training_have_the_bits_of_serving(model: Model) -> No
         assert torch.equal(tap, states[first + offset]), offset
 
 
-def test_without_a_compiler_answers_are_just_as_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_drafter_changes_an_answer_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("linear", "norm", "swiglu", "rope", "attention"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     model = load_model(make_tiny_model(tmp_path, "qwen3"), dtype="bfloat16")

@@ -45,7 +45,7 @@ def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Model) -> Non
     assert free_slots(engine) == engine.cache.num_slots
 
 
-def test_a_finished_or_cancelled_request_gives_back_all_it_held(model: Model) -> None:
+def test_a_finished_or_cancelled_request_frees_all_its_slots(model: Model) -> None:
     engine = Engine(model, NgramDrafter(), EngineConfig(max_batch_size=3, draft_budget=6))
     for index in range(7):
         engine.add(make_request(f"r{index}", (1, 2, 3, 1, 2, 3, 1, 2)))
@@ -102,7 +102,7 @@ def test_a_tiny_model_answers_from_a_folder_of_another_dtype(tmp_path: Path) -> 
     assert len(generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])[0].token_ids) == 12
 
 
-def test_equal_beginnings_are_computed_once(model: Model) -> None:
+def test_equal_prefixes_are_computed_once(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig())
     prompt = tuple(range(50))
     (first,) = generate(engine, [make_request("a", prompt)])
@@ -120,7 +120,7 @@ def test_equal_beginnings_are_computed_once(model: Model) -> None:
     assert engine.counters.prefix_queries == 152
 
 
-def test_swapping_the_drafter_changes_no_answer_under_way(model: Model) -> None:
+def test_swapping_the_drafter_changes_no_running_answer(model: Model) -> None:
     requests = [make_request(f"r{index}", (1, 2, 3, 1, 2, 3, index), max_tokens=30) for index in range(4)]
     plain = [c.token_ids for c in generate(Engine(model, NoDrafter(), EngineConfig()), requests)]
     engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=6))

@@ -152,7 +152,7 @@ def test_training_computes_the_formulas_of_the_papers(changes: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
-def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, changes: dict[str, Any]) -> None:
+def test_every_nodes_survival_is_the_probability_of_its_path(model: Model, changes: dict[str, Any]) -> None:
     module = make_mtp(**changes)
     learn(module, model, greedy := answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=16), num_steps=20)
 
@@ -169,7 +169,7 @@ def test_every_node_of_a_tree_has_the_chance_its_path_gives_it(model: Model, cha
     assert acceptance_length(drafted) > 1.3  # so paths through accepted nodes were compared too
 
 
-def test_deepseeks_own_module_is_asked_the_same_way(tmp_path: Path) -> None:
+def test_deepseeks_own_module_drafts_in_the_same_way(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
     model = load_model(folder, dtype="float32")
@@ -228,7 +228,7 @@ def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps
 
 
 @pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
-def test_files_keep_every_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     values = mtp_values(**changes)
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in make_mtp(**changes).state_dict().items()}
     first, second = tmp_path / "first", tmp_path / "second"

@@ -6,20 +6,20 @@ from engine.drafters.ngram import NgramDrafter
 from tests.engine.test_suffix import make_sequence
 
 
-def test_the_longest_agreement_wins_over_a_later_one() -> None:
+def test_the_longest_match_wins_over_a_later_one() -> None:
     prompt = [1, 2, 3, 4, 50, 51, 52, 9, 4, 60, 61, 1, 2, 3]
     (draft,) = NgramDrafter().propose([make_sequence("a", prompt, [4])], 3)
     assert draft.tokens == (50, 51, 52)
     assert draft.parents == (-1, 0, 1)
 
 
-def test_of_equal_agreements_the_latest_wins() -> None:
+def test_of_equally_long_matches_the_latest_wins() -> None:
     prompt = [1, 2, 70, 71, 5, 1, 2, 80, 81, 1]
     (draft,) = NgramDrafter().propose([make_sequence("a", prompt, [2])], 2)
     assert draft.tokens == (80, 81)
 
 
-def test_nothing_seen_nothing_proposed() -> None:
+def test_without_an_earlier_occurrence_nothing_is_proposed() -> None:
     (draft,) = NgramDrafter().propose([make_sequence("a", [1, 2, 3], [4])], 8)
     assert len(draft) == 0
 
@@ -38,7 +38,7 @@ def test_survival_follows_observed_acceptance(right: bool) -> None:
     assert survivals[-1] > 0.95 if right else survivals[-1] < 0.3
 
 
-def test_a_request_that_comes_back_is_read_again() -> None:
+def test_a_preempted_request_is_indexed_again() -> None:
     drafter = NgramDrafter()
     sequence = make_sequence("a", [5, 6, 7, 8], [5, 6])
     (before,) = drafter.propose([sequence], 2)

@@ -63,12 +63,14 @@ def test_logits_agree_with_scaled_positions(tmp_path: Path, rope: dict[str, Any]
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type must be default"),
     ],
 )
-def test_a_folder_we_cannot_serve_says_why(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_the_error_for_an_unsupported_model_folder_gives_the_reason(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelNotLoadable, match=message):
         load_model(edit_config(make_tiny_model(tmp_path, "llama"), **changes))
 
 
-def test_a_damaged_weight_file_says_why(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_weight_file_gives_the_reason(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     (folder / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00garbage!")
     with pytest.raises(ModelNotLoadable, match="can't be read"):

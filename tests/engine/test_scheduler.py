@@ -60,7 +60,7 @@ def check_slots(scheduler: Scheduler) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_no_slot_is_lost_or_doubled_and_everybody_finishes(data: st.DataObject) -> None:
+def test_no_slot_is_lost_or_used_twice_and_every_request_finishes(data: st.DataObject) -> None:
     scheduler = make_scheduler(data.draw(st.integers(110, 200)), prefill_chunk=data.draw(st.sampled_from([7, 16, 32])))
     common = [1, 2, 3, 4] * 6
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 24)), max_size=9))
@@ -113,7 +113,7 @@ def test_a_prefix_is_shared_only_under_one_root() -> None:
     assert (a.stats.num_cached_tokens, b.stats.num_cached_tokens, c.stats.num_cached_tokens) == (0, 32, 0)
 
 
-def test_two_that_compute_the_same_at_once_end_up_with_one_copy() -> None:
+def test_sequences_that_compute_the_same_prefix_at_once_end_up_sharing_it() -> None:
     scheduler = make_scheduler(400)
     for name in "ab":
         scheduler.add(make_sequence(name, [7] * 31))

@@ -26,7 +26,7 @@ def occurs(part: list[int], text: list[int]) -> bool:
 
 @settings(deadline=None)
 @given(text=texts, context=st.lists(few_tokens, min_size=1, max_size=20), depth=st.integers(1, 9))
-def test_the_longest_context_is_found_and_what_followed_it_is_true(
+def test_the_longest_context_is_found_with_its_true_continuation(
     text: list[int], context: list[int], depth: int
 ) -> None:
     index = SuffixIndex(len(text))
@@ -42,7 +42,7 @@ def test_the_longest_context_is_found_and_what_followed_it_is_true(
     assert max((agreement for agreement, _ in matches), default=0) == longest
 
 
-def test_a_full_index_holds_the_latest_tokens() -> None:
+def test_a_full_index_has_the_latest_tokens() -> None:
     index = SuffixIndex(100)
     numbers = random.Random(0)
     text = [numbers.randrange(5) for _ in range(1000)]
@@ -74,7 +74,7 @@ def test_every_path_of_a_draft_was_seen_after_the_last_token(
         known.append(sequence.tokens)
 
 
-def test_past_answers_help_the_next_request_until_newer_ones_displace_them() -> None:
+def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() -> None:
     drafter = SuffixDrafter(past_tokens=256)
     answer = list(range(100, 140))
     first = make_sequence("first", [1, 2, 3], answer)
@@ -118,7 +118,7 @@ def test_a_preempted_request_continues_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_claims_come_true_as_often_as_they_say(temperature: float) -> None:
+def test_survivals_equal_the_observed_acceptance(temperature: float) -> None:
     """The source's tokens depend on the previous two; there are three successors with unequal probabilities."""
     numbers = random.Random(1)
     drafter = SuffixDrafter()

@@ -147,7 +147,7 @@ def test_an_answer_that_ends_within_a_character_shows_it_as_a_replacement() -> N
     assert stream.finish() == "\ufffd"
 
 
-def test_bytes_that_never_make_a_character_are_shown_but_for_the_last() -> None:
+def test_bytes_that_form_no_character_are_shown_except_for_the_last() -> None:
     lone = BYTE_LEVEL.encode("👩")[-1]  # a continuation byte
     stream = TextStream(BYTE_LEVEL)
 
@@ -169,7 +169,7 @@ def test_a_special_token_is_not_shown() -> None:
     assert stream.push([*BYTE_LEVEL.encode("a"), 1, *BYTE_LEVEL.encode("b")]) == "ab"
 
 
-def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_ruled_out() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["bcd"])
 
     assert stream.push(BYTE_LEVEL.encode("ab")) == "a"
@@ -200,7 +200,7 @@ def test_a_held_beginning_of_a_stop_string_is_shown_at_the_end() -> None:
     assert stream.finish() == "sto"
 
 
-def test_after_a_stop_string_nothing_is_taken() -> None:
+def test_tokens_after_a_stop_string_are_ignored() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["b"])
     stream.push(BYTE_LEVEL.encode("ab"))  # one token
 

@@ -25,7 +25,7 @@ def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
     return b"".join(tokenizer.token_bytes(i) for i in ids).decode()
 
 
-def test_text_comes_back_from_its_ids(tokenizer: Tokenizer) -> None:
+def test_decoding_the_ids_of_a_text_returns_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("  a 漢 , b\n")) == "  a 漢 , b\n"
 
 
@@ -41,7 +41,7 @@ def test_the_generation_prompt_can_be_left_out(tokenizer: Tokenizer) -> None:
     assert shown(tokenizer, ids) == "<|start|>user\nhé<|end|>\n"
 
 
-def test_special_tokens_have_a_name_and_no_text(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_a_name_but_no_text(tokenizer: Tokenizer) -> None:
     (end,) = tokenizer.eos_token_ids
 
     assert tokenizer.token_bytes(end) == b"<|end|>"
@@ -53,7 +53,7 @@ def test_tokens_of_one_character_hold_its_bytes(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("é ")] == [b"\xc3", b"\xa9", b" "]
 
 
-def test_an_id_beyond_the_vocabulary_stands_for_nothing(tokenizer: Tokenizer) -> None:
+def test_an_id_beyond_the_vocabulary_has_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
@@ -95,7 +95,7 @@ def test_a_template_that_refuses_the_messages_says_why(model_dir: Path, tmp_path
 @pytest.mark.parametrize(
     "attack", ["messages.__class__.__mro__", "messages.append(1)", "''.__class__.__subclasses__()"]
 )
-def test_a_template_cannot_leave_its_sandbox(model_dir: Path, tmp_path: Path, attack: str) -> None:
+def test_a_template_cannot_escape_its_sandbox(model_dir: Path, tmp_path: Path, attack: str) -> None:
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", "{{ " + attack + " }}"))
 
     with pytest.raises(ChatTemplateError, match="unsafe"):
@@ -109,7 +109,7 @@ def test_a_template_cannot_leave_its_sandbox(model_dir: Path, tmp_path: Path, at
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
     ],
 )
-def test_a_template_that_computes_for_long_is_ended(
+def test_a_template_that_computes_too_long_is_ended(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr("engine.tokenizer.TEMPLATE_SECONDS", 0.1)
@@ -119,7 +119,7 @@ def test_a_template_that_computes_for_long_is_ended(
         tokenizer.encode_chat(USER_ASKS)
 
 
-def test_a_template_that_calls_itself_without_end_is_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_a_template_with_endless_recursion_is_refused(model_dir: Path, tmp_path: Path) -> None:
     template = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
 

@@ -68,7 +68,9 @@ def seen(completion: Completion) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("options", ADJUSTMENTS.values(), ids=ADJUSTMENTS.keys())
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_adjusted_answers_are_the_plain_ones(model: Model, options: dict[str, Any], temperature: float) -> None:
+def test_drafts_do_not_change_answers_with_adjusted_logits(
+    model: Model, options: dict[str, Any], temperature: float
+) -> None:
     requests = make_requests(model, {"temperature": temperature, **options})
     plain = answers(model, NoDrafter(), requests)
     assert plain != answers(model, NoDrafter(), make_requests(model, {"temperature": temperature})), "without effect"
@@ -93,7 +95,7 @@ def make_sequence(prompt: list[int], answer: list[int], **options: Any) -> Seque
     answer=st.lists(st.integers(0, 5), max_size=5),
     temperature=st.sampled_from([0.0, 1.0]),
 )
-def test_a_walk_down_a_tree_is_a_row_of_single_steps(
+def test_verifying_a_tree_equals_verifying_its_tokens_one_by_one(
     draft: list[tuple[int, int]], logits: list[list[int]], answer: list[int], temperature: float
 ) -> None:
     parents = [min(parent, node - 1) for node, (_, parent) in enumerate(draft)]
@@ -139,7 +141,7 @@ def test_repetition_bias_and_least_length_are_those_of_transformers() -> None:
     assert scores[0, 2] == -math.inf
 
 
-def test_presence_and_frequency_count_the_answer_alone() -> None:
+def test_presence_and_frequency_penalties_count_only_the_answer() -> None:
     logits = random_logits()
     ours = adjusted(logits, make_sequence([1, 1, 7], [7, 5, 7], presence_penalty=0.5, frequency_penalty=0.25))
     expected = logits.clone()

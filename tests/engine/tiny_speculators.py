@@ -29,7 +29,7 @@ def transformer_values(**changes: Any) -> dict[str, Any]:
 
 
 def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """config.json of a DFlash drafter in the speculators layout."""
+    """Returns config.json of a DFlash drafter in the speculators layout."""
     values = {
         "speculators_model_type": "dflash",
         "transformer_layer_config": transformer or transformer_values(),
@@ -42,7 +42,7 @@ def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
-    """Uses random weights, also for norms, large enough that every part matters. `changes`: to config.json."""
+    """Uses random weights, also for norms, large enough that every part matters. `changes`: values of config.json."""
     config = BlockConfig.from_values(block_values(**changes))
     vocab = None if config.draft_vocab_size == 259 else torch.arange(3, 3 + config.draft_vocab_size)
     block = BlockModel(config, vocab)
@@ -51,7 +51,7 @@ def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
 
 
 def mtp_values(**changes: Any) -> dict[str, Any]:
-    """config.json of an MTP module in the speculators layout. `changes`: to its layer."""
+    """Returns config.json of an MTP module in the speculators layout. `changes`: values of the layer's config."""
     proposal = {"proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     return {
         "speculators_model_type": "mtp",
@@ -67,7 +67,7 @@ def mtp_values(**changes: Any) -> dict[str, Any]:
 
 
 def make_mtp(*, seed: int = 0, **changes: Any) -> Mtp:
-    """As `make_block`. `changes`: to its layer."""
+    """Uses random weights like `make_block`. `changes`: values of the layer's config."""
     module = Mtp(MtpConfig.from_values(mtp_values(**changes)))
     randomize(module, seed)
     return module

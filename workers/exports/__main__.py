@@ -20,14 +20,14 @@ from workers.exports.target import Target
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.exports", description="Speculators of other engines.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("formats", help="what can leave as what")
+    commands.add_parser("formats", help="list the kinds of speculators that each format can hold")
     for name in ("export", "import"):
         command = commands.add_parser(name)
         command.add_argument("folder", type=Path)
         command.add_argument("out", type=Path)
         command.add_argument("--format", required=True, choices=FORMATS)
-        command.add_argument("--model", type=Path, required=True, metavar="DIR", help="the model it belongs to")
-        command.add_argument("--model-name", metavar="NAME", help="what the other engine calls it (default DIR)")
+        command.add_argument("--model", type=Path, required=True, metavar="DIR", help="the speculator's target model")
+        command.add_argument("--model-name", metavar="NAME", help="name of the model in the other engine (default DIR)")
     args = parser.parse_args(arguments)
     if args.command == "formats":
         for form in FORMATS.values():

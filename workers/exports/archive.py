@@ -12,14 +12,14 @@ from workers.exports.errors import invalid
 _COPY_BYTES = 1 << 20
 _MAX_FILES = 200
 # Errors of zipfile and of its decompressors for a damaged or unusual archive.
-_DAMAGES = (
+_ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
     *(zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),
 )
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Writes the same bytes for the same files, without times and independent of the order on disk."""
+    """Writes an archive without times and in the order of names, so equal files give equal bytes."""
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             entry = zipfile.ZipInfo(path.name)
@@ -28,14 +28,14 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Unpacks the files of the archive, or of its only folder, into an existing folder.
+    """Unpacks the archive's files into an existing folder; the archive may have them in one folder.
 
     Raises: ExchangeError: not a zip file, a name outside the folder, or too many files or bytes.
     """
     try:
         with zipfile.ZipFile(archive) as source:
             _unpack(source, folder, limit_bytes)
-    except _DAMAGES as error:
+    except _ARCHIVE_ERRORS as error:
         raise invalid(f"the file is no readable zip archive: {error}") from error
 
 
@@ -43,8 +43,8 @@ def _unpack(source: zipfile.ZipFile, folder: Path, limit_bytes: int) -> None:
     entries = [entry for entry in source.infolist() if not entry.is_dir()]
     if not 1 <= len(entries) <= _MAX_FILES:
         raise invalid(f"an archive holds 1 to {_MAX_FILES} files, got {len(entries)}")
-    tops = {entry.filename.rpartition("/")[0] for entry in entries}
-    if len(tops) > 1 or any(top.count("/") for top in tops):
+    parents = {entry.filename.rpartition("/")[0] for entry in entries}
+    if len(parents) > 1 or any(parent.count("/") for parent in parents):
         raise invalid("the archive must hold the speculator's files, or one folder with them and nothing else")
     left = limit_bytes
     for entry in entries:
@@ -52,7 +52,7 @@ def _unpack(source: zipfile.ZipFile, folder: Path, limit_bytes: int) -> None:
         if not name or name in (".", "..") or "\\" in name or "\0" in name or (folder / name).exists():
             raise invalid(f"{entry.filename!r:.120} can't be the name of a file in the archive")
         with source.open(entry) as data, (folder / name).open("xb") as copy:
-            while chunk := data.read(_COPY_BYTES):  # the sizes in the archive are not trusted
+            while chunk := data.read(_COPY_BYTES):  # counts the bytes, since the archive may state wrong sizes
                 left -= len(chunk)
                 if left < 0:
                     raise invalid(f"the files must have at most {limit_bytes:,} bytes together")

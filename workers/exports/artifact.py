@@ -1,6 +1,6 @@
-"""The artifact of a speculator, as training writes it and the engine serves it, and its check against the model.
+"""The artifact of a speculator, which training writes and the engine serves, and the check that it fits its model.
 
-config.json   weights   provenance.json   and further files of its kind (docs/exports.md)
+An artifact is a folder with config.json, weights, provenance.json and further files of its kind (docs/exports.md).
 """
 
 import shutil
@@ -16,7 +16,7 @@ from workers.exports.target import Target
 from workers.exports.tensors import Stored, write_tensors
 from workers.kinds import TRAINED_KINDS
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # of draft models
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # allowed for draft models
 HEADS_FILE, VOCAB_FILE = "medusa_lm_head.safetensors", "draft_vocab.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
@@ -24,13 +24,13 @@ WEIGHTS_FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """config: config.json. tensors: of all files, by name; names of LoRA tensors begin with `base_model.`."""
+    """config: config.json. tensors: tensors of all files by name; names of LoRA tensors begin with `base_model.`."""
 
     kind: str
     config: dict[str, Any]
     tensors: dict[str, Stored]
     adapter: dict[str, Any] | None = None  # adapter_config.json of turbo_lora
-    beside: tuple[Path, ...] = ()  # a draft model's tokenizer
+    tokenizer: tuple[Path, ...] = ()  # a draft model's tokenizer files
 
     @classmethod
     def read(cls, folder: Path) -> "Artifact":
@@ -38,8 +38,8 @@ class Artifact:
         config = read_json(folder / "config.json")
         name, kind = _kind_of(config, has_adapter=(folder / "adapter_config.json").exists())
         adapter = read_json(folder / "adapter_config.json") if kind.has_adapter else None
-        beside = tokenizer_files(folder) if kind.has_tokenizer else ()
-        return cls(kind=name, config=config, tensors=read_weights(folder), adapter=adapter, beside=beside)
+        tokenizer = tokenizer_files(folder) if kind.has_tokenizer else ()
+        return cls(kind=name, config=config, tensors=read_weights(folder), adapter=adapter, tokenizer=tokenizer)
 
     @property
     def heads(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Artifact:
         """Writes the artifact into an existing folder."""
         write_json(folder / "config.json", self.config)
         write_json(folder / "provenance.json", provenance)
-        for path in self.beside:
+        for path in self.tokenizer:
             shutil.copyfile(path, folder / path.name)
         files: dict[str, dict[str, Stored]] = {}
         for name, tensor in self.tensors.items():
@@ -86,10 +86,10 @@ class _Matches(Protocol):
 class ArtifactKind:
     """The rules of one kind. Each module of `workers.exports.kinds` defines one as KIND.
 
-    matches: whether config.json is one of this kind; `has_adapter` tells whether a LoRA adapter lies beside it. None:
-        its `speculators_model_type` decides.
+    matches: whether config.json belongs to this kind; `has_adapter`: whether the folder has a LoRA adapter. None: the
+        kind is recognised by `speculators_model_type`.
     check: raises ExchangeError if the artifact is damaged or belongs to another model.
-    speculators_types: values of `speculators_model_type`, if the package `speculators` has a layout of this kind.
+    speculators_types: values of `speculators_model_type`, if the package `speculators` has a layout for this kind.
     file_of: the file that holds the tensor of this name.
     """
 

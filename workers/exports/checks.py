@@ -1,4 +1,4 @@
-"""Checks of an artifact against the model that it is for."""
+"""Checks that an artifact fits its target model."""
 
 import itertools
 from collections.abc import Mapping
@@ -18,7 +18,10 @@ def check_sizes(target: Target, *, hidden: int, vocab: int) -> None:
 
 
 def check_taps(taps: object, target: Target) -> None:
-    """Raises: ExchangeError."""
+    """Checks a list of tap layers, at whose inputs the drafter reads the target's hidden states.
+
+    Raises: ExchangeError.
+    """
     if (
         not isinstance(taps, list)
         or not taps
@@ -34,9 +37,9 @@ def check_vocab(vocab: list[int], target: Target) -> None:
 
 
 def check_offsets(tensors: Mapping[str, Stored], target: Target) -> None:
-    """Checks the vocabulary that `d2t` describes: the target's id of each draft id, less the draft id.
+    """Checks the draft vocabulary: `d2t` has the target's token id minus the draft id.
 
     Raises: ExchangeError.
     """
     if (offsets := tensors.get("d2t")) is not None:
-        check_vocab([place + offset for place, offset in enumerate(offsets.integers())], target)
+        check_vocab([draft_id + offset for draft_id, offset in enumerate(offsets.integers())], target)

@@ -1,4 +1,4 @@
-"""Reads the files of a speculator's folder, and checks a folder that comes from outside before anything uses it."""
+"""Reads the files of a speculator's folder, and checks an uploaded folder before anything else reads it."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from workers.exports.tensors import Stored, read_tensors
 from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, SPECULATOR_NAMES, code_key
 
 TOKENIZER_NAMES = (
-    "generation_config.json",  # how a model of that tokenizer generates
+    "generation_config.json",  # has the end tokens and default sampling parameters
     "tokenizer*.json",
     "tokenizer.model",
     "special_tokens_map.json",
@@ -23,7 +23,7 @@ TOKENIZER_NAMES = (
 
 
 def check_folder(folder: Path) -> None:
-    """Raises: ExchangeError: a forbidden file, a link, a folder in the folder, or a configuration that names code."""
+    """Raises: ExchangeError: the folder has a forbidden file, a link, a folder, or a configuration that names code."""
     for entry in sorted(folder.iterdir()):
         allowed = any(fnmatch(entry.name, pattern) for pattern in SPECULATOR_NAMES)
         if entry.is_symlink() or not entry.is_file() or not allowed:
@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ExchangeError: the file is missing, too long or no object, or it names code."""
+    """Raises: ExchangeError: the file is missing, too long, not a JSON object, or names code."""
     if not path.is_file():
         raise invalid(f"there is no {path.name}")
     if path.stat().st_size > MAX_JSON_BYTES:

@@ -14,7 +14,7 @@ from workers.exports.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """kinds: the kinds that it can hold."""
+    """kinds: the kinds of speculators that the format can hold. read: imports a folder."""
 
     name: str
     kinds: tuple[str, ...]
@@ -36,27 +36,27 @@ def formats_of(kind: str) -> tuple[str, ...]:
 
 
 def check_possible(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
-    """Checks before training whether the format can hold the speculator. Raises: ExchangeError: it cannot."""
+    """Checks before training that the format can hold the speculator. Raises: ExchangeError."""
     _check_kind(kind, _format(form))
     if form in _CHECKS:
         _CHECKS[form](hyperparameters)
 
 
 def export_speculator(folder: Path, form: str, target: Target, out: Path) -> None:
-    """Writes an artifact into the empty folder `out`, in another engine's form.
+    """Writes an artifact into the empty folder `out`, in another engine's format.
 
-    Raises: ExchangeError: no such format, the format has no place for this speculator, or the artifact is damaged.
+    Raises: ExchangeError: no such format, the format cannot hold this speculator, or the artifact is damaged.
     """
-    chosen, artifact = _format(form), Artifact.read(folder)
-    _check_kind(artifact.kind, chosen)
+    wanted, artifact = _format(form), Artifact.read(folder)
+    _check_kind(artifact.kind, wanted)
     artifact.check(target)
-    chosen.export(artifact, target, out)
+    wanted.export(artifact, target, out)
 
 
 def import_speculator(folder: Path, form: str, target: Target, out: Path, *, provenance: dict[str, Any]) -> str:
-    """Writes the artifact of a folder in another engine's form into the empty folder `out`. Returns: its kind.
+    """Converts `folder`, in another engine's format, to an artifact in the empty folder `out`; returns the kind.
 
-    Raises: ExchangeError: no such format, or what the folder holds cannot be served with this model.
+    Raises: ExchangeError: no such format, or the speculator cannot be served with this model.
     """
     check_folder(folder)
     artifact = _format(form).read(folder, target)

@@ -19,7 +19,7 @@ KINDS = ("draft_model",)
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
     write_json(folder / "config.json", artifact.config)
     write_tensors(folder / WEIGHTS_FILE, artifact.tensors)
-    for path in artifact.beside:
+    for path in artifact.tokenizer:
         shutil.copyfile(path, folder / path.name)
 
 
@@ -31,7 +31,7 @@ def read(folder: Path, target: Target) -> Artifact:
     for name in ("tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
             read_json(folder / name)
-    beside = tokenizer_files(folder)
-    if not any(path.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for path in beside):
+    tokenizer = tokenizer_files(folder)
+    if not any(path.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for path in tokenizer):
         raise invalid("a draft model comes with its tokenizer: there is no tokenizer.json, tokenizer.model, vocab.json")
-    return Artifact(kind="draft_model", config=config, tensors=read_weights(folder), beside=beside)
+    return Artifact(kind="draft_model", config=config, tensors=read_weights(folder), tokenizer=tokenizer)

@@ -1,7 +1,8 @@
-"""LoRAX's adapters: Medusa of version 2, alone or with a LoRA adapter (the pair that Turbo LoRA is served as).
+"""LoRAX's adapter folders: Medusa heads of version 2, alone or with a LoRA adapter (Turbo LoRA).
 
-    config.json  medusa_num_heads ...     adapter_config.json  peft's, of the pair alone
-    adapter_model.safetensors             {head}.0.linear.{weight,bias}, and with LoRA base_model.model.*
+    config.json                  has medusa_num_heads and further sizes
+    adapter_config.json          peft's configuration; only with a LoRA adapter
+    adapter_model.safetensors    has {head}.0.linear.{weight,bias}, and with a LoRA adapter base_model.model.*
 
 LoRAX's heads use the model's whole lm_head, so they are not limited to a reduced vocabulary.
 
@@ -25,7 +26,7 @@ KINDS = ("medusa", "turbo_lora")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: version 2 has no such heads."""
+    """Raises: ExchangeError: version 2 of LoRAX's Medusa cannot hold these heads."""
     check(artifact.heads)
     values = {
         "base_model_name_or_path": target.name,
@@ -41,7 +42,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any]) -> None:
-    """Applies the check of the format `medusa`. Raises: ExchangeError."""
+    """Raises: ExchangeError: the format cannot hold heads with these sizes or hyperparameters."""
     medusa.check(heads, "LoRAX's Medusa of version 2")
     if heads["num_layers"] != 1:
         raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")
@@ -54,9 +55,9 @@ def read(folder: Path, target: Target) -> Artifact:
     if integer(values, "medusa_num_layers", 1) != 1 or any(name.endswith(".1.weight") for name in weights):
         raise invalid("only version 2 can be imported: one layer a head, and no lm_head of its own")
     heads = {name: tensor for name, tensor in weights.items() if not of_adapter(name)}
-    made = medusa.heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
+    result = medusa.heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
     lora = {name: tensor for name, tensor in weights.items() if of_adapter(name)}
     if not (folder / "adapter_config.json").exists():
-        return replace(made, tensors=made.tensors | lora)
+        return replace(result, tensors=result.tensors | lora)
     adapter = read_json(folder / "adapter_config.json")
-    return replace(made, kind="turbo_lora", tensors=made.tensors | lora, adapter=adapter)
+    return replace(result, kind="turbo_lora", tensors=result.tensors | lora, adapter=adapter)

@@ -1,10 +1,11 @@
-"""vLLM's Medusa: `MedusaModel`, with a copy of the model's lm_head that all heads share.
+"""vLLM's format of Medusa heads, `MedusaModel`, with a copy of the model's lm_head that all heads share.
 
-    blocks.{head}.layers.{layer}.{weight,bias}   lm_head.weight [V, H]
+The tensors are blocks.{head}.layers.{layer}.{weight,bias} and lm_head.weight [V, H], with vocabulary V and hidden size
+H.
 
-Rows of tokens that the heads do not propose are zero: a logit of 0 is not the maximum for any guess of use. The format
-has a `token_map` for this, but vLLM 0.32 refuses files that hold one: it looks for it among the weights that it set
-itself.
+The lm_head rows of tokens that the heads do not propose are zero: a logit of 0 is hardly ever the maximum. The format
+has a `token_map` for a draft vocabulary, but vLLM 0.32 refuses files with a `token_map`, because it expects the name
+among the model's parameters.
 
 Source: vLLM, model_executor/models/medusa.py and transformers_utils/configs/medusa.py.
 """
@@ -23,16 +24,16 @@ from workers.exports.tensors import Stored, integers, write_tensors
 NAME = "medusa"
 KINDS = ("medusa",)
 _LAYER = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
-_LAYER_OF_OLD = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_ARTIFACT_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")  # also the names in older vLLM files
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: the format does not have such an input or output of the heads."""
+    """Raises: ExchangeError: the heads read the last token or have untied lm_heads, which the format cannot hold."""
     heads = artifact.heads
     check(heads)
     tensors: dict[str, Stored] = {}
     for name, tensor in artifact.tensors.items():
-        if match := _LAYER_OF_OLD.fullmatch(name):
+        if match := _ARTIFACT_LAYER.fullmatch(name):
             tensors[f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"] = tensor
     tensors["lm_head.weight"] = target.lm_head().only_rows(artifact.draft_vocab)
     values = {
@@ -68,7 +69,7 @@ def read(folder: Path, target: Target) -> Artifact:
     found = {}
     for name, tensor in weights.items():
         name = name.removeprefix("medusa_heads.")
-        if match := _LAYER.fullmatch(name) or _LAYER_OF_OLD.fullmatch(name):
+        if match := _LAYER.fullmatch(name) or _ARTIFACT_LAYER.fullmatch(name):
             found[f"{match[1]}.{match[2]}.linear.{match[3]}"] = tensor
         elif name not in ("token_map", "lm_head.weight", "lm_heads.0.weight"):
             raise invalid(f"tensor {name:.120} belongs to no Medusa heads")
@@ -82,7 +83,10 @@ def read(folder: Path, target: Target) -> Artifact:
 
 
 def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
-    """Raises: ExchangeError."""
+    """Returns the draft vocabulary: `token_map`, else the tokens with lm_head rows other than zero, else all tokens.
+
+    Raises: ExchangeError.
+    """
     if "token_map" in weights:
         return weights["token_map"]
     head = weights.get("lm_head.weight") or weights.get("lm_heads.0.weight")
@@ -98,7 +102,7 @@ def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
 def heads_artifact(
     tensors: dict[str, Stored], vocab: Stored, target: Target, *, num_heads: int, num_layers: int
 ) -> Artifact:
-    """Returns tied heads with the names of the artifact; missing biases become zero."""
+    """Returns the artifact of tied heads; missing biases are added as zeros."""
     H = target.hidden_size
     tensors = dict(tensors)
     for name in list(tensors):

@@ -1,6 +1,6 @@
-"""Which tensors an artifact must have, and the shapes of a decoder layer, read from config.json only.
+"""The tensors that an artifact must have, and their shapes, computed from config.json without loading the engine.
 
-The names are those of the artifact. The engine's modules define them; a test compares the two.
+The engine's modules define the names and shapes; a test compares both.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from workers.exports.folder import integer
 from workers.exports.tensors import FLOATS, Stored
 
 Shape = tuple[int, ...]
-MOST = 64  # of heads, layers and draft tokens: bounded before anything is allocated
-_MAX_POSITIONS = 1 << 21  # the length of the rotary table
+MOST = 64  # maximum of heads, layers and draft tokens, checked before anything is allocated
+_MAX_POSITIONS = 1 << 21  # maximum length of the rotary table
 _IDS = frozenset({"I64"})
 _MARKS = frozenset({"BOOL"})
 
@@ -25,7 +25,7 @@ class TensorShapes:
 
 
 def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
-    """Raises: ExchangeError: naming the first tensor that is missing, unknown, or of another shape or dtype."""
+    """Raises: ExchangeError: a tensor is missing, unknown, or of another shape or dtype; names the first."""
     if missing := sorted(wanted.required.keys() - tensors.keys()):
         raise invalid(f"tensor {missing[0]} is missing")
     known = wanted.required | wanted.optional
@@ -41,7 +41,7 @@ def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The sizes of a decoder layer, with the names of `transformers`."""
+    """The sizes of a decoder layer, read from a configuration of `transformers`."""
 
     hidden: int
     inner: int
@@ -76,7 +76,7 @@ class Layer:
         )
 
     def shapes(self, prefix: str, *, read_width: int) -> dict[str, Shape]:
-        """read_width: the width of the input of query, key and value."""
+        """read_width: the input width of the query, key and value projections."""
         H, queries, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = f"{prefix}self_attn."
         found: dict[str, Shape] = {

@@ -1,11 +1,13 @@
-"""SpecForge's format, which SGLang reads: a Hugging Face folder of the draft alone.
+"""SpecForge's format, which SGLang reads: a Hugging Face folder of only the drafter.
 
-    EAGLE-3  architectures LlamaForCausalLMEagle3, a Llama configuration of one layer, tensors midlayer.*
-    DFlash   dflash_config {...} beside a Qwen3 configuration; DSpark and JetSpec too. Read alone: it has no place for
-             a reduced vocabulary, which all our block drafters have
+    EAGLE-3  has architectures LlamaForCausalLMEagle3, a Llama configuration of one layer, and tensors midlayer.*
+    DFlash   has dflash_config {...} and a Qwen3 configuration; DSpark and JetSpec have the same format. It can only be
+             imported, since it cannot hold a draft vocabulary, which all our block drafters have
 
-Taps are numbered by the layer they leave, one less than here. The default (what enters layers 2, L / 2 and L - 3) is
-never written: engines agree on it, while vLLM takes the numbers of this very key for the layers entered.
+A tap is an intermediate hidden state of the target that the drafter reads. SpecForge numbers a tap by the layer that
+writes it, our artifacts by the layer that reads it, which is one more. The default taps (the inputs of layers 2, L / 2
+and L - 3 of L layers) are not written, because all engines have the same default, but vLLM interprets written numbers
+as the layers that read.
 
 Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
 """
@@ -51,7 +53,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """As engine.drafters.eagle3_config."""
+    """Returns the same as engine.drafters.eagle3_config.default_taps, which this package must not import."""
     return [min(2, num_layers), num_layers // 2, max(0, num_layers - 3)]
 
 
@@ -69,7 +71,7 @@ def _read_eagle3(values: dict[str, Any], folder: Path, target: Target) -> Artifa
     if integer(values, "num_hidden_layers", 1) != 1:
         raise invalid("an EAGLE-3 drafter has one layer")
     vocab = integer(values, "vocab_size")
-    taps = _entered((values.get("eagle_config") or {}).get(_TAPS))
+    taps = _reading_layers((values.get("eagle_config") or {}).get(_TAPS))
     layer = {name: value for name, value in values.items() if name not in _EAGLE_KEYS}
     config = {
         "architectures": ["Eagle3Speculator"],
@@ -107,7 +109,7 @@ def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
         "transformer_layer_config": layer,
         "draft_vocab_size": integer(values, "vocab_size"),
         "block_size": size,
-        "aux_hidden_state_layer_ids": _entered(both.get("target_layer_ids")),
+        "aux_hidden_state_layer_ids": _reading_layers(both.get("target_layer_ids")),
         "mask_token_id": integer(both, "mask_token_id", least=0),
         "sample_from_anchor": kind == "dspark",
         "markov_rank": rank,
@@ -121,13 +123,13 @@ def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
     return Artifact(kind="block", config=config, tensors=tensors)
 
 
-def _entered(left: object) -> list[int] | None:
-    """Layers by number of the one they leave -> by the one they enter. Raises: ExchangeError."""
-    if left is None:
+def _reading_layers(writers: object) -> list[int] | None:
+    """Converts taps numbered by the layers that write them to the layers that read them. Raises: ExchangeError."""
+    if writers is None:
         return None
-    if not isinstance(left, list) or not all(type(layer) is int for layer in left):
-        raise invalid(f"tapped layers must be a list of numbers, got {left!r:.80}")
-    return [layer + 1 for layer in left]
+    if not isinstance(writers, list) or not all(type(layer) is int for layer in writers):
+        raise invalid(f"tapped layers must be a list of numbers, got {writers!r:.80}")
+    return [layer + 1 for layer in writers]
 
 
 def _proposal(algorithm: str, depth: int, verifier: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The format of the package `speculators`, which vLLM reads: EAGLE-3, DFlash and DSpark, MTP.
 
-Our artifacts of these kinds have its names and its numbering (tap i is what enters layer i), so what leaves differs in
-what only the other side reads: which model it is for. What only our engine reads stays here.
+Our artifacts of these kinds have the same tensor names, and number taps in the same way (tap i is the input of layer
+i). An export therefore only changes config.json: it names the target model and writes out defaults for vLLM. Files that
+only our engine reads are not exported.
 
 Source: https://github.com/vllm-project/speculators (models/*/config.py); vLLM, transformers_utils/configs/speculators.
 """
@@ -18,9 +19,9 @@ from workers.kinds import TRAINED_KINDS
 NAME = "speculators"
 _KIND_OF = {name: kind for kind in TRAINED_KINDS for name in artifact_kind(kind).speculators_types}
 KINDS = tuple(dict.fromkeys(_KIND_OF.values()))
-# vLLM keeps a layer's configuration as it is written, without the defaults that transformers has for it.
+# vLLM reads a layer's configuration without adding the defaults of transformers.
 _DEFAULTS = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False}
-_COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # the model's own, or derived
+_COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # copies of the model's tensors, or derived tensors
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
@@ -28,7 +29,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     config = artifact.config | {"speculators_version": "0.9.0", "transformer_layer_config": layer}
     config["speculators_config"] = section(config, "speculators_config") | {"verifier": target.verifier}
     if artifact.kind == "block":
-        # vLLM takes it for full attention too where the layer's own `is_causal` says nothing
+        # without `is_causal` in the layer's configuration, vLLM applies this key to layers with full attention too
         config["sliding_window_non_causal"] = not layer.get("is_causal", False)
     write_json(folder / "config.json", config)
     write_tensors(folder / WEIGHTS_FILE, artifact.tensors)

@@ -1,4 +1,4 @@
-"""The model a speculator belongs to, as far as an exchange has to know it."""
+"""A speculator's target model: the facts that imports and exports need."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,12 @@ from workers.exports.errors import unsupported
 from workers.exports.folder import integer, read_json, read_weights
 from workers.exports.tensors import Stored
 
-_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the latter where the two are tied
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the latter if lm_head is tied to the embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """name: what the other engine shall call it: a path or a repository's id."""
+    """name: the model's path or repository id in the other engine."""
 
     name: str
     folder: Path
@@ -38,11 +38,11 @@ class Target:
 
     @property
     def verifier(self) -> dict[str, Any]:
-        """As `speculators` names it."""
+        """The section that describes the target in the config of `speculators`."""
         return {"name_or_path": self.name, "architectures": self.config.get("architectures") or []}
 
     def lm_head(self) -> Stored:
-        """[V, H]. Raises: ExchangeError."""
+        """Returns the lm_head [V, H], with vocabulary V and hidden size H. Raises: ExchangeError."""
         tensors = read_weights(self.folder)
         for name in _HEADS:
             if name in tensors and tensors[name].shape == (self.vocab_size, self.hidden_size):

@@ -1,6 +1,7 @@
-"""Safetensors as bytes: read without loading, renamed, cut by rows, written again. No tensor is ever computed with.
+"""Reads, renames and writes tensors of safetensors files as bytes, without loading or computing with them.
 
-    8 bytes: length of the header · header: JSON, name -> dtype, shape, data_offsets · the tensors, side by side
+A file consists of 8 bytes with the length of the header, the header (JSON that maps names to dtype, shape and
+data_offsets), and the tensors without gaps.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -24,12 +25,12 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor and where its bytes are: pieces of a file, one after the other, some of them zeros, or `data`."""
+    """A tensor whose bytes are either `data`, or the concatenation of `spans` of a file and of zeros."""
 
     dtype: str
     shape: tuple[int, ...]
     path: Path | None = None
-    spans: tuple[tuple[int | None, int], ...] = ()  # (first byte, how many) in the file; None: zeros
+    spans: tuple[tuple[int | None, int], ...] = ()  # (offset in the file, number of bytes); offset None: zeros
     data: bytes = b""
 
     @property
@@ -52,18 +53,18 @@ class Stored:
                     yield chunk
 
     def only_rows(self, indices: Sequence[int]) -> "Stored":
-        """Of the same shape, all rows of the first axis but these zero. `indices`: ascending."""
+        """Returns a tensor of the same shape in which all rows except `indices`, which are ascending, are zero."""
         begin, row_bytes = self._begin(), self.num_bytes // self.shape[0]
         spans: list[tuple[int | None, int]] = []
-        after = 0  # the row taken last
+        next_row = 0  # the first row that no span covers yet
         for index in indices:
-            spans += [(None, (index - after) * row_bytes), (begin + index * row_bytes, row_bytes)]
-            after = index + 1
-        spans.append((None, (self.shape[0] - after) * row_bytes))
+            spans += [(None, (index - next_row) * row_bytes), (begin + index * row_bytes, row_bytes)]
+            next_row = index + 1
+        spans.append((None, (self.shape[0] - next_row) * row_bytes))
         return replace(self, spans=tuple(spans))
 
     def nonzero_rows(self) -> list[int]:
-        """Of the first axis."""
+        """Returns the indices of the rows that have a byte other than zero."""
         begin, row_bytes = self._begin(), self.num_bytes // self.shape[0]
         assert self.path is not None
         with self.path.open("rb") as file:
@@ -71,13 +72,13 @@ class Stored:
             return [row for row in range(self.shape[0]) if file.read(row_bytes).count(0) < row_bytes]
 
     def _begin(self) -> int:
-        """Of a tensor as a file holds it, whole."""
+        """Returns the offset of a tensor that is one span of a file."""
         ((begin, _),) = self.spans
         assert begin is not None
         return begin
 
     def integers(self) -> list[int]:
-        """Of an int64 tensor. Raises: ExchangeError."""
+        """Returns the values of a tensor [N] int64. Raises: ExchangeError."""
         if self.dtype != "I64" or len(self.shape) != 1:
             raise invalid(f"expected a row of int64, got {self.dtype} {list(self.shape)}")
         values = array("q", b"".join(self.chunks()))
@@ -87,7 +88,7 @@ class Stored:
 
 
 def integers(values: Sequence[int]) -> Stored:
-    """[N] int64."""
+    """Returns a tensor [N] int64."""
     data = array("q", values)
     if sys.byteorder == "big":
         data.byteswap()
@@ -95,7 +96,7 @@ def integers(values: Sequence[int]) -> Stored:
 
 
 def read_tensors(path: Path) -> dict[str, Stored]:
-    """Raises: ExchangeError: header and size do not fit, or tensors do not lie side by side to the last byte."""
+    """Raises: ExchangeError: the header is invalid, or the tensors have gaps or overlaps or do not fill the file."""
     try:
         return _read(path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -112,7 +113,7 @@ def _read(path: Path) -> dict[str, Stored]:
     if not 1 <= len(header) <= MAX_TENSORS:
         raise ValueError(f"a file holds 1 to {MAX_TENSORS:,} tensors, got {len(header):,}")
     first = 8 + header_bytes
-    tensors, places = {}, []
+    tensors, ranges = {}, []
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
@@ -124,9 +125,9 @@ def _read(path: Path) -> dict[str, Stored]:
         if end - begin != stored.num_bytes:
             raise ValueError(f"{name:.80} {list(shape)} takes {stored.num_bytes:,} bytes, got {end - begin:,}")
         tensors[name] = stored
-        places.append((begin, end))
+        ranges.append((begin, end))
     position = 0
-    for begin, end in sorted(places):
+    for begin, end in sorted(ranges):
         if begin != position:
             raise ValueError(f"a tensor begins at byte {begin} where the one before ends at {position}")
         position = end
@@ -143,7 +144,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # readers map the file and want numbers at multiples of their size
+    text += b" " * (-len(text) % 8)  # aligns the tensors for readers that map the file into memory
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():

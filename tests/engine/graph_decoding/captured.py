@@ -2,8 +2,8 @@
 
 As in a CUDA graph, a replay runs the recorded operations on the recorded tensors, with the recorded grids and numbers,
 and does not call the function again. Values that the function reads on the host, such as a Python number or a changing
-shape, are therefore frozen, and answers become wrong if it depends on them. During the recording, nothing may wait for
-a value and no tensor may be made from host numbers, because a real capture would fail there.
+shape, are therefore frozen, and tokens become wrong if the function depends on them. During the recording, nothing may
+wait for a value and no tensor may be created from host numbers, because a real capture would fail there.
 """
 
 from collections.abc import Sequence as Many
@@ -40,12 +40,12 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         name = func.name().removeprefix("aten::").split(".")[0]
         assert name not in _WAITS, f"{name} waits for the device"
-        assert name not in _FROM_HOST, "a tensor is made from host numbers"
-        made = func(*args, **(kwargs or {}))
+        assert name not in _FROM_HOST, "a tensor is created from host numbers"
+        result = func(*args, **(kwargs or {}))
         if name not in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"):
-            inside = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-            self.steps.append(lambda: _again(func, args, kwargs or {}, made, inside))
-        return made
+            input_storages = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            self.steps.append(lambda: _replay(func, args, kwargs or {}, result, input_storages))
+        return result
 
     def launch(self, executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():
@@ -57,9 +57,9 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, inside: set[int]) -> None:
-    for old, new in zip(tree_leaves(made), tree_leaves(func(*args, **kwargs)), strict=True):
-        if isinstance(old, Tensor) and _storage(old) not in inside:
+def _replay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, input_storages: set[int]) -> None:
+    for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+        if isinstance(old, Tensor) and _storage(old) not in input_storages:
             old.copy_(new)
 
 

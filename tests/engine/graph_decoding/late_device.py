@@ -1,7 +1,7 @@
 """A device that executes as late as possible: work stays in its queue until the host waits for a result.
 
-So the host decides without any result of the graph steps in flight, as it may happen with a GPU. Prefill passes, which
-the engine under test runs immediately, first execute the queue, as the order of a CUDA stream requires.
+The host therefore never has results of the graph steps in flight when it schedules, as can happen with a GPU. Prefill
+passes run immediately, so they first execute the queue, as the order of a CUDA stream requires.
 """
 
 import time
@@ -19,7 +19,7 @@ from engine.rows import RowBuilder
 class LateDevice(HostDevice):
     def __init__(self) -> None:
         self._queue: deque[Program] = deque()
-        self.most_queued = 0  # copies requested and not executed yet
+        self.most_queued = 0  # maximum number of copies to the host that were requested and not executed
         self._requested = self._executed = 0
 
     def program(self, function: Program) -> Program:
@@ -44,7 +44,7 @@ class LateDevice(HostDevice):
         return _FixedMark()
 
     def work(self, until: "_LateCopy | None" = None) -> None:
-        """Executes the queue, up to `until` if that is given."""
+        """Executes the queue, or its programs up to the copy `until`."""
         with torch.inference_mode():
             while self._queue and (until is None or until.values is None):
                 self._queue.popleft()()

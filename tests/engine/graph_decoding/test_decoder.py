@@ -115,9 +115,7 @@ def test_the_budget_learns_from_graph_steps_and_changes_no_token(model: Model, d
         assert answers_only(generate(engine, requests)) == plain
 
 
-def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(
-    model: Model, device: LateDevice
-) -> None:
+def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(model: Model, device: LateDevice) -> None:
     (request,) = requests_of(model, {"temperature": 0.0, "ignore_eos": True}, count=1, max_tokens=30)
     ((_, tokens, _, _),) = plain_answers(model, [request])
     assert isinstance(tokens, tuple)

@@ -101,7 +101,7 @@ def paths(draft: Draft) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_device_drafts_what_the_host_would(model: Model, kind: str, sampling: dict[str, float]) -> None:
+def test_the_device_drafts_the_same_trees_as_the_host(model: Model, kind: str, sampling: dict[str, float]) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True, **sampling)  # type: ignore[arg-type]
     engine, sequence = decoded_in_graphs(model, DRAFTERS[kind](model), params)
     assert isinstance(engine._graph_setup, GraphDecodingSetup)

@@ -29,4 +29,4 @@ def tool(name: str, *, parameters: Any = CITY, **more: Any) -> dict[str, Any]:
 
 
 def answer_with_call(arguments: dict[str, Any], name: str = "get_weather") -> str:
-    return f'<tool_call>\n{json.dumps({"name": name, "arguments": arguments})}\n</tool_call>'
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -14,7 +14,7 @@ from workers.contracts import TrainingSpec
 def write_answers(path: Path, model: Path, requests: Sequence[Request]) -> Path:
     """Writes answers of the model in the format of a batch job.
 
-    Each is written twice, so that learning helps validation: the answers of a random model share no patterns.
+    Each answer is written twice, so that training can improve validation: answers of a random model share no patterns.
     """
     answers = generate(load_engine(model), requests)
     rows = [

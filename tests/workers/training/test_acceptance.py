@@ -19,7 +19,7 @@ def test_a_tree_is_accepted_along_any_branch() -> None:
     assert [accepted_tokens(tree, truth) for truth in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
 
 
-def test_an_answer_is_replayed_by_jumping_over_what_was_accepted() -> None:
+def test_replay_continues_after_the_accepted_tokens() -> None:
     completion = [50, 51, 52, 53, 54, 55]
     drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
     acceptance = Acceptance()
@@ -29,7 +29,7 @@ def test_an_answer_is_replayed_by_jumping_over_what_was_accepted() -> None:
     assert acceptance.length == 1 + 2 / 3
 
 
-def test_the_last_token_counts_as_the_targets_own() -> None:
+def test_the_last_token_of_an_answer_does_not_count_as_accepted() -> None:
     acceptance = Acceptance()
     replay_answer([50, 51, 52], lambda _: chain((51, 52), (0.9, 0.8)), into=acceptance)
     assert (acceptance.num_passes, acceptance.num_accepted) == (1, 1)
@@ -41,7 +41,7 @@ def test_an_answer_of_one_token_needs_no_pass() -> None:
     assert (acceptance.num_passes, acceptance.length) == (0, 1.0)
 
 
-def test_rates_count_passes_that_reached_a_position() -> None:
+def test_the_rate_of_a_position_is_the_share_of_passes_that_accepted_it() -> None:
     acceptance = Acceptance()
     for accepted in (0, 1, 3, 3):
         acceptance.record(accepted)

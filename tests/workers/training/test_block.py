@@ -14,7 +14,7 @@ from workers.training.data import IGNORED, Conversation
 from workers.training.hidden_states import compute_tap_rows
 
 
-def test_a_block_is_to_guess_what_follows_its_anchor(tiny_model: Path) -> None:
+def test_labels_of_a_block_are_the_tokens_after_the_anchor(tiny_model: Path) -> None:
     target = load_model(tiny_model, dtype="float32")
     prompt, answer = (5, 6, 4), (7, 8, 9, 10)
     one = Conversation(custom_id="c", prompt_token_ids=prompt, completion_token_ids=answer, cut_by_length=True)
@@ -35,7 +35,7 @@ def test_a_block_is_to_guess_what_follows_its_anchor(tiny_model: Path) -> None:
     assert torch.equal(blocks.hidden[1, 0], whole.final[5])
 
 
-def test_the_loss_is_as_defined() -> None:
+def test_the_loss_follows_its_formula() -> None:
     torch.manual_seed(0)
     logits, target, trust = torch.randn(3, 2, 5), torch.randn(3, 2, 5), torch.randn(3, 2)
     labels = torch.tensor([[1, 2], [IGNORED, 4], [0, IGNORED]])

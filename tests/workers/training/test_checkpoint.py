@@ -18,7 +18,7 @@ def snapshot(step: int) -> Snapshot:
     return Snapshot(step, {"w": torch.arange(8.0) + step, "random_state": torch.get_rng_state()}, {"best": step / 3})
 
 
-def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back_unchanged(tmp_path: Path) -> None:
     written = snapshot(7)
     save_checkpoint(tmp_path, written)
     found = load_newest_checkpoint(tmp_path)
@@ -27,19 +27,19 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in written.tensors.items())
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_loading_from_a_folder_without_checkpoints_returns_none(tmp_path: Path) -> None:
     assert load_newest_checkpoint(tmp_path) is None
     assert load_newest_checkpoint(tmp_path / "absent") is None
 
 
-def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (10, 20, 100):
         save_checkpoint(tmp_path, snapshot(step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000020", "checkpoint-00000100"]
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-def test_a_flipped_bit_is_refused_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_refused_and_the_previous_one_is_loaded(tmp_path: Path, name: str) -> None:
     save_checkpoint(tmp_path, snapshot(1))
     newest = save_checkpoint(tmp_path, snapshot(2))
     data = bytearray((newest / name).read_bytes())
@@ -53,7 +53,7 @@ def test_a_flipped_bit_is_refused_and_the_one_before_is_used(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_with_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
     folder = save_checkpoint(tmp_path, snapshot(1))
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
@@ -61,13 +61,13 @@ def test_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
         read_checkpoint(folder)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_missing_file_is_not_loaded(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, snapshot(1))
     (folder / "tensors.safetensors").unlink()
     assert load_newest_checkpoint(tmp_path) is None
 
 
-def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_of_a_killed_writer_is_ignored_and_replaced(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, snapshot(1))
     folder.rename(tmp_path / ".checkpoint-00000001.partial")
     assert load_newest_checkpoint(tmp_path) is None
@@ -75,7 +75,7 @@ def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
 
 
-def test_a_folder_that_is_itself_a_checkpoint_is_taken_until_there_is_a_newer_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_itself_a_checkpoint_is_loaded_until_it_has_a_newer_one(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "elsewhere", snapshot(1)).rename(tmp_path / "checkpoint")
     found = load_newest_checkpoint(folder)
     assert found is not None

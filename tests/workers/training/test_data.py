@@ -25,30 +25,30 @@ def conversation(custom_id: str, completion: tuple[int, ...] = (5, 6, 7)) -> Con
     )
 
 
-def test_labels_are_the_tokens_after_the_chosen_one() -> None:
+def test_labels_are_the_tokens_after_the_sampled_one() -> None:
     labels = depth_labels(torch.tensor([10, 11, 12, 13]), num_depths=2)
     assert labels.tolist() == [[11, 12], [12, 13], [13, IGNORED], [IGNORED, IGNORED]]
 
 
-def test_a_tenth_but_at_least_four_conversations_validate() -> None:
+def test_at_least_four_conversations_are_held_out_for_validation() -> None:
     for count, expected in ((8, 4), (40, 4), (41, 5), (200, 20)):
         train, validation = split_by_hash([conversation(f"row-{i}") for i in range(count)], fraction=0.1)
         assert (len(validation), len(train)) == (expected, count - expected)
 
 
-def test_the_split_depends_on_ids_alone() -> None:
+def test_the_split_depends_only_on_ids() -> None:
     rows = [conversation(f"row-{i}") for i in range(50)]
     _, validation = split_by_hash(rows, fraction=0.1)
     _, reversed_validation = split_by_hash(rows[::-1], fraction=0.1)
     assert {c.custom_id for c in validation} == {c.custom_id for c in reversed_validation}
 
 
-def test_rows_of_one_id_fall_on_one_side() -> None:
+def test_conversations_with_equal_ids_are_in_the_same_part() -> None:
     train, validation = split_by_hash([conversation(f"row-{i % 10}") for i in range(30)], fraction=0.1)
     assert not {c.custom_id for c in train} & {c.custom_id for c in validation}
 
 
-def test_a_corpus_counts_what_was_cut_and_what_is_too_short(tmp_path: Path) -> None:
+def test_a_corpus_counts_cut_answers_and_skipped_answers(tmp_path: Path) -> None:
     rows = token_rows([[5, 6, 7]] * 10)
     rows[0]["finish_reason"] = "stop"
     rows[1]["completion_token_ids"] = [5]
@@ -59,7 +59,7 @@ def test_a_corpus_counts_what_was_cut_and_what_is_too_short(tmp_path: Path) -> N
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_line_names_the_line(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "tokens.jsonl", [*token_rows([[5, 6]] * 9), {"custom_id": "x"}])
     with pytest.raises(InvalidInputError, match=r"tokens\.jsonl:10: need custom_id"):
         read_corpus([path], validation_fraction=0.1)
@@ -78,6 +78,6 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens_sorted() -> None:
     assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # unseen tokens are never proposed
 
 
-def test_ends_of_sequence_are_kept_though_unseen() -> None:
+def test_end_tokens_are_in_the_draft_vocabulary_even_if_they_do_not_occur() -> None:
     counts = token_counts([conversation("a", (3, 3, 9))], vocab_size=12)
     assert most_frequent_tokens(counts, size=2, always=(2,)).tolist() == [2, 3]

@@ -21,7 +21,7 @@ def test_layers_are_kept_evenly_spread(num_layers: int, wanted: int, kept: list[
     assert kept_layers(num_layers, wanted) == kept
 
 
-def test_with_all_layers_the_draft_model_is_its_target(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_draft_model_with_all_layers_equals_its_target(tmp_path: Path, tiny_model: Path) -> None:
     target = load_model(tiny_model, dtype="float32")
     draft = DraftModel.from_target(tiny_model, num_layers=2, draft_vocab=torch.arange(259))
     draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
@@ -35,7 +35,7 @@ def test_with_all_layers_the_draft_model_is_its_target(tmp_path: Path, tiny_mode
 
 
 @pytest.mark.parametrize("vocab", [[3, 4, 9, 200], list(range(259))])
-def test_what_is_trained_is_the_distribution_that_is_served(tmp_path: Path, tiny_model: Path, vocab: list[int]) -> None:
+def test_the_trained_distribution_is_the_served_one(tmp_path: Path, tiny_model: Path, vocab: list[int]) -> None:
     target, chosen = load_model(tiny_model, dtype="float32"), torch.tensor(vocab)
     draft = DraftModel.from_target(tiny_model, num_layers=1, draft_vocab=chosen)
     draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
@@ -47,7 +47,7 @@ def test_what_is_trained_is_the_distribution_that_is_served(tmp_path: Path, tiny
     assert torch.equal(DraftModel.load(tmp_path).draft_vocab, chosen)
 
 
-def test_a_batch_asks_at_the_answers_tokens_for_the_ones_after(tiny_model: Path) -> None:
+def test_labels_are_the_next_tokens_of_the_answer(tiny_model: Path) -> None:
     target = load_model(tiny_model, dtype="float32")
     long, short = ((5, 6, 4), (7, 8, 9, 10)), ((20,), (21, 22))
     conversations = [

@@ -19,7 +19,7 @@ from workers.training.hidden_states import compute_tap_rows
 # Loss
 
 
-def test_the_loss_is_that_of_whole_logits_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_in_chunks_equals_the_loss_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.training.eagle3.loss._CHUNK", 4 * 5)
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(11, 6, generator=generator, requires_grad=True)
@@ -55,7 +55,7 @@ def target(tiny_model: Path) -> Model:
     return load_model(tiny_model, dtype="float32")
 
 
-def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model) -> None:
+def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -> None:
     """Compares every anchor of two conversations of different lengths with the definition, position by position."""
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)
@@ -97,5 +97,5 @@ def test_labels_are_the_tokens_after_the_last_known_one(target: Model) -> None:
     assert batch.tokens[batch.anchors].tolist() == batch.input_tokens[:, 0].tolist() == [7, 8, 9]
     assert batch.input_tokens[:, 1].tolist() == [8, 9, 10]
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]
-    assert batch.chosen[:, 0].tolist() == [1, 2, 3]
+    assert batch.target_rows[:, 0].tolist() == [1, 2, 3]
     assert batch.hidden.shape[0] == 4

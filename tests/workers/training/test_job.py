@@ -60,7 +60,7 @@ def trained(tiny_model: Path, tokens: Path, tmp_path_factory: pytest.TempPathFac
     return run_training(make_spec(tmp_path_factory.mktemp("trained"), tiny_model, tokens), Recorder())
 
 
-def test_the_artifact_says_what_it_was_made_from(trained: Finished, tokens: Path) -> None:
+def test_the_artifact_has_its_provenance(trained: Finished, tokens: Path) -> None:
     folder = Path(trained.artifacts["speculator"])
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["target_revision"] == "f00d"
@@ -76,12 +76,12 @@ def test_the_artifact_says_what_it_was_made_from(trained: Finished, tokens: Path
     assert (report["conversations_train"], report["conversations_validation"]) == (43, 5)
 
 
-def test_training_lengthens_acceptance(trained: Finished) -> None:
+def test_training_increases_the_acceptance_length(trained: Finished) -> None:
     report = json.loads((Path(trained.artifacts["speculator"]) / "report.json").read_text())
     assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.1
 
 
-def test_what_is_served_is_what_was_simulated(trained: Finished, tiny_model: Path, tokens: Path) -> None:
+def test_the_served_acceptance_equals_the_simulated_one(trained: Finished, tiny_model: Path, tokens: Path) -> None:
     folder = Path(trained.artifacts["speculator"])
     config = EngineConfig(draft_budget=BUDGET)
     served = generate(load_engine(tiny_model, drafter="medusa", speculator_dir=folder, config=config), requests())
@@ -117,7 +117,7 @@ def weights(finished: Finished) -> bytes:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
+def test_a_job_killed_at_random_steps_ends_with_the_same_bits(
     tmp_path: Path, tiny_model: Path, tokens: Path, kills: int
 ) -> None:
     steps = {"max_steps": 40 * (kills + 1), "optimizer": "muon", "accumulate": 2}
@@ -135,7 +135,7 @@ def test_a_job_killed_at_random_steps_goes_on_to_the_same_bits(
     assert resumed.result["acceptance_length"] == finished.result["acceptance_length"]
 
 
-def test_two_processes_find_what_one_finds(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_two_processes_get_the_results_of_one_process(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
     fields = {"max_steps": 20, "evaluate_every": 10, "patience": 0, "accumulate": 2, "steps": 2}
     spec = training_spec(tmp_path / "alone", tiny_model, tokens, "eagle3", fields)
     alone = history(run_training(spec, Recorder()))
@@ -191,7 +191,7 @@ def test_a_wrong_hyperparameter_is_the_customers_error(tmp_path: Path, tiny_mode
     assert raised.value.code == "invalid_hyperparameters"
 
 
-def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> None:
+def test_invalid_rows_fail_with_their_error_class(tmp_path: Path, tiny_model: Path) -> None:
     tokens = write_lines(tmp_path / "tokens.jsonl", token_rows([[5, 6]] * 3))
     with pytest.raises(InvalidInputError) as raised:
         run_training(make_spec(tmp_path, tiny_model, tokens), Recorder())
@@ -199,7 +199,7 @@ def test_bad_rows_fail_with_their_class(tmp_path: Path, tiny_model: Path) -> Non
     assert (failed.failure_class, failed.code) == ("invalid_input", "too_few_conversations")
 
 
-def test_untied_heads_are_trained_and_stored_too(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_untied_heads_are_trained_and_stored(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
     finished = run_training(make_spec(tmp_path, tiny_model, tokens, tied=False, num_heads=2, max_steps=10), Recorder())
     stored = load_file(Path(finished.artifacts["speculator"]) / WEIGHTS_FILE)
     size = finished.result["draft_vocab_size"]

@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("layers", [(), (1,), (2, 0)])
-def test_they_are_what_the_model_computes_the_first_time_and_the_second(
+def test_kept_states_equal_the_models_on_the_first_and_second_read(
     model: Model, tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
     kept, computed = KeptStates(tmp_path), model.hidden_states(torch.tensor(TOKENS), layers)
@@ -33,7 +33,7 @@ def test_they_are_what_the_model_computes_the_first_time_and_the_second(
             assert torch.equal(found.taps, computed.taps)
 
 
-def test_a_conversation_is_read_once_however_many_runs_need_it(
+def test_a_conversation_is_computed_again_only_for_new_layers(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []

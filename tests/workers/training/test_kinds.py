@@ -77,12 +77,14 @@ def serve(model: Path, kind: str, folder: Path, work: list[Request], **config: A
     return generate(load_engine(model, drafter=kind, speculator_dir=folder, config=EngineConfig(**config)), work)
 
 
-def test_training_lengthens_acceptance(trained: Finished) -> None:
+def test_training_increases_the_acceptance_length(trained: Finished) -> None:
     report = report_of(trained)
     assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.2
 
 
-def test_what_is_served_is_what_was_simulated(trained: Finished, kind: str, tiny_model: Path, tokens: Path) -> None:
+def test_the_served_acceptance_equals_the_simulated_one(
+    trained: Finished, kind: str, tiny_model: Path, tokens: Path
+) -> None:
     """The comparison uses the validation conversations, whose ids are in the report."""
     report, folder = report_of(trained), Path(trained.artifacts["speculator"])
     held_out = [r for r in requests() for name in report["validation_ids"] if name.startswith(f"row-{r.request_id}-")]
@@ -92,7 +94,7 @@ def test_what_is_served_is_what_was_simulated(trained: Finished, kind: str, tiny
     assert 1.0 + accepted / passes == pytest.approx(report["acceptance_length"])
 
 
-def test_what_is_served_says_the_same_as_without_drafts(trained: Finished, kind: str, tiny_model: Path) -> None:
+def test_the_served_speculator_does_not_change_answers(trained: Finished, kind: str, tiny_model: Path) -> None:
     folder = Path(trained.artifacts["speculator"])
     drafted = serve(tiny_model, kind, folder, requests())
     plain = serve(tiny_model, kind, folder, requests(), draft_budget=0)
@@ -120,7 +122,7 @@ def test_a_restart_gives_the_same_weights(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_trained_speculator_can_be_trained_on(
+def test_training_can_continue_from_a_trained_speculator(
     tmp_path: Path, trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
     """Before its first step, the second run has the acceptance with which the first one ended."""

@@ -117,7 +117,7 @@ def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed
     assert comparable(found) == comparable(expected)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(tmp_path: Path) -> None:
     undisturbed = Regression()
     train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tmp_path: P
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
 
 
-def test_batches_that_make_up_a_step_give_the_gradient_of_them_all(tmp_path: Path) -> None:
+def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
     whole, parts = Regression(noise=0.0), Regression(noise=0.0)
     train(whole, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     train(parts, replace(CONFIG, batch_rows=2, accumulate=4), checkpoint_dir=tmp_path / "b", emit=Recorder())
@@ -140,7 +140,7 @@ def test_batches_that_make_up_a_step_give_the_gradient_of_them_all(tmp_path: Pat
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # the order of additions differs
 
 
-def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
+def test_muon_updates_matrices_and_adamw_the_other_parameters() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     muon, adamw = make_optimizers(dict(module.named_parameters()), replace(CONFIG, optimizer="muon"))
     shapes = [[tuple(p.shape) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)]
@@ -148,7 +148,7 @@ def test_muon_moves_matrices_and_leaves_the_rest_to_adamw() -> None:
     assert isinstance(muon, torch.optim.Muon)
 
 
-def test_each_parameter_is_moved_by_one_process_and_shares_are_of_about_one_size() -> None:
+def test_each_parameter_is_updated_by_one_process_and_shares_have_about_the_same_size() -> None:
     sizes = {"a": 8, "b": 7, "c": 2, "d": 1, "e": 1}
     parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     shares = [Processes(rank, 2).my_share(parameters) for rank in range(2)]
@@ -157,7 +157,7 @@ def test_each_parameter_is_moved_by_one_process_and_shares_are_of_about_one_size
     assert ALONE.my_share(parameters) == parameters
 
 
-def test_between_evaluations_the_loss_is_told_every_ten_steps(tmp_path: Path) -> None:
+def test_the_loss_is_reported_every_ten_steps_between_evaluations(tmp_path: Path) -> None:
     emit = Recorder()
     train(Regression(), replace(CONFIG, evaluate_every=15), checkpoint_dir=tmp_path, emit=emit)
     live = [event for event in emit.of("metrics") if "acceptance_length" not in event.data]
@@ -165,7 +165,7 @@ def test_between_evaluations_the_loss_is_told_every_ten_steps(tmp_path: Path) ->
     assert live[0].data.keys() == {"loss", "tokens_per_second", "eta_seconds"}
 
 
-def test_a_finished_run_that_starts_again_makes_no_step(tmp_path: Path) -> None:
+def test_a_finished_run_that_is_restarted_makes_no_step(tmp_path: Path) -> None:
     first = Regression()
     train(first, CONFIG, checkpoint_dir=tmp_path, emit=Recorder())
     again, emit = Regression(), Recorder()
@@ -174,7 +174,7 @@ def test_a_finished_run_that_starts_again_makes_no_step(tmp_path: Path) -> None:
     assert emit.of("metrics") == []
 
 
-def test_the_best_weights_win_not_the_last(tmp_path: Path) -> None:
+def test_the_result_has_the_best_weights_instead_of_the_last(tmp_path: Path) -> None:
     lengths = [1.0, 1.5, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]
     method = Regression(lambda n: lengths[min(n, 7)])
     outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
@@ -186,7 +186,7 @@ def test_the_best_weights_win_not_the_last(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(method), weights(stopped), strict=True))
 
 
-def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path) -> None:
+def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path) -> None:
     method = Regression(lambda n: 3.0 - n)
     outcome = train(method, replace(CONFIG, patience=2), checkpoint_dir=tmp_path, emit=Recorder())
     assert (outcome.progression.stopped, outcome.progression.step, outcome.progression.best_step) == ("patience", 10, 0)
@@ -200,7 +200,7 @@ def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
     assert 0 < outcome.progression.step < 9
 
 
-def test_events_tell_loss_acceptance_speed_and_time_left(tmp_path: Path) -> None:
+def test_events_report_loss_acceptance_speed_and_remaining_time(tmp_path: Path) -> None:
     emit = Recorder()
     train(Regression(), CONFIG, checkpoint_dir=tmp_path, emit=emit)
     assert [event.step for event in emit.of("metrics")] == [0, 5, 10, 15, 20, 25, 30, 32]
@@ -210,14 +210,14 @@ def test_events_tell_loss_acceptance_speed_and_time_left(tmp_path: Path) -> None
     assert (emit.of("progress")[-1].done, emit.of("progress")[-1].total) == (32, 32)
 
 
-def test_every_epoch_takes_every_row_once_in_another_order() -> None:
+def test_every_epoch_has_every_row_once_in_a_new_order() -> None:
     order = RowOrder(12, 4, seed=0)
     epochs = [torch.cat([order.batch(3 * epoch + i) for i in range(3)]) for epoch in range(2)]
     assert [sorted(epoch.tolist()) for epoch in epochs] == [list(range(12))] * 2
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
-def test_a_batch_depends_on_its_step_alone() -> None:
+def test_a_batch_depends_only_on_its_step() -> None:
     jumping, walking = RowOrder(10, 3, seed=1), RowOrder(10, 3, seed=1)
     for step in range(8):
         walking.batch(step)

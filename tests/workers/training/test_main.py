@@ -10,7 +10,7 @@ from tests.workers.support import chat_rows, read_lines, write_lines
 from workers.training.__main__ import main
 
 
-def test_prompts_become_a_speculator_and_a_second_run_answers_nothing_again(
+def test_prompts_become_a_speculator_and_a_second_run_reuses_the_answers(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = {"custom_id": "bad", "url": "/v1/chat/completions", "body": {"model": "tiny", "messages": []}}

@@ -11,7 +11,7 @@ from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 
 
-def test_labels_are_places_in_the_draft_vocabulary_and_end_with_the_answer() -> None:
+def test_labels_are_draft_vocabulary_indices_and_end_with_the_answer() -> None:
     rows = HiddenRows(hidden=torch.zeros(7, 2), completions=torch.tensor([4, 9, 6, 4, 9, 9, 5]), starts=(0, 3, 7))
     found = medusa_rows(rows, num_heads=2, draft_vocab=torch.tensor([4, 6, 9]), vocab_size=10)
     # row 2 and row 6 are last in their answers, row 5's next token (5) is not in the draft vocabulary: no loss there
@@ -19,7 +19,7 @@ def test_labels_are_places_in_the_draft_vocabulary_and_end_with_the_answer() -> 
     assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
 
 
-def test_shifted_rows_are_those_that_chose_the_label() -> None:
+def test_shifted_rows_are_the_rows_from_which_labels_were_sampled() -> None:
     assert shifted_index(torch.tensor([0, 5]), num_heads=3, num_rows=7).tolist() == [[1, 2, 3], [6, 6, 6]]
 
 
@@ -36,7 +36,7 @@ def test_the_loss_is_cross_entropy_by_depth() -> None:
     assert [found.nats for found in sums] == pytest.approx([float(first) * 5, float(second) * 3])
 
 
-def test_a_soft_target_draws_towards_the_targets_distribution() -> None:
+def test_a_soft_target_pulls_towards_the_targets_distribution() -> None:
     target, labels = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0]])
 
     def loss(logits: torch.Tensor) -> float:

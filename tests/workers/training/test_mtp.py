@@ -34,7 +34,7 @@ def target(tiny_model: Path) -> Model:
 
 
 @pytest.mark.parametrize("layer", ["llama", "qwen3"])
-def test_the_unroll_is_the_module_run_again_on_what_it_made(target: Model, layer: str) -> None:
+def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, layer: str) -> None:
     """Compares every anchor of two conversations of different lengths with the forward pass over each text."""
     module = make_mtp(model_type=layer)
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
@@ -78,7 +78,7 @@ def preparation(folder: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_a_models_own_module_is_where_training_begins(tmp_path: Path) -> None:
+def test_training_starts_from_the_module_in_the_models_files(tmp_path: Path) -> None:
     """Published models with such a module have it among their weights."""
     folder = make_tiny_model(tmp_path / "model")
     assert existing_module(preparation(folder), MtpHyperparameters()) is None
@@ -94,7 +94,7 @@ def test_a_models_own_module_is_where_training_begins(tmp_path: Path) -> None:
     assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in own.state_dict().items())
 
 
-def test_a_draft_vocabulary_is_stored_beside_the_layout(tmp_path: Path) -> None:
+def test_a_draft_vocabulary_is_stored_in_its_own_file(tmp_path: Path) -> None:
     module = make_mtp()
     module.save(tmp_path)
     assert Mtp.load(tmp_path).draft_vocab is None

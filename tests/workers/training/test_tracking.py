@@ -65,7 +65,9 @@ def test_every_tracker_gets_all_metrics_in_order_and_is_closed(tmp_path: Path) -
         assert tracker.is_closed
 
 
-def test_one_that_raises_is_dropped_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_raises_is_dropped_and_the_others_continue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise RuntimeError("no network")
 
@@ -78,7 +80,7 @@ def test_one_that_raises_is_dropped_and_the_others_go_on(tmp_path: Path, caplog:
     assert caplog.text.count("metrics are no longer tracked there") == 1
 
 
-def test_one_that_cannot_even_begin_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_cannot_start_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def absent(run: TrackedRun) -> Told:
         raise ModuleNotFoundError("No module named 'mlflow'")
 
@@ -86,7 +88,7 @@ def test_one_that_cannot_even_begin_is_dropped(tmp_path: Path, caplog: pytest.Lo
     assert "absent failed" in caplog.text
 
 
-def test_one_that_hangs_is_waited_for_only_so_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hanging_tracker_is_waited_for_only_a_limited_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     end = threading.Event()
     hanging, healthy = Told(end.wait), Told()
     try:
@@ -98,7 +100,7 @@ def test_one_that_hangs_is_waited_for_only_so_long(tmp_path: Path, caplog: pytes
     assert "has not come to its end" in caplog.text
 
 
-def test_one_that_falls_far_behind_holds_up_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_falls_behind_does_not_delay_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     end = threading.Event()
     recorder = Recorder()
     try:
@@ -112,7 +114,7 @@ def test_one_that_falls_far_behind_holds_up_nothing(tmp_path: Path, caplog: pyte
     assert caplog.text.count("cannot keep up") == 1
 
 
-def test_trackers_are_what_the_environment_names(
+def test_the_environment_selects_the_trackers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_TRACKERS", raising=False)
@@ -148,7 +150,7 @@ def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, monkeypatch: pytest.
     assert calls == [f"sqlite:///{tmp_path}/mlflow/mlflow.db", "job_1", {"method": "medusa"}, *metrics, "end"]
 
 
-def test_wandb_is_offline_unless_it_is_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     settings: dict[str, Any] = {}

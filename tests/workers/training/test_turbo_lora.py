@@ -36,7 +36,7 @@ def conversation(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Conver
 CONVERSATIONS = (conversation((5, 6, 4), (7, 8, 9, 10)), conversation((20,), (21, 22)))
 
 
-def test_a_batch_holds_whole_answers_and_nothing_after_them(tiny_model: Path) -> None:
+def test_a_batch_has_whole_answers_and_nothing_after_them(tiny_model: Path) -> None:
     rows = compute_tap_rows(load_model(tiny_model), CONVERSATIONS, tap_layers=(1,), file=None)
     batch = make_batch(rows, [0, 1])
     assert torch.equal(batch.layer_inputs[1, :2], rows.taps[6:, 0])
@@ -72,7 +72,7 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_the_layers_under_training_are_those_that_are_served(speculator: Path, tiny_model: Path) -> None:
+def test_the_trained_layers_compute_the_same_as_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
     """Compares the trained layers, on their input stream, with peft on the whole model."""
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
@@ -93,7 +93,7 @@ def requests(adapter: str | None = None) -> list[Request]:
     return [Request(str(i), (40 + i, 50, 60), sampling, adapter) for i in range(4)]
 
 
-def test_requests_that_name_no_adapter_are_answered_with_it(speculator: Path, tiny_model: Path) -> None:
+def test_the_speculators_adapter_applies_to_requests_that_name_no_adapter(speculator: Path, tiny_model: Path) -> None:
     engine = load_engine(tiny_model, drafter="turbo_lora", speculator_dir=speculator)
     plain = Engine(load_model(tiny_model), NoDrafter(), EngineConfig())
     plain.adapters.load("named", speculator)
@@ -102,9 +102,7 @@ def test_requests_that_name_no_adapter_are_answered_with_it(speculator: Path, ti
     assert found != [answer.token_ids for answer in generate(plain, requests())]
 
 
-def test_an_evaluations_plain_arm_is_the_model_with_the_adapter(
-    speculator: Path, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_the_plain_arm_of_an_evaluation_uses_the_adapter(speculator: Path, tiny_model: Path, tmp_path: Path) -> None:
     spec = EvaluationSpec(
         job_id="job_0123",
         model_dir=str(tiny_model),
@@ -123,7 +121,7 @@ def test_an_evaluations_plain_arm_is_the_model_with_the_adapter(
     assert run_evaluation(spec, Recorder()).result["outputs_equal"] == 3
 
 
-def test_no_path_of_this_machine_is_stored(speculator: Path, tiny_model: Path) -> None:
+def test_no_local_path_is_stored(speculator: Path, tiny_model: Path) -> None:
     assert sorted(path.name for path in speculator.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -1,1 +1,1 @@
-"""One module for each kind of speculator: how its artifact is recognised, checked and written."""
+"""One module for each kind of speculator, with the rules that recognise, check and write the kind's artifacts."""

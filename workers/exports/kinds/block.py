@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: as `speculators` writes DFlash and DSpark."""
+    """`config`: config.json of DFlash or DSpark in the layout of `speculators`."""
     values = config["transformer_layer_config"]
     layer, num_layers = Layer.read({"model_type": "qwen3", **values}), integer(values, "num_hidden_layers", most=MOST)
     if not layer.head_norms:

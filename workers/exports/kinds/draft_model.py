@@ -1,4 +1,4 @@
-"""A small causal model with the target's vocabulary."""
+"""Draft models: small causal models with the target's vocabulary."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from workers.exports.folder import integer
 from workers.exports.target import Target
 from workers.exports.tensors import FLOATS
 
-_MAX_PADDING = 128  # the value of engine.drafters.draft_model
+_MAX_PADDING = 128  # as in engine.drafters.draft_model, which this package must not import
 
 
 def _check_model(artifact: Artifact, target: Target) -> None:
-    """The engine checks the other tensors when it loads the model, as it does for every model."""
+    """Checks only the embedding's shape; the engine checks the other tensors when it loads the model."""
     vocab = integer(artifact.config, "vocab_size")
     if abs(vocab - target.vocab_size) > _MAX_PADDING:
         raise invalid(f"the draft model must have the model's vocabulary of {target.vocab_size}, got {vocab}")

@@ -1,4 +1,4 @@
-"""Medusa heads. The heads of a turbo_lora have the same tensors, beside an adapter."""
+"""Medusa heads. The kind turbo_lora has the same tensors and a LoRA adapter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: the section `slipstream` of config.json. The draft vocabulary is included."""
+    """`config`: the section `slipstream` of config.json."""
     H, drafted = integer(config, "hidden_size"), integer(config, "draft_vocab_size")
     layers = integer(config, "num_layers", most=MOST)
     required: dict[str, Shape] = {"draft_vocab": (drafted,)}

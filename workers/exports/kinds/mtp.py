@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: as `speculators` writes it."""
+    """`config`: config.json in the layout of `speculators`."""
     values = config["transformer_layer_config"]
     layer, prefix = Layer.read(values), "mtp_layers.0."
     H, inner = layer.hidden, layer.inner

@@ -1,4 +1,4 @@
-"""Medusa heads with the LoRA adapter of the target that they were trained with."""
+"""Medusa heads and the LoRA adapter of the target that was trained together with them."""
 
 from collections.abc import Mapping
 from typing import Any

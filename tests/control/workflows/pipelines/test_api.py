@@ -63,7 +63,7 @@ def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization
 
 
 def test_a_pipeline_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
-    pipeline = end_evaluation(made_until("evaluate", make_pipeline(organization)))
+    pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization)))
     Pipeline.objects.update(training=["medusa"], evaluation="none", gate=1, error={"reason": "slow"})
     Job.objects.update(result=[1], metrics=[2], paused={"code": "spend_cap_reached"})
 

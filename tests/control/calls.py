@@ -6,9 +6,8 @@ from typing import Any
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from tests.control.bodies import BODIES, FORM
 from tests.control.routes import Route
-from tests.control.world import World
+from tests.control.world import BODIES, FORM, World
 
 WRITING = ("POST", "PUT", "PATCH")
 

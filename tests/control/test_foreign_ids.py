@@ -15,10 +15,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from control.tenants.accounts.models import Organization
-from tests.control.bodies import BODIES, with_reference
 from tests.control.calls import WRITING, call, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import World
+from tests.control.world import BODIES, World, with_reference
 
 OPERATIONS = [(route, method) for route in api_routes() for method in route.methods]
 BY_PATH = [

@@ -10,10 +10,9 @@ from django.test import Client
 
 from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
-from tests.control.bodies import BODIES, FORM, NO_BODY
 from tests.control.calls import form_file, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import World
+from tests.control.world import BODIES, FORM, NO_BODY, World
 
 SENTINEL = "written-by-a-stranger"
 OURS = [model for model in apps.get_models() if model.__module__.startswith("control.")]

@@ -17,10 +17,9 @@ from control.operations.openapi.gateway import OPERATIONS
 from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
-from tests.control.bodies import BODIES, NO_BODY
 from tests.control.calls import call, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import World
+from tests.control.world import BODIES, NO_BODY, World
 from tests.source_tree import ROOT
 
 SNAPSHOT = ROOT / "docs" / "openapi.yaml"

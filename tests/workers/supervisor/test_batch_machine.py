@@ -33,7 +33,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.batches.state import TERMINAL
 from control.workflows.batches.tidy import batches_tidy
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
-from tests.control.queue.jobs.helpers import end_pause, expire_lease
+from tests.control.queue.jobs.helpers import end_backoff, expire_lease
 from tests.workers.supervisor.fake_child import answer_line
 from tests.workers.supervisor.history import check_histories
 from workers.contracts import BatchSpec, FailureClass, Finished, ShardDone
@@ -116,7 +116,7 @@ class BatchMachine(RuleBasedStateMachine):
     def time_passes(self) -> None:
         """Advances time past the lease of a dead worker and the delay before another attempt."""
         expire_lease(self.job())
-        end_pause(self.job())
+        end_backoff(self.job())
 
     @rule()
     def window_ends(self) -> None:

@@ -1,5 +1,6 @@
 """Pages of spend caps and quotes."""
 
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -40,7 +41,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.nanousd is not None:
-            self.fields["usd"].initial = usd(self.instance.nanousd)
+            self.fields["usd"].initial = Decimal(self.instance.nanousd).scaleb(-9)  # exact, unlike the columns' `usd`
 
     def clean_project(self) -> Any:
         project, organization = self.cleaned_data["project"], self.cleaned_data.get("organization")

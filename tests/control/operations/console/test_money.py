@@ -1,5 +1,7 @@
 """Spend caps and quotes in the console."""
 
+import re
+
 import pytest
 from django.test import Client
 
@@ -21,6 +23,19 @@ ADD = "/admin/spending/spendcap/add/"
 @pytest.fixture
 def operator() -> Client:
     return operator_client()
+
+
+@pytest.mark.parametrize("nanousd", [1_234_567_000_000, 2_500_000_000_000_000, 1])
+def test_saving_a_spend_cap_unedited_keeps_its_amount(operator: Client, nanousd: int) -> None:
+    cap = SpendCap.objects.create(organization=make_organization(), nanousd=nanousd)
+    url = change_path("spending_spendcap", cap.pk)
+    shown = re.search(r'name="usd" value="([^"]*)"', page(operator, url))
+    assert shown is not None
+
+    assert operator.post(url, {"usd": shown[1]}).status_code == 302
+
+    cap.refresh_from_db()
+    assert cap.nanousd == nanousd
 
 
 def test_an_operator_can_create_raise_and_delete_a_spend_cap(operator: Client) -> None:

@@ -45,7 +45,7 @@ PROCESSORS = (
 
 
 def flags() -> set[str]:
-    """Instruction sets of this processor; none where the system does not list those of x86-64."""
+    """Returns the x86 feature flags in /proc/cpuinfo; an empty set where the system has no such list."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), set())

@@ -5,8 +5,11 @@
              nodes to the slot tables, advance the batch slots, and let the drafter observe the pass
 
 A program is captured for each batch shape (B sequences, N draft nodes per sequence), with its own buffers. Smaller
-batches are padded with the padding batch slot. Padding changes no bit of the other sequences, because no sequence's
-rows depend on another sequence.
+batches are filled up with a batch slot that belongs to no sequence. This changes no bit of the other sequences, because
+no sequence's rows depend on another sequence.
+
+A batch slot holds the decoding state of one sequence on the device, a cache slot the keys and values of one token. The
+slot table of a sequence maps its positions to cache slots.
 """
 
 from collections.abc import Sequence as Many
@@ -35,7 +38,7 @@ _FEW_SEQUENCES = 8  # captured batch sizes are powers of two up to this number, 
 class LaunchedStep:
     """A graph step in flight.
 
-    result: the input of `Outcome.of`.
+    result: the packed result, which `Outcome.of` unpacks.
     began, drafted, ended: times on the device before drafting, after drafting and after verification.
     hidden: hidden states for a drafter on the host; valid until the next step.
     """
@@ -49,7 +52,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one sequence."""
+    """The result of one step for one sequence."""
 
     tokens: tuple[int, ...]  # tokens of the accepted nodes, and then the token that the target sampled after them
     path: tuple[int, ...]  # accepted nodes, from the root down
@@ -58,13 +61,13 @@ class Outcome:
     @classmethod
     def of(cls, result: Tensor, num_nodes: int) -> list["Outcome"]:
         """result: [B, 3 + 5 N], the output of `_packed` on the host."""
-        integers, survival = result[:, : -num_nodes or None], result[:, -num_nodes or result.shape[1] :]
-        chances = survival.contiguous().view(torch.float64)
+        width = result.shape[1] - num_nodes  # of the integers; the bits of float64 follow
+        integers, survival = result[:, :width], result[:, width:].contiguous().view(torch.float64)
         outcomes = []
-        for (accepted, drafted, *rest), likely in zip(integers.tolist(), chances.tolist(), strict=True):
+        for (accepted, drafted, *rest), survivals in zip(integers.tolist(), survival.tolist(), strict=True):
             nodes, rest = rest[:num_nodes], rest[num_nodes:]
             tokens, rest = rest[: num_nodes + 1], rest[num_nodes + 1 :]
-            draft = Draft(tuple(rest[:drafted]), tuple(rest[num_nodes:][:drafted]), tuple(likely[:drafted]))
+            draft = Draft(tuple(rest[:drafted]), tuple(rest[num_nodes:][:drafted]), tuple(survivals[:drafted]))
             outcomes.append(cls(tuple(tokens[: accepted + 1]), tuple(nodes[:accepted]), draft))
         return outcomes
 
@@ -72,8 +75,9 @@ class Outcome:
 def _packed(accepted: Accepted, trees: Trees) -> Tensor:
     """Packs the result of a step into one tensor [B, 3 + 5 N] int64, which needs only one copy to the host.
 
-    Columns: number of accepted nodes, number of drafted nodes, accepted nodes [N], accepted tokens and the target's
-    [N + 1], draft tokens [N], parents [N], survivals as the bits of float64 [N].
+    Columns: number of accepted nodes, number of drafted nodes, accepted nodes [N], tokens of the accepted nodes
+    and then the token that the target sampled [N + 1], draft tokens [N], parents [N], survivals as the bits of float64
+    [N].
     """
     counts = torch.stack((accepted.counts, trees.counts), dim=1)
     survival = trees.survival.double().view(torch.int64)
@@ -144,8 +148,8 @@ class Runner:
             rows: the batch slots of the sequences, at least one.
             slots: for each sequence, a cache slot for its last token and one for each draft node.
             drafts: trees of at most `num_nodes` nodes made on the host; None: the device drafts.
-            filtered: whether a sequence has top-k, top-p or min-p.
-            adapted: whether a sequence has an adapter; all adapters are in the stacks.
+            filtered: whether any sequence uses top-k, top-p or min-p.
+            adapted: whether any sequence uses a LoRA adapter. Its weights must be in the stacks.
         """
         buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes)
         missing = buffers.rows.shape[0] - len(rows)

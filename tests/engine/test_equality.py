@@ -70,7 +70,7 @@ def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 def random_medusa(model: Model) -> MedusaDrafter:
-    """Untrained heads with noise on the target's lm_head, which at least predict frequent successors."""
+    """Heads with random weights instead of trained ones. They share the target's lm_head, so it accepts some drafts."""
     torch.manual_seed(0)
     size = model.config.vocab_size
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
@@ -81,7 +81,7 @@ def random_medusa(model: Model) -> MedusaDrafter:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize(("batch_size", "count"), [(1, 4), (5, 8)])
-def test_no_drafter_changes_an_answer(
+def test_answers_are_equal_with_every_drafter(
     model: Model, draft_model: Model, sampling: Sampling, batch_size: int, count: int
 ) -> None:
     requests = make_requests(model, sampling, count=count, max_tokens=24)
@@ -160,7 +160,7 @@ def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, 
     assert engine.counters.prefix_hits > 0
 
 
-def test_hidden_states_for_training_have_the_bits_of_serving(model: Model) -> None:
+def test_training_and_serving_compute_bit_identical_hidden_states(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"], count=1)
     seen: list[torch.Tensor] = []
 
@@ -180,7 +180,7 @@ def test_hidden_states_for_training_have_the_bits_of_serving(model: Model) -> No
         assert torch.equal(tap, states[first + offset]), offset
 
 
-def test_no_drafter_changes_an_answer_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_equal_without_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("linear", "norm", "swiglu", "rope", "attention"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     model = load_model(make_tiny_model(tmp_path, "qwen3"), dtype="bfloat16")

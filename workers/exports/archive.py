@@ -28,7 +28,7 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Unpacks the archive's files into an existing folder; the archive may have them in one folder.
+    """Unpacks the archive's files into an existing folder, without the name of a single top-level folder.
 
     Raises: ExchangeError: not a zip file, a name outside the folder, or too many files or bytes.
     """

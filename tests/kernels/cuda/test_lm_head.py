@@ -22,8 +22,8 @@ def rows_for(M: int, temperature: float | None = None) -> SampledRows:
     return SampledRows.of(temperatures, [SEEDS[m % 5] for m in range(M)], [m * 977 for m in range(M)], DEVICE)
 
 
-def spread(x: Tensor) -> Tensor:
-    """Scales inputs so that the order of float32 sums cannot change which logit is the largest."""
+def quarters(x: Tensor) -> Tensor:
+    """Rounds inputs to multiples of 1/4, so that float32 sums are exact in any order."""
     return (x * 4).round() / 4
 
 
@@ -40,14 +40,14 @@ def test_noise_equals_the_reference() -> None:
     out = torch.empty(4, 64, dtype=torch.float64, device=DEVICE)
     _noise_kernel[(1,)](rows.seeds, rows.positions, tokens.to(DEVICE), out, BLOCK=64)
     expected = gumbel_rows_reference(seeds, positions, tokens.expand(4, -1))
-    # The tolerance covers the logarithms of two libraries; a wrong bit in a word has a larger effect.
+    # The log() of the two libraries differs in the last bits. A wrong bit in a random word changes the noise by more.
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "V", "K"), [(1, 63, 16), (16, 64, 40), (17, 65, 64), (40, 300, 65)])
 def test_sampled_tokens_equal_the_reference(dtype: torch.dtype, M: int, V: int, K: int) -> None:
-    x, weight = spread(make(M, K, seed=1)).to(dtype), spread(make(V, K, seed=2)).to(dtype)  # exact in any order
+    x, weight = quarters(make(M, K, seed=1)).to(dtype), quarters(make(V, K, seed=2)).to(dtype)  # exact in any order
     rows = rows_for(M)
     assert torch.equal(sample_rows(x, Head(data=weight), rows, None), exact_tokens(x, weight, rows))
 
@@ -74,14 +74,14 @@ def test_the_reference_samples_the_same_tokens_as_the_engine() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_base_logits_are_added_before_sampling(dtype: torch.dtype) -> None:
-    x, weight = spread(make(5, 16, seed=1)).to(dtype), spread(make(130, 16, seed=2)).to(dtype)
-    base = spread(make(5, 3, 130, seed=3))[:, 1]  # strided rows
+    x, weight = quarters(make(5, 16, seed=1)).to(dtype), quarters(make(130, 16, seed=2)).to(dtype)
+    base = quarters(make(5, 3, 130, seed=3))[:, 1]  # strided rows
     rows = rows_for(5)
     assert torch.equal(sample_rows(x, Head(data=weight), rows, base), exact_tokens(x, weight, rows, base))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_reduced_vocabulary_gets_the_noise_of_its_tokens(dtype: torch.dtype) -> None:
+def test_with_a_reduced_vocabulary_noise_is_keyed_by_token_id(dtype: torch.dtype) -> None:
     x, weight, rows = make(4, 16, seed=1, dtype=dtype), make(70, 16, seed=2, dtype=dtype), rows_for(4, 1.0)
     vocab = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:70].sort().values.to(DEVICE)
     head = Head(data=weight, vocab=vocab)
@@ -90,7 +90,7 @@ def test_a_reduced_vocabulary_gets_the_noise_of_its_tokens(dtype: torch.dtype) -
     assert torch.equal(found, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
 
 
-def test_of_equal_logits_the_lowest_token_wins() -> None:
+def test_ties_go_to_the_lowest_token_id() -> None:
     weight = torch.zeros(200, 16, device=DEVICE)
     weight[[70, 71, 150]] = 1.0
     x = torch.ones(2, 16, device=DEVICE)
@@ -104,7 +104,7 @@ def test_the_best_tokens_and_the_log_sum_exp_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, V: int, count: int
 ) -> None:
     monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # small chunks, so that merging takes two rounds
-    x, weight = spread(make(3, 16, seed=1)).to(dtype), spread(make(V, 16, seed=2)).to(dtype)
+    x, weight = quarters(make(3, 16, seed=1)).to(dtype), quarters(make(V, 16, seed=2)).to(dtype)
     vocab = torch.arange(V, device=DEVICE) * 3 + 1
     ours = best_tokens(x, Head(data=weight, vocab=vocab), count, None)
     reference = best_tokens_reference(x.float(), Head(data=weight.float(), vocab=vocab), count)
@@ -114,7 +114,7 @@ def test_the_best_tokens_and_the_log_sum_exp_equal_the_reference(
 
 
 def test_one_byte_heads_are_scaled() -> None:
-    x, scales = spread(make(3, 16, seed=1)), torch.arange(1, 71, device=DEVICE) / 64
+    x, scales = quarters(make(3, 16, seed=1)), torch.arange(1, 71, device=DEVICE) / 64
     data = (make(70, 16, seed=2) * 20).to(torch.int8)
     head = Head(data=data, scales=scales)
     assert torch.equal(

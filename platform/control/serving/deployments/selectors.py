@@ -1,4 +1,4 @@
-"""Readers of deployments. A deployment of another organization is treated as one that does not exist."""
+"""Queries for deployments. A deployment of another organization is treated as one that does not exist."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,13 +26,19 @@ def deployment_get(organization: Organization, deployment_id: str, *, only: Sequ
 
 
 def deployments_check(organization: Organization, deployment_ids: Sequence[str], **_: Any) -> None:
-    """Receiver of `key_restricting`. Raises: ApiError: 404, the organization has no such deployment."""
+    """Receives the signal `key_restricting`: an API key is about to be restricted to these deployments.
+
+    Raises: ApiError: 404, the organization has no such deployment.
+    """
     for deployment_id in deployment_ids:
         deployment_get(organization, deployment_id)
 
 
 def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
-    """Args: name: a request's `model`: `name` or `name:adapter`. Raises: ApiError: 404, code model_not_found."""
+    """Finds the deployment that the `model` of a request names, as `name` or `name:adapter`.
+
+    Raises: ApiError: 404, code model_not_found.
+    """
     own_name, _, adapter = name.partition(":")
     deployment = deployments_list(organization, only=only).filter(name=own_name).first()
     if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
@@ -52,7 +58,7 @@ def canary_of(deployment: Deployment) -> Deployment | None:
 
 
 def deployments_to_supervise() -> QuerySet[Deployment]:
-    """For the supervisor only: deployments of all organizations that run, should run, or are being stopped."""
+    """For the supervisor only: deployments, of any organization, that run, should run, or are being stopped."""
     settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
     rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
     return rows.prefetch_related("adapters").order_by("pk")

@@ -69,12 +69,12 @@ class _Watched:
 
 
 class Supervisor:
-    """There may be only one supervisor per database, because it takes processes on other machines for dead.
+    """Run only one supervisor per database: it sees processes on its own machine only, and takes all others for dead.
 
     Args:
-        lifeline: the read end of a pipe (see `launcher`). With a lifeline, the endpoints end when its owner ends, and
-            `stop` drains them; without one, they keep serving when the supervisor ends.
-        drains: `stop` drains the endpoints even without a lifeline, as in a container, where they would end anyway.
+        lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
+            ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
+        drains: whether `stop` drains the endpoints also without a lifeline. Containers need it: they kill them anyway.
     """
 
     def __init__(
@@ -95,7 +95,10 @@ class Supervisor:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="supervisor")
 
     def kill_strays(self) -> None:
-        """Kills endpoint processes that no row names: a supervisor died after a launch, before it recorded it."""
+        """Kills endpoint processes that belong to a deployment but are not the process in its row.
+
+        A supervisor that dies between launching a process and recording it leaves such a process behind.
+        """
         known = deployment_sessions()
         for pid, deployment_id in marked_processes().items():
             try:

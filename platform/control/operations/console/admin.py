@@ -1,33 +1,9 @@
-"""Django imports this module to find the console's pages. Each of the modules imported here registers its pages."""
+"""Django imports this module to find the console's pages. Each module in `pages` registers its own."""
 
-from control.operations.console import (
-    access,
-    adapters,
-    captures,
-    datasets,
-    distillations,
-    evaluations,
-    jobs,
-    money,
-    organizations,
-    rollouts,
-    serving,
-    webhooks,
-    work,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "access",
-    "adapters",
-    "captures",
-    "datasets",
-    "distillations",
-    "evaluations",
-    "jobs",
-    "money",
-    "organizations",
-    "rollouts",
-    "serving",
-    "webhooks",
-    "work",
-]
+from control.operations.console import pages
+
+for page in iter_modules(pages.__path__):
+    import_module(f"{pages.__name__}.{page.name}")

@@ -9,7 +9,7 @@ from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.base import service_action
 from control.operations.console.form_pages import FormAdmin
-from control.operations.console.money import usd
+from control.operations.console.pages.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.models import Batch

@@ -18,7 +18,7 @@ from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
 from control.data.files.models import File
 from control.operations.console.base import CreatableAdmin
-from control.operations.console.money import usd
+from control.operations.console.pages.money import usd
 from control.operations.console.rendering import link, number, page_of, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job

@@ -8,7 +8,7 @@ a chain of the same number of tokens per pass. Prints a line of JSON for each fo
     acceptance_length       tokens per pass in our engine, without the first token of each answer
     peer_acceptance_length  the same in vLLM
     ratio                   peer_acceptance_length / acceptance_length
-    equal_answers           number of equal answers; two engines round differently, so some answers differ in 16 bits
+    equal_answers           number of equal answers; in bfloat16 some differ, because the two engines round differently
     error                   replaces the other values if vLLM cannot run the speculator
 
 vLLM has its own environment, which is created on the first run (docs/benchmarks.md).
@@ -56,7 +56,7 @@ _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Raises: PeerMissing: vLLM cannot be installed or run the speculator. EngineError: our engine cannot run it."""
+    """Raises: PeerMissing: vLLM cannot be installed, or cannot run the speculator. EngineError: our engine cannot."""
     kind = speculator_kind(speculator)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / form

@@ -1,9 +1,10 @@
-"""Converts an artifact to the format of another engine, and back.
+"""Converts a speculator to the format of another engine (export), or from it (import).
 
     python -m workers.exports export FOLDER OUT --format speculators --model DIR
     python -m workers.exports import FOLDER OUT --format specforge --model DIR
 
-FOLDER is the input; OUT must not exist. `python -m workers.exports formats` lists the formats of each kind.
+FOLDER is the input; OUT must not exist. `python -m workers.exports formats` lists the kinds of speculators
+that each format can hold.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 """Predicts the acceptance length that a drafter will have when served, without serving it.
 
-At temperature 0 an answer c[0], c[1], ... does not depend on the drafter. The answer is therefore known, and a verify
-pass accepts the longest path of the drafted tree that agrees with it. A drafter that reads only one hidden state
-(Medusa) drafts the same tree at row j wherever the previous pass ended, so `replay_answer` skips the accepted rows:
+At temperature 0 an answer c[0], c[1], ... does not depend on the drafter. The stored answer is therefore the one that
+would be served, and a verify pass accepts the longest path of the drafted tree that agrees with it. Medusa drafts from
+a single hidden state, so its tree at row j (after the token c[j]) does not depend on where the previous pass ended. The
+trees of all rows are built beforehand, and `replay_answer` visits only the rows at which a pass would start:
 
     row j          the last known token is c[j]; the tree drafts c[j + 1], c[j + 2], ...
-    accepted       the longest prefix of c[j + 1 ...] that is a path of the tree, without the answer's last token, which
-                   is always counted as sampled by the target
+    accepted       the longest prefix of c[j + 1], c[j + 2], ... that is a path of the tree; the answer's last token
+                   never counts as accepted, because it counts as sampled by the target
     next row       j + accepted + 1
 
-The candidates come from the drafter that is served, and the trees from the engine's `grow_tree`.
+The trees are those of serving: made of the served drafter's candidates by the engine's `grow_tree`.
 """
 
 from collections.abc import Callable, Sequence

@@ -22,7 +22,11 @@ class QuotesView(OrganizationView):
 
     @operation("quotes.create", request=QuoteInput, response=QuoteObject, status=201)
     def post(self, request: Request, body: QuoteInput) -> QuoteObject:
-        """With `pilot`, the model first answers a few rows, at your cost. `history` uses your earlier batches."""
+        """Estimates the cost of a batch of the dataset's rows.
+
+        With the basis `pilot`, the estimate is made from the model's answers to a few of the rows, which you pay for.
+        With the basis `history`, it is made from your earlier batches.
+        """
         made = create_from(self.organization, body)
         return QuoteObject.of(quote_get(self.organization, made.pk))
 

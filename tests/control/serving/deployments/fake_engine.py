@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
-    num_reads = 0  # the number of reads of /metrics, which is also the number of requests that /metrics reports
+    num_reads = 0  # of /metrics, which reports it as the number of requests, so that this count rises with every read
 
     def do_GET(self) -> None:
         if not self._authorized():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from control.core.storage.backends import get_storage
 from control.data.files.services import file_delete
@@ -50,7 +51,7 @@ def test_an_adapter_remains_when_its_uploaded_files_are_deleted(client: Client, 
     assert register(client, organization, status=409)["error"]["code"] == "name_taken"
 
 
-def test_the_error_for_a_hostile_adapter_names_the_invalid_file(client: Client, organization: Organization) -> None:
+def test_the_error_for_an_unsupported_adapter_names_the_config_file(client: Client, organization: Organization) -> None:
     make_base_model("m")
 
     refused = register(client, organization, status=400, config={"peft_type": "LORA", "use_dora": True})
@@ -76,8 +77,8 @@ def test_a_deployment_serves_only_adapters_of_its_model(client: Client, organiza
     assert not Deployment.objects.filter(name="b").exists()
 
 
-def test_adapters_of_a_deployment_can_be_changed_without_changing_its_speculator(
-    client: Client, organization: Organization
+def test_a_patch_of_a_deployment_may_change_only_its_adapters(
+    client: Client, organization: Organization, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     make_base_model("m")
     tone, shown = register(client, organization), deploy(client)
@@ -91,9 +92,10 @@ def test_adapters_of_a_deployment_can_be_changed_without_changing_its_speculator
     assert client.patch(path, {"adapters": []}, content_type="application/json").json()["adapters"] == []
     assert client.patch(path, {}, content_type="application/json").status_code == 400
     prefix = Adapter.objects.get().storage_prefix
-    assert client.delete(f"/v1/adapters/{tone['id']}").json()["deleted"]
+    with django_capture_on_commit_callbacks(execute=True):
+        assert client.delete(f"/v1/adapters/{tone['id']}").json()["deleted"]
     assert not Adapter.objects.exists()
-    assert prefix
+    assert not get_storage().exists(f"{prefix}/adapter_model.safetensors")
 
 
 def test_an_engine_is_started_with_the_adapters_of_its_deployment(

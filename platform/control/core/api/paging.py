@@ -1,7 +1,7 @@
 """Pagination with OpenAI's list object: rows are sorted newest first, and a page starts after the id in `after`."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 from rest_framework.request import Request
@@ -40,13 +40,17 @@ def paginate(
         queryset = queryset.filter(_after(queryset, after, by, id_field, "gt" if ascending else "lt"))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
     data = [render(row).as_json() for row in rows[:limit]]
+    return _page(data, has_more=len(rows) > limit)
+
+
+def _page(data: list[dict[str, Any]], *, has_more: bool) -> Response:
     return Response(
         {
             "object": "list",
             "data": data,
             "first_id": data[0]["id"] if data else None,
             "last_id": data[-1]["id"] if data else None,
-            "has_more": len(rows) > limit,
+            "has_more": has_more,
         }
     )
 
@@ -71,15 +75,7 @@ def paginate_list(objects: Sequence[ResponseModel], request: Request) -> Respons
             raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
         first = found + 1
     data = items[first : first + limit]
-    return Response(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": len(items) > first + limit,
-        }
-    )
+    return _page(data, has_more=len(items) > first + limit)
 
 
 def _limit(given: str | None, default: int, maximum: int) -> int:

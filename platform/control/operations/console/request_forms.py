@@ -36,7 +36,7 @@ _HELP = {"list": "Separated by commas.", "object": "A JSON object."}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One of a request, by its path: `training.kind`."""
+    """A field of a request, named by its path, such as `training.kind`."""
 
     path: str
     kind: Kind
@@ -46,7 +46,7 @@ class Field:
     help: str = ""
 
     def as_django(self, choices: Choices | None, initial: Any) -> forms.Field:
-        """Never refuses to be left out: that does the API. `choices`: None for whatever is typed."""
+        """Never required here, because the API reports missing fields. `choices` None: free text."""
         words = self.path.removesuffix("_id").replace(".", ": ").replace("_", " ")
         label = words[0].upper() + words[1:] + (" *" if self.is_required else "")
         if self.kind == "file":
@@ -65,14 +65,14 @@ class Field:
         return forms.ChoiceField(label=label, required=False, choices=offered, initial=_shown(initial), widget=one)
 
     def value(self, entered: Any) -> Any:
-        """What the body says. What cannot be read as JSON goes as it is: the API says what is wrong with it."""
+        """Returns the value for the body. Text that is not valid JSON stays as it is, and the API reports the error."""
         if isinstance(entered, list) or self.kind in ("text", "file"):
             return entered
         return _parsed(f"[{entered}]" if self.kind == "list" else entered, otherwise=entered)
 
 
 class RequestForm(forms.Form):
-    """`choices` are offered for the fields of those paths; `initial` is what the thing has now."""
+    """`choices` and `initial` are keyed by the paths of fields; `initial` holds the current values of the row."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RequestForm(forms.Form):
             self.fields[field.path] = field.as_django(choices.get(field.path, field.choices), given)
 
     def body(self) -> dict[str, Any]:
-        """Of a form that `is_valid`. What was left empty is null where that is the default, and else left out."""
+        """Returns the body, once `is_valid`. An empty field is null if that is its default, and otherwise left out."""
         body: dict[str, Any] = {}
         for field in self._described:
             entered = self.cleaned_data[field.path]
@@ -101,7 +101,7 @@ class RequestForm(forms.Form):
         return body
 
     def refuse(self, message: str, path: str) -> None:
-        """Beside the field of that path, or the one around it."""
+        """Shows the error at the field of this path, or at the nearest field that contains it."""
         while path and path not in self.fields:
             path = path.rpartition(".")[0]
         self.add_error(path or None, message)
@@ -118,7 +118,7 @@ def _put(body: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field]:
-    """Those of nested models one by one, unless the model may be null: then, and for other keys, as one object."""
+    """Yields the fields of nested models one by one; a nullable model, and additional keys, are one object field."""
     for name, info in model.model_fields.items():
         path, types = f"{around}{name}", _types(info.annotation)
         if len(types) == 1 and _is_a(types[0], BaseModel):
@@ -160,7 +160,7 @@ def _is_a(found: Any, kind: type) -> bool:
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
-    """Those of a union, without what `Annotated` adds."""
+    """Returns the types of a union, without the metadata of `Annotated`."""
     found = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     return tuple(getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in found)
 

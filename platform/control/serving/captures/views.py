@@ -9,19 +9,10 @@ from control.serving.captures.requests import create_from
 from control.serving.captures.schemas import CaptureInput, CaptureObject
 from control.serving.captures.selectors import capture_of
 from control.serving.captures.services import capture_end, capture_export
-from control.serving.deployments.models import Deployment
-from control.serving.deployments.selectors import deployment_get
-from control.tenants.authentication.views import OrganizationView
+from control.serving.deployments.views import OneDeploymentView
 
 
-class _OneDeployment(OrganizationView):
-    scope = "deployments"
-
-    def deployment(self, deployment_id: str) -> Deployment:
-        return deployment_get(self.organization, deployment_id, only=self.key.deployment_ids)
-
-
-class CaptureView(_OneDeployment):
+class CaptureView(OneDeploymentView):
     @operation("deployments.capture.retrieve", response=CaptureObject)
     def get(self, request: Request, deployment_id: str) -> CaptureObject:
         return CaptureObject.of(capture_of(self.deployment(deployment_id)))
@@ -38,7 +29,7 @@ class CaptureView(_OneDeployment):
         return Deleted(id=deployment_id, object="capture")
 
 
-class CaptureFileView(_OneDeployment):
+class CaptureFileView(OneDeploymentView):
     @operation("deployments.capture.file", response=FileObject, status=201)
     def post(self, request: Request, deployment_id: str) -> FileObject:
         """Makes a file of the kept requests, each once, for `prompts_file` of a pipeline or a distillation."""

@@ -43,14 +43,16 @@ class DeploymentsView(OrganizationView):
         return DeploymentObject.of(create_from(self.organization, body))
 
 
-class _OneDeployment(OrganizationView):
+class OneDeploymentView(OrganizationView):
+    """Base of the views below `/v1/deployments/{deployment_id}`, also of those of other apps."""
+
     scope = "deployments"
 
     def deployment(self, deployment_id: str) -> Deployment:
         return deployment_get(self.organization, deployment_id, only=self.key.deployment_ids)
 
 
-class DeploymentView(_OneDeployment):
+class DeploymentView(OneDeploymentView):
     @operation("deployments.retrieve", response=DeploymentObject)
     def get(self, request: Request, deployment_id: str) -> DeploymentObject:
         return DeploymentObject.of(self.deployment(deployment_id))
@@ -70,7 +72,7 @@ class DeploymentView(_OneDeployment):
         return Deleted(id=deployment.pk, object="deployment")
 
 
-class DeploymentEventsView(_OneDeployment):
+class DeploymentEventsView(OneDeploymentView):
     @operation("deployments.events", response=Page[EventObject], query=PAGING)
     def get(self, request: Request, deployment_id: str) -> Response:
         """The events of this deployment."""
@@ -79,7 +81,7 @@ class DeploymentEventsView(_OneDeployment):
         return paginate(events, request, EventObject.of, by="seq", id_field="id")
 
 
-class DeploymentMetricsView(_OneDeployment):
+class DeploymentMetricsView(OneDeploymentView):
     @operation(
         "deployments.metrics",
         response=DeploymentMetricsPage,
@@ -106,14 +108,14 @@ class DeploymentMetricsView(_OneDeployment):
         )
 
 
-class DeploymentStartView(_OneDeployment):
+class DeploymentStartView(OneDeploymentView):
     @operation("deployments.start", response=DeploymentObject, status=202)
     def post(self, request: Request, deployment_id: str) -> DeploymentObject:
         """Sets `desired_state` to `running`. `state` follows within seconds."""
         return DeploymentObject.of(deployment_start(deployment=self.deployment(deployment_id)))
 
 
-class DeploymentStopView(_OneDeployment):
+class DeploymentStopView(OneDeploymentView):
     @operation("deployments.stop", response=DeploymentObject, status=202)
     def post(self, request: Request, deployment_id: str) -> DeploymentObject:
         """From now on no new request reaches the endpoint. It finishes the requests that it has."""

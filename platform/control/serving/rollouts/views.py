@@ -6,23 +6,14 @@ from rest_framework.response import Response
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
-from control.serving.deployments.models import Deployment
-from control.serving.deployments.selectors import deployment_get
+from control.serving.deployments.views import OneDeploymentView
 from control.serving.rollouts.requests import create_from
 from control.serving.rollouts.schemas import RolloutInput, RolloutObject
 from control.serving.rollouts.selectors import rollout_get, rollouts_list
 from control.serving.rollouts.services import rollout_cancel
-from control.tenants.authentication.views import OrganizationView
 
 
-class _DeploymentView(OrganizationView):
-    scope = "deployments"
-
-    def deployment(self, deployment_id: str) -> Deployment:
-        return deployment_get(self.organization, deployment_id, only=self.key.deployment_ids)
-
-
-class RolloutsView(_DeploymentView):
+class RolloutsView(OneDeploymentView):
     @operation("deployments.rollouts.list", response=Page[RolloutObject], query=PAGING)
     def get(self, request: Request, deployment_id: str) -> Response:
         return paginate(rollouts_list(self.deployment(deployment_id)), request, RolloutObject.of)
@@ -33,13 +24,13 @@ class RolloutsView(_DeploymentView):
         return RolloutObject.of(create_from(self.deployment(deployment_id), body))
 
 
-class RolloutView(_DeploymentView):
+class RolloutView(OneDeploymentView):
     @operation("deployments.rollouts.retrieve", response=RolloutObject)
     def get(self, request: Request, deployment_id: str, rollout_id: str) -> RolloutObject:
         return RolloutObject.of(rollout_get(self.deployment(deployment_id), rollout_id))
 
 
-class RolloutCancelView(_DeploymentView):
+class RolloutCancelView(OneDeploymentView):
     @operation("deployments.rollouts.cancel", response=RolloutObject)
     def post(self, request: Request, deployment_id: str, rollout_id: str) -> RolloutObject:
         """Rolls back to the speculator that served before."""

@@ -7,7 +7,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from tests.control.routes import Route
-from tests.control.world import BODIES, FORM, World
+from tests.control.world import FORM, World, example_bodies
 
 WRITING = ("POST", "PUT", "PATCH")
 
@@ -24,7 +24,7 @@ def call(client: Client, world: World, method: str, route: Route, path: str, bod
         if response.streaming:
             response.close()  # closes the file that it reads
         return response
-    entry = BODIES[f"{method} {route.path}"]
+    entry = example_bodies()[f"{method} {route.path}"]
     if entry is FORM:
         return client.post(path, {**form_file(route), "purpose": "batch"})
     content = json.dumps(entry.make(world) if body is None else body)

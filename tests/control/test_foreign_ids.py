@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from control.tenants.accounts.models import Organization
 from tests.control.calls import WRITING, call, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import BODIES, World, with_reference
+from tests.control.world import World, example_bodies, with_reference
 
 OPERATIONS = [(route, method) for route in api_routes() for method in route.methods]
 BY_PATH = [
@@ -28,8 +28,8 @@ BY_PATH = [
 BY_BODY = [
     pytest.param(route, method, member, kind, id=f"{method} {route.path} {member}")
     for route, method in OPERATIONS
-    if f"{method} {route.path}" in BODIES
-    for member, kind in BODIES[f"{method} {route.path}"].refers.items()
+    if f"{method} {route.path}" in example_bodies()
+    for member, kind in example_bodies()[f"{method} {route.path}"].refers.items()
 ]
 LISTS = [pytest.param(route, id=route.path) for route, method in OPERATIONS if method == "GET" and not route.parameters]
 UNKNOWN_ID = "nothing-of-this-name"
@@ -71,7 +71,7 @@ def response_and_queries(request_of: Callable[[str], Any], identity: str) -> tup
 
 @pytest.mark.parametrize(("route", "method"), [pytest.param(*o, id=f"{o[1]} {o[0].path}") for o in OPERATIONS])
 def test_every_operation_has_a_body_and_ids_for_the_generated_tests(route: Route, method: str, ours: World) -> None:
-    assert method not in WRITING or f"{method} {route.path}" in BODIES
+    assert method not in WRITING or f"{method} {route.path}" in example_bodies()
     assert all(ours.id_of(route.kind_of(name)) for name in route.parameters)
 
 
@@ -104,7 +104,7 @@ def test_an_id_of_another_organization_in_the_path_is_not_found(
 def test_an_id_of_another_organization_in_the_body_is_not_found(
     route: Route, method: str, member: str, kind: str, client: Client, ours: World, theirs: World
 ) -> None:
-    body, path = BODIES[f"{method} {route.path}"].make(ours), path_of(route, ours)
+    body, path = example_bodies()[f"{method} {route.path}"].make(ours), path_of(route, ours)
 
     def request_of(identity: str) -> Any:
         return call(client, ours, method, route, path, with_reference(body, member, identity))

@@ -12,7 +12,7 @@ from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
 from tests.control.calls import form_file, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import BODIES, FORM, NO_BODY, World
+from tests.control.world import FORM, NO_BODY, World, example_bodies
 
 SENTINEL = "written-by-a-stranger"
 OURS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
@@ -23,7 +23,7 @@ WRITES = [
     (route, method)
     for route in api_routes()
     for method in route.methods
-    if f"{method} {route.path}" in BODIES and route.path not in GATEWAY
+    if f"{method} {route.path}" in example_bodies() and route.path not in GATEWAY
 ]
 
 
@@ -31,7 +31,7 @@ def params(*kinds: Any) -> list[Any]:
     return [
         pytest.param(route, method, id=f"{method} {route.path}")
         for route, method in WRITES
-        if any(BODIES[f"{method} {route.path}"] is kind for kind in kinds)
+        if any(example_bodies()[f"{method} {route.path}"] is kind for kind in kinds)
     ]
 
 
@@ -39,7 +39,7 @@ def json_bodies() -> list[Any]:
     return [
         pytest.param(route, method, id=f"{method} {route.path}")
         for route, method in WRITES
-        if all(BODIES[f"{method} {route.path}"] is not kind for kind in (FORM, NO_BODY))
+        if all(example_bodies()[f"{method} {route.path}"] is not kind for kind in (FORM, NO_BODY))
     ]
 
 
@@ -60,7 +60,7 @@ def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("route", "method"), json_bodies())
 def test_the_error_for_an_undeclared_member_names_it(route: Route, method: str, client: Client, world: World) -> None:
     """Adds one undeclared member at a time, because the error for one would hide that another is accepted."""
-    body, path = BODIES[f"{method} {route.path}"].make(world), path_of(route, world)
+    body, path = example_bodies()[f"{method} {route.path}"].make(world), path_of(route, world)
 
     for name in sorted(set(FIELDS) - declared(route, method)):
         error = send(client, method, path, {**body, name: {"x": SENTINEL}}).json()["error"]

@@ -17,10 +17,10 @@ from django.db import transaction
 from django.db.models import Max, QuerySet
 from django.db.models.functions import Now
 
+from control.queue.jobs.event_types import EVALUATION_EVENTS, JOB_EVENTS
 from control.queue.jobs.fair import share_charge
 from control.queue.jobs.models import Job, JobEvent
 from control.tenants.events.services import event_record
-from control.tenants.events.types import EVALUATION_EVENTS, JOB_EVENTS
 
 LEGAL_MOVES: Mapping[Job.Status, frozenset[Job.Status]] = {
     Job.Status.QUEUED: frozenset({Job.Status.RUNNING, Job.Status.PAUSED}),

@@ -1,47 +1,17 @@
-"""The names of event types. Where OpenAI has no name for an event, it is the object's type and its new status."""
+"""The names of all event types, which the apps declare in their modules `event_types`.
 
-from collections.abc import Mapping
+Where OpenAI has no name for an event, its name is the object's type and new status. The names are public and therefore
+written out: renaming a status in a model must not rename an event. A test compares them with the models.
+"""
 
-# Public event types by the types of `JobEvent`. Events of shards and checkpoints are not published.
-JOB_EVENTS: Mapping[str, str] = {
-    "queued": "job.queued",
-    "claimed": "job.running",
-    "retried": "job.retried",
-    "released": "job.released",
-    "paused": "job.paused",
-    "resumed": "job.resumed",
-    "cancel_requested": "job.cancel_requested",
-    "succeeded": "job.succeeded",
-    "failed": "job.failed",
-    "cancelled": "job.cancelled",
-}
-# Event types of an evaluation by the type of the `JobEvent` that ends its job.
-EVALUATION_EVENTS: Mapping[str, str] = {end: f"evaluation.{end}" for end in ("succeeded", "failed", "cancelled")}
-BATCH_PAUSED, BATCH_RESUMED = "batch.paused", "batch.resumed"  # the batch's status stays `in_progress`
-ENDPOINT_TEST, ENDPOINT_DISABLED = "webhook_endpoint.test", "webhook_endpoint.disabled"
-# These names are public: renaming a status in a model must not rename an event. A test compares them with the models.
-_BATCH_STATUSES = ("failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
-_PIPELINE_STATUSES = (
-    "distilling", "training", "evaluating", "gating", "deploying",
-    "live", "succeeded", "rejected", "failed", "cancelled",
-)  # fmt: skip
-_DEPLOYMENT_STATES = ("provisioning", "ready", "degraded", "stopping", "stopped", "failed")
-EVENT_TYPES = (
-    *(f"batch.{status}" for status in _BATCH_STATUSES),
-    BATCH_PAUSED,
-    BATCH_RESUMED,
-    *EVALUATION_EVENTS.values(),
-    *(f"fine_tuning.job.{status}" for status in ("succeeded", "failed", "cancelled")),
-    *JOB_EVENTS.values(),
-    *(f"pipeline.{status}" for status in _PIPELINE_STATUSES),
-    *(f"deployment.{state}" for state in _DEPLOYMENT_STATES),
-    *(f"rollout.{name}" for name in ("canary", "promoting", "promoted", "rolled_back")),
-    "base_model.ready",
-    "base_model.refused",
-    "speculator.ready",
-    "speculator.failed",
-    ENDPOINT_TEST,
-    ENDPOINT_DISABLED,
+from importlib import import_module
+from pathlib import Path
+
+_CONTROL = Path(__file__).parents[2]
+EVENT_TYPES: tuple[str, ...] = tuple(
+    name
+    for path in sorted(_CONTROL.glob("*/*/event_types.py"))
+    for name in import_module(f"control.{path.parts[-3]}.{path.parts[-2]}.event_types").EVENT_TYPES
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from control.tenants.events.services import event_record
-from control.tenants.events.types import ENDPOINT_DISABLED
+from control.tenants.webhooks.event_types import ENDPOINT_DISABLED
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.schedule import next_attempt
 from control.tenants.webhooks.transport import ReceiverResponse

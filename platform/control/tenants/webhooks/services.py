@@ -12,8 +12,8 @@ from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.events.models import Event
-from control.tenants.events.types import ENDPOINT_TEST
 from control.tenants.webhooks.addresses import check_url
+from control.tenants.webhooks.event_types import ENDPOINT_TEST
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint, WebhookSecret
 from control.tenants.webhooks.outbox import delivery_of
 from control.tenants.webhooks.secrets import encrypt, new_secret, reencrypt

@@ -16,8 +16,8 @@ from control.billing.usage.services import caller_of_job
 from control.queue.jobs.services import job_pause, job_resume
 from control.queue.jobs.state import Claim
 from control.tenants.events.services import event_record
-from control.tenants.events.types import BATCH_PAUSED, BATCH_RESUMED
 from control.tenants.row_security.scope import as_tenant
+from control.workflows.batches.event_types import BATCH_PAUSED, BATCH_RESUMED
 from control.workflows.batches.models import Batch
 
 REVIEW_LIMIT = 100

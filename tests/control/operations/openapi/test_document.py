@@ -19,7 +19,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from tests.control.calls import call, path_of
 from tests.control.routes import Route, api_routes
-from tests.control.world import BODIES, NO_BODY, World
+from tests.control.world import NO_BODY, World, example_bodies
 from tests.source_tree import ROOT
 
 SNAPSHOT = ROOT / "docs" / "openapi.yaml"
@@ -114,6 +114,6 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
 
 
 def test_operations_with_a_body_declare_it() -> None:
-    for name, body in BODIES.items():
+    for name, body in example_bodies().items():
         method, path = name.split(" ")
         assert ("requestBody" in generate()["paths"][path][method.lower()]) == (body is not NO_BODY), name

@@ -1,0 +1,13 @@
+"""Example objects and request bodies for the tests that cover all routes: gateway."""
+
+from tests.control.world import Bodies, Body, Ids
+
+IDS: Ids = {
+    "deployment_name": lambda world: world.deployment.name,
+}
+BODIES: Bodies = {
+    "POST /v1/chat/completions": Body(
+        lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}]}, {"model": "deployment_name"}
+    ),
+    "POST /v1/completions": Body(lambda world: {"model": "nothing", "prompt": "x"}, {"model": "deployment_name"}),
+}

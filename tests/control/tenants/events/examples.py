@@ -1,0 +1,21 @@
+"""Example objects and request bodies for the tests that cover all routes: events."""
+
+from django.db import transaction
+
+from control.tenants.events.models import Event
+from control.tenants.events.services import event_record, events_number
+from tests.control.world import Ids, World
+
+
+def event(world: World) -> Event:
+    with transaction.atomic():
+        event = event_record(
+            organization_id=world.organization.pk, type="batch.completed", object_id=f"batch_{world.tag}"
+        )
+    events_number(world.organization)
+    return event
+
+
+IDS: Ids = {
+    "event_id": lambda world: world.event.id,
+}

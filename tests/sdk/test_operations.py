@@ -1,15 +1,20 @@
-"""Every operation of docs/openapi.yaml has a method of the client, which requests its route."""
+"""Every operation of docs/openapi.yaml has a method of the client, which requests its route.
 
+The test calls every method of every resource of the client with arguments made from its signature.
+"""
+
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import pytest
 import yaml
 
 from slipstream import APIError, Client
+from slipstream.http import Resource
 
 METHODS = ("get", "post", "patch", "put", "delete")
 DOCUMENT = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
@@ -19,87 +24,66 @@ ROUTES = {
     for method, operation in operations.items()
     if method in METHODS
 }
-Call = Callable[[Client, Path], Any]
-
-# Methods other than `client.<operation's id>` with an id for each of the path's parameters.
-CALLS: dict[str, Call] = {
-    "adapters.create": lambda c, _: c.adapters.create(name="a", model="m", config_file="f", weights_file="g"),
-    "api_keys.create": lambda c, _: c.api_keys.create(name="a"),
-    "api_keys.delete": lambda c, _: c.api_keys.revoke("x1"),
-    "base_models.create": lambda c, _: c.base_models.create(name="a", source="s"),
-    "batches.create": lambda c, _: c.batches.create(input_file_id="f"),
-    "certificates.public_key": lambda c, _: c.evaluations.public_key(),
-    "chat.completions.create": lambda c, _: c.chat.create(model="m", messages=[]),
-    "completions.create": lambda c, _: c.completions.create(model="m", prompt="p"),
-    "datasets.create": lambda c, _: c.datasets.create(file_id="f"),
-    "deployments.capture.end": lambda c, _: c.captures.end("x1"),
-    "deployments.capture.file": lambda c, _: c.captures.file("x1"),
-    "deployments.capture.retrieve": lambda c, _: c.captures.retrieve("x1"),
-    "deployments.capture.set": lambda c, _: c.captures.set("x1", hours=1),
-    "deployments.create": lambda c, _: c.deployments.create(name="d", model="m"),
-    "deployments.rollouts.cancel": lambda c, _: c.rollouts.cancel("x1", "x2"),
-    "deployments.rollouts.create": lambda c, _: c.rollouts.create("x1", speculator_id="s"),
-    "deployments.rollouts.list": lambda c, _: c.rollouts.list("x1"),
-    "deployments.rollouts.retrieve": lambda c, _: c.rollouts.retrieve("x1", "x2"),
-    "distillations.create": lambda c, _: c.distillations.create(model="m", prompts_file="f"),
-    "evaluations.create": lambda c, _: c.evaluations.create(speculator_id="s"),
-    "evaluations.plot": lambda c, folder: c.evaluations.plot("x1", folder / "plot.png"),
-    "files.create": lambda c, _: c.files.upload(b"{}"),
-    "fine_tuning.jobs.create": lambda c, _: c.fine_tuning.jobs.create(model="m", training_file="f"),
-    "members.create": lambda c, _: c.members.create(email="a@example.com"),
-    "members.update": lambda c, _: c.members.update("x1", role="owner"),
-    "organization.costs": lambda c, _: c.usage.costs(start_time=0),
-    "organization.usage.completions": lambda c, _: c.usage.completions(start_time=0),
-    "pipelines.create": lambda c, _: c.pipelines.create(name="p", model="m", prompts_file="f"),
-    "projects.create": lambda c, _: c.projects.create(name="p"),
-    "projects.update": lambda c, _: c.projects.update("x1", name="p"),
-    "quotes.create": lambda c, _: c.quotes.create(dataset_id="d"),
-    "quotes.update": lambda c, _: c.quotes.update("x1", cap=1.0),
-    "speculators.export": lambda c, _: c.speculators.export("x1", format="medusa"),
-    "speculators.import": lambda c, _: c.speculators.import_(file_id="f", format="medusa", model="m", name="s"),
-    "speculators.plot": lambda c, folder: c.speculators.plot("x1", folder / "plot.png"),
-    "spend_caps.create": lambda c, _: c.spend_caps.create(amount=1.0),
-    "spend_caps.update": lambda c, _: c.spend_caps.update("x1", amount=1.0),
-    "uploads.complete": lambda c, _: c.uploads.complete("x1", part_ids=["p"]),
-    "uploads.create": lambda c, _: c.uploads.create(filename="f", num_bytes=1, purpose="batch", mime_type="text/plain"),
-    "uploads.parts.create": lambda c, _: c.uploads.add_part("x1", b"x"),
-    "uploads.parts.list": lambda c, _: c.uploads.parts("x1"),
-    "usage.retrieve": lambda c, _: c.usage.total(),
-    "webhook_endpoints.create": lambda c, _: c.webhook_endpoints.create(url="https://example.com"),
-    "webhook_endpoints.deliveries.list": lambda c, _: c.webhook_endpoints.deliveries("x1"),
-    "webhook_endpoints.deliveries.replay": lambda c, _: c.webhook_endpoints.replay("x1", "x2"),
-    "webhook_endpoints.deliveries.retrieve": lambda c, _: c.webhook_endpoints.delivery("x1", "x2"),
-}
+VALUES: dict[Any, Any] = {str: "text", int: 1, float: 1.0, bytes: b"x"}  # by the type of a required argument
 
 
-def named_as(operation: str) -> Call:
-    """`client.a.b(...)` for the operation `a.b`."""
+def resources_of(parent: object) -> Iterator[Resource[Any]]:
+    """The resources that are attributes of a client, and their own nested ones, such as `fine_tuning.jobs`."""
+    names = vars(parent) if isinstance(parent, Client) else vars(type(parent))
+    for found in (getattr(parent, name) for name in names if not name.startswith("_")):
+        if isinstance(found, Resource):
+            yield found
+            yield from resources_of(found)
 
-    def call(client: Client, _: Path) -> Any:
-        found: Any = client
-        for name in operation.split("."):
-            found = getattr(found, name)
-        return found(*(f"x{number + 1}" for number in range(ROUTES[operation][1].count("{"))))
 
-    return call
+def methods_of(client: Client) -> Iterator[Callable[..., Any]]:
+    for resource in resources_of(client):
+        for name, found in vars(type(resource)).items():
+            if not name.startswith("_") and not isinstance(found, property):
+                yield getattr(resource, name)
+
+
+def arguments_of(method: Callable[..., Any], file: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments for the required parameters. Ids, which are the positional strings, are x1, x2 and so on."""
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for name, parameter in inspect.signature(method).parameters.items():
+        is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if name == "self" or not is_required:
+            continue
+        types = get_args(parameter.annotation) or (parameter.annotation,)
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            keywords[name] = next((VALUES[type_] for type_ in types if type_ in VALUES), [])
+        elif Path in types:
+            positional.append(file)
+        else:
+            positional.append(f"x{len(positional) + 1}" if str in types else VALUES[types[0]])
+    return positional, keywords
+
+
+@pytest.fixture(scope="module")
+def requested(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
+    """The method and path of the first request that each method of the client sends."""
+    requests: set[tuple[str, str]] = set()
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        requests.add((request.method, request.url.path))
+        return httpx2.Response(418)
+
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("upload.jsonl", "adapter_config.json"):
+        (folder / name).write_text("{}")
+    with Client("http://api.test/v1", "sk_live_secret", transport=httpx2.MockTransport(refuse)) as client:
+        for method in methods_of(client):
+            file = folder if "folder" in inspect.signature(method).parameters else folder / "upload.jsonl"
+            positional, keywords = arguments_of(method, file)
+            with pytest.raises(APIError):
+                next(method(*positional, **keywords))  # an iterator sends its request at `next`, others at the call
+    return requests
 
 
 @pytest.mark.parametrize("operation", ROUTES)
-def test_an_operation_has_a_method(operation: str, tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        asked.append((request.method, request.url.path))
-        return httpx2.Response(418)
-
-    client = Client("http://api.test/v1", "sk_live_secret", transport=httpx2.MockTransport(answer))
-    with client, pytest.raises(APIError):
-        next(CALLS.get(operation, named_as(operation))(client, tmp_path))  # iterators send a request at `next`
-
+def test_an_operation_has_a_method(operation: str, requested: set[tuple[str, str]]) -> None:
     method, path = ROUTES[operation]
     numbers = iter(range(1, 9))
-    assert asked == [(method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path))]
-
-
-def test_every_listed_call_belongs_to_an_operation() -> None:
-    assert CALLS.keys() <= ROUTES.keys()
+    assert (method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path)) in requested

@@ -55,6 +55,20 @@ def form_action(name: str, declared: ConsoleForm, *, icon: str, when: Callable[[
     return action(run, description=declared.title, icon=icon, permissions=["operate"])
 
 
+def add_form_action(
+    admin: type[RowsAdmin],
+    name: str,
+    declared: ConsoleForm,
+    *,
+    icon: str,
+    when: Callable[[Any], bool],
+    before: str,
+) -> None:
+    """Adds the button for objects that belong to a row to the row's page, in front of the button named `before`."""
+    setattr(admin, name, form_action(name, declared, icon=icon, when=when))
+    admin.actions_detail.insert(admin.actions_detail.index(before), name)
+
+
 class _OrganizationForm(forms.Form):
     organization = forms.ModelChoiceField(Organization.objects.order_by("name"), widget=UnfoldAdminSelectWidget)
 

@@ -5,9 +5,12 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from control.operations.console.base import RowsAdmin, service_action
+from control.operations.console.form_pages import add_form_action
+from control.operations.console.pages.serving import DeploymentAdmin, is_not_deleted
 from control.operations.console.rendering import link, number
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.captures.requests import SET_CAPTURE
 from control.serving.captures.services import capture_end, capture_export
 
 
@@ -44,3 +47,6 @@ class CaptureAdmin(RowsAdmin):
     def end(self, row: Capture) -> str:
         capture_end(capture=row)
         return "The capture has ended, and its requests are deleted."
+
+
+add_form_action(DeploymentAdmin, "capture", SET_CAPTURE, icon="save", when=is_not_deleted, before="stop")

@@ -4,9 +4,12 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from control.operations.console.base import RowsAdmin, service_action
+from control.operations.console.form_pages import add_form_action
+from control.operations.console.pages.serving import DeploymentAdmin, should_run
 from control.operations.console.rendering import badge, error_text, link, number, table
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.rollouts.models import Rollout
+from control.serving.rollouts.requests import ROLL_OUT
 from control.serving.rollouts.services import rollout_cancel
 
 CANCELLABLE = (Rollout.Status.STARTING, Rollout.Status.CANARY)
@@ -62,3 +65,6 @@ class RolloutAdmin(RowsAdmin):
     def cancel(self, row: Rollout) -> str:
         rollout_cancel(rollout=row)
         return "The rollout is rolled back."
+
+
+add_form_action(DeploymentAdmin, "roll_out", ROLL_OUT, icon="science", when=should_run, before="stop")

@@ -25,13 +25,11 @@ from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
-from control.serving.captures.requests import SET_CAPTURE
 from control.serving.deployments.figures import stretches
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
-from control.serving.rollouts.requests import ROLL_OUT
 from control.tenants.events.models import Event
 from control.workflows.evaluations.requests import create_from as evaluation_create_from
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
@@ -182,16 +180,16 @@ class SpeculatorAdmin(FormAdmin):
         return f"{row} is deleted."
 
 
-def _is_not_deleted(row: Deployment) -> bool:
+def is_not_deleted(row: Deployment) -> bool:
     return row.deleted_at is None
 
 
-def _should_run(row: Deployment) -> bool:
-    return _is_not_deleted(row) and row.desired_state == Deployment.Desired.RUNNING
+def should_run(row: Deployment) -> bool:
+    return is_not_deleted(row) and row.desired_state == Deployment.Desired.RUNNING
 
 
 def _is_startable(row: Deployment) -> bool:
-    return _is_not_deleted(row) and (not _should_run(row) or row.state == Deployment.State.FAILED)
+    return is_not_deleted(row) and (not should_run(row) or row.state == Deployment.State.FAILED)
 
 
 @admin.register(Deployment)
@@ -203,7 +201,7 @@ class DeploymentAdmin(FormAdmin):
     search_fields = ["name", "id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model", "speculator"]
-    actions_detail = ["start", "change_served", "roll_out", "capture", "stop", "delete"]
+    actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
         "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
@@ -257,22 +255,20 @@ class DeploymentAdmin(FormAdmin):
     def start(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_start(deployment=row).state}."
 
-    change_served = form_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=_is_not_deleted)
-    roll_out = form_action("roll_out", ROLL_OUT, icon="science", when=_should_run)
-    capture = form_action("capture", SET_CAPTURE, icon="save", when=_is_not_deleted)
+    change_served = form_action("change_served", CHANGE_DEPLOYMENT, icon="swap_horiz", when=is_not_deleted)
 
     @service_action(
         "Stop",
         "The endpoint gets no new requests and finishes its current ones.",
         icon="stop",
         danger=True,
-        when=_should_run,
+        when=should_run,
     )
     def stop(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_stop(deployment=row).state}."
 
     @service_action(
-        "Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=_is_not_deleted
+        "Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=is_not_deleted
     )
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."

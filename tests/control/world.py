@@ -18,11 +18,15 @@ from tests.source_tree import ROOT
 
 
 class World:
-    """The example objects of one organization. Each attribute is created when it is first accessed."""
+    """The example objects of one organization. Each attribute is created when it is first accessed.
 
-    def __init__(self, organization: Organization) -> None:
+    Args: objects: attributes to use instead of the examples.
+    """
+
+    def __init__(self, organization: Organization, **objects: Any) -> None:
         self.organization = organization
         self.tag = organization.pk[-8:]
+        vars(self).update(objects)
 
     def __getattr__(self, name: str) -> Any:
         """Creates the example object that the function `name` of an `examples.py` returns."""

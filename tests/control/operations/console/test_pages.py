@@ -71,8 +71,8 @@ def test_ending_a_capture_deletes_it_and_redirects_to_the_list(operator: Client,
 
 
 def test_the_page_of_a_dataset_shows_an_error_but_not_the_text_of_its_line(operator: Client) -> None:
-    world = World(make_organization())
-    world.file = make_file(world.organization, b"a secret\n")
+    organization = make_organization()
+    world = World(organization, file=make_file(organization, b"a secret\n"))
 
     shown = page(operator, change_path("datasets_dataset", world.dataset.pk))
 

@@ -11,7 +11,9 @@ class Adapter(models.Model):
     id = models.CharField(primary_key=True, max_length=40, default=adapter_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="adapters")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="adapters")
-    name = models.CharField(max_length=64, help_text="Callers put `deployment:name` into `model`.")
+    name = models.CharField(
+        max_length=64, help_text="A request selects the adapter by setting `model` to `deployment:name`."
+    )
     rank = models.PositiveIntegerField()
     target_modules = models.JSONField()
     size_bytes = models.BigIntegerField()

@@ -20,13 +20,17 @@ class BaseModel(models.Model):
         Organization, on_delete=models.CASCADE, related_name="base_models", null=True, blank=True
     )
     name = models.CharField(max_length=120)
-    source = models.CharField(max_length=1000, blank=True, db_default="", help_text="As asked for over the API.")
+    source = models.CharField(
+        max_length=1000, blank=True, db_default="", help_text="The source that the API request named."
+    )
     status = models.CharField(max_length=16, choices=Status, default=Status.READY, db_default=Status.READY)
-    error = models.JSONField(null=True, blank=True, help_text="Why it was refused: {code, message}")
+    error = models.JSONField(null=True, blank=True, help_text="Why the model was refused: {code, message}")
     path = models.CharField(max_length=1000, blank=True)
     model_type = models.CharField(max_length=40, blank=True)
     revision = models.CharField(
-        max_length=64, blank=True, help_text="SHA-256 over config and weight files: a speculator names it."
+        max_length=64,
+        blank=True,
+        help_text="SHA-256 of the configuration and weight files. A speculator records the revision of its model.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -55,7 +59,9 @@ class Speculator(models.Model):
     kind = models.CharField(max_length=24)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.TRAINING)
     target_revision = models.CharField(max_length=64)
-    storage_prefix = models.CharField(max_length=400, blank=True, help_text="Folder of the artifact; set once ready.")
+    storage_prefix = models.CharField(
+        max_length=400, blank=True, help_text="Prefix of the artifact's storage keys; set when the speculator is ready."
+    )
     training = models.JSONField(default=dict, blank=True, help_text="The training job's result.")
     report = models.JSONField(default=dict, blank=True, help_text="The latest evaluation's report.")
     plot_key = models.CharField(max_length=400, blank=True, help_text="The latest evaluation's PNG in storage.")

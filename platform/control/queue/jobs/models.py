@@ -29,29 +29,37 @@ class Job(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="jobs")
     kind = models.CharField(max_length=16, choices=Kind.choices)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
-    params = models.JSONField(default=dict, help_text="What to do; storage keys and ids, never paths of one machine.")
+    params = models.JSONField(
+        default=dict, help_text="Input of the job: storage keys and ids, but no paths, because any machine may run it."
+    )
     result = models.JSONField(default=dict, blank=True)
     error = models.JSONField(null=True, blank=True, help_text="{class, code, message, retryable}")
 
-    priority = models.SmallIntegerField(default=0, db_default=0, help_text="Among its organization's; highest first.")
+    priority = models.SmallIntegerField(
+        default=0, db_default=0, help_text="Jobs of the same organization with a higher priority are claimed first."
+    )
 
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
-    stalled_attempts = models.PositiveIntegerField(default=0, help_text="Attempts in a row without progress.")
-    failures = models.JSONField(default=dict, blank=True, help_text="Failed attempts so far, by failure class.")
+    stalled_attempts = models.PositiveIntegerField(
+        default=0, help_text="Number of consecutive attempts without progress."
+    )
+    failures = models.JSONField(default=dict, blank=True, help_text="Number of failed attempts by failure class.")
     claimed_at = models.DateTimeField(null=True, blank=True)
     lease_until = models.DateTimeField(null=True, blank=True)
     worker = models.CharField(max_length=120, blank=True)
     not_before = models.DateTimeField(null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    paused = models.JSONField(null=True, blank=True, help_text="Why it waits: {code, message, cap_id}")
+    paused = models.JSONField(null=True, blank=True, help_text="Why the job is paused: {code, message, cap_id}")
 
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)
     progress_unit = models.CharField(max_length=24, blank=True)
     progress_at = models.DateTimeField(null=True, blank=True)
     metrics = models.JSONField(default=dict, blank=True, help_text="The latest metrics event.")
-    checkpoint_key = models.CharField(max_length=400, blank=True, help_text="Prefix of the last committed checkpoint.")
+    checkpoint_key = models.CharField(
+        max_length=400, blank=True, help_text="Prefix of the storage keys of the last committed checkpoint."
+    )
 
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -74,14 +82,18 @@ class JobShard(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
     shard_no = models.PositiveIntegerField()
     row_from = models.PositiveIntegerField()
-    row_to = models.PositiveIntegerField(help_text="Exclusive.")
+    row_to = models.PositiveIntegerField(help_text="The first row after the shard.")
     storage_key = models.CharField(max_length=400, blank=True)
     fence = models.BigIntegerField(null=True, blank=True)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     usage = models.JSONField(default=dict, blank=True)
-    alone = models.BooleanField(default=False, help_text="Suspected of a crash: run by itself.")
-    crashes = models.PositiveSmallIntegerField(default=0, help_text="Children that died while running it alone.")
+    alone = models.BooleanField(
+        default=False, help_text="The shard is run alone, because it may have crashed its worker."
+    )
+    crashes = models.PositiveSmallIntegerField(
+        default=0, help_text="Number of child processes that died while they ran this shard alone."
+    )
 
     class Meta:
         constraints = [
@@ -114,9 +126,7 @@ class JobEvent(models.Model):
 class Share(models.Model):
     """The worker time that an organization has used; `fair` compares it between organizations."""
 
-    organization = models.OneToOneField(
-        Organization, on_delete=models.CASCADE, primary_key=True, related_name="+"
-    )
+    organization = models.OneToOneField(Organization, on_delete=models.CASCADE, primary_key=True, related_name="+")
     used_seconds = models.FloatField(default=0.0)
 
     def __str__(self) -> str:
@@ -125,7 +135,7 @@ class Share(models.Model):
 
 class Worker(models.Model):
     id = models.CharField(primary_key=True, max_length=120)
-    role = models.CharField(max_length=24, help_text="jobs or deployments")
+    role = models.CharField(max_length=24, help_text="What the worker supervises: jobs or deployments.")
     started_at = models.DateTimeField()
     heartbeat_at = models.DateTimeField()
 

@@ -24,17 +24,27 @@ class Rollout(models.Model):
     canary = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="+")
     speculator = models.ForeignKey(Speculator, on_delete=models.PROTECT, related_name="+")
     previous = models.ForeignKey(Speculator, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
-    share_percent = models.PositiveSmallIntegerField(help_text="Of the requests, while it is tried out.")
-    min_requests = models.PositiveIntegerField(help_text="Answered by the canary before anything is decided.")
-    max_acceptance_drop = models.FloatField(help_text="Of the acceptance length, against what serves now.")
+    share_percent = models.PositiveSmallIntegerField(
+        help_text="Share of the requests that the canary answers during the trial."
+    )
+    min_requests = models.PositiveIntegerField(
+        help_text="Number of requests that the canary must answer before the decision."
+    )
+    max_acceptance_drop = models.FloatField(
+        help_text="Largest accepted drop of the acceptance length, relative to the previous speculator."
+    )
     max_error_rate = models.FloatField()
-    max_seconds = models.PositiveIntegerField(help_text="To get its requests in.")
+    max_seconds = models.PositiveIntegerField(help_text="Time limit for the canary to answer `min_requests`.")
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.STARTING)
-    failed_before = models.PositiveIntegerField(default=0, help_text="Requests that the deployment had lost by then.")
-    reason = models.JSONField(null=True, blank=True, help_text="{code, message} of the decision.")
-    figures = models.JSONField(default=dict, blank=True, help_text="canary and stable, when it was decided.")
+    failed_before = models.PositiveIntegerField(
+        default=0, help_text="Number of failed requests of the deployment when the trial began."
+    )
+    reason = models.JSONField(null=True, blank=True, help_text="Reason for the decision: {code, message}")
+    figures = models.JSONField(
+        default=dict, blank=True, help_text="Figures of canary and stable at the time of the decision."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
-    started_at = models.DateTimeField(null=True, blank=True, help_text="The canary's first request.")
+    started_at = models.DateTimeField(null=True, blank=True, help_text="When the canary became ready for requests.")
     finished_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

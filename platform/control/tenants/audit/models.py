@@ -22,7 +22,7 @@ class AuditEvent(models.Model):
     )
     actor_type = models.CharField(max_length=16, choices=Actor.choices)
     actor_id = models.CharField(max_length=150)
-    action = models.CharField(max_length=64, help_text="noun.verb, as file.create")
+    action = models.CharField(max_length=64, help_text="Object and verb, such as file.create.")
     object_type = models.CharField(max_length=40)
     object_id = models.CharField(max_length=80)
     ip = models.GenericIPAddressField(null=True, blank=True)

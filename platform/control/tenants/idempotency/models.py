@@ -9,13 +9,13 @@ class IdempotencyKey(models.Model):
     """While `status` is null, the claim with `fence` is valid until `locked_until` on the database's clock."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
-    route = models.CharField(max_length=300, help_text="Method and path.")
+    route = models.CharField(max_length=300, help_text="Method and path of the request.")
     key = models.CharField(max_length=255)
     fingerprint = models.CharField(max_length=64, help_text="SHA-256 of the canonical request.")
     fence = models.PositiveIntegerField(default=1)
     locked_until = models.DateTimeField()
     status = models.PositiveSmallIntegerField(null=True, blank=True)
-    body = models.TextField(blank=True, help_text="The answer, as it was sent.")
+    body = models.TextField(blank=True, help_text="Body of the response that was sent.")
     created_at = models.DateTimeField()
 
     class Meta:

@@ -28,27 +28,35 @@ class Batch(models.Model):
     input_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     output_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     error_file = models.ForeignKey(File, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
-    output_expires_after = models.DurationField(null=True, blank=True, help_text="Of the output and error files.")
-    tokens_key = models.CharField(max_length=400, blank=True, help_text="Token ids of the answers, for training.")
+    output_expires_after = models.DurationField(
+        null=True, blank=True, help_text="How long the output and error files are kept."
+    )
+    tokens_key = models.CharField(
+        max_length=400, blank=True, help_text="Storage key of the answers' token ids, which training uses."
+    )
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     endpoint = models.CharField(max_length=64)
     completion_window = models.CharField(max_length=8, default="24h")
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.VALIDATING)
     errors = models.JSONField(null=True, blank=True, help_text="[{code, line, message, param}], at most 1,000.")
-    num_errors = models.PositiveIntegerField(default=0, help_text="Of all bad lines, listed in `errors` or not.")
+    num_errors = models.PositiveIntegerField(
+        default=0, help_text="Number of all bad lines, also of those that `errors` does not list."
+    )
     warnings = models.JSONField(default=list, blank=True)
     metadata = models.JSONField(default=dict, blank=True)
     usage = models.JSONField(default=dict, blank=True)
-    cost_nanousd = models.BigIntegerField(default=0, db_default=0, help_text="Of the shards that are committed.")
-    quote = models.ForeignKey(
-        "quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True
-    )
+    cost_nanousd = models.BigIntegerField(default=0, db_default=0, help_text="Cost of the committed shards.")
+    quote = models.ForeignKey("quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True)
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
-    unanswered = models.PositiveIntegerField(default=0, help_text="Never run: the batch was cancelled, or expired.")
-    errors_by_code = models.JSONField(default=dict, blank=True, help_text="How many rows of the error file, by code.")
-    has_working_files = models.BooleanField(default=True, help_text="Rows and shards, until nobody needs them.")
+    unanswered = models.PositiveIntegerField(
+        default=0, help_text="Number of rows that were not run, because the batch was cancelled or expired."
+    )
+    errors_by_code = models.JSONField(default=dict, blank=True, help_text="Number of rows of the error file by code.")
+    has_working_files = models.BooleanField(
+        default=True, help_text="Whether the files of rows and shards, which only the job needs, still exist."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     in_progress_at = models.DateTimeField(null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)

@@ -20,14 +20,22 @@ class Dataset(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
-    format = models.CharField(max_length=16, choices=_FORMATS, blank=True, help_text="Empty: no row said it.")
+    format = models.CharField(
+        max_length=16, choices=_FORMATS, blank=True, help_text="Empty if no row has a recognized format."
+    )
     status = models.CharField(max_length=16, choices=Status.choices)
-    num_rows = models.PositiveIntegerField(help_text="Good or bad; blank lines are none.")
-    num_answers = models.PositiveIntegerField(help_text="Rows that bring an answer along.")
-    num_tokens = models.BigIntegerField(null=True, blank=True, help_text="By the base model's tokenizer.")
-    tokens_are_exact = models.BooleanField(default=True, help_text="Counted in every row, not in a sample.")
+    num_rows = models.PositiveIntegerField(help_text="All rows, valid or not; blank lines are not counted.")
+    num_answers = models.PositiveIntegerField(help_text="Number of rows that contain an answer.")
+    num_tokens = models.BigIntegerField(
+        null=True, blank=True, help_text="Number of prompt tokens by the base model's tokenizer."
+    )
+    tokens_are_exact = models.BooleanField(
+        default=True, help_text="False if the tokens were counted in a sample of the rows."
+    )
     errors = models.JSONField(default=list, blank=True, help_text="[{code, line, column, ...}], at most 1,000.")
-    num_errors = models.PositiveIntegerField(default=0, help_text="Of all bad lines, listed in `errors` or not.")
+    num_errors = models.PositiveIntegerField(
+        default=0, help_text="Number of all bad lines, also of those that `errors` does not list."
+    )
     errors_by_code = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 

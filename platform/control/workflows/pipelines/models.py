@@ -27,7 +27,7 @@ class Pipeline(models.Model):
 
     id = models.CharField(primary_key=True, max_length=40, default=pipeline_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="pipelines")
-    name = models.CharField(max_length=64, help_text="Also the speculator's and the deployment's name.")
+    name = models.CharField(max_length=64, help_text="The speculator and the deployment get this name, too.")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="pipelines")
     prompts_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     held_out_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")

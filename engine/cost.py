@@ -1,6 +1,6 @@
 """Predicts the duration of a forward pass from its number of rows (one row per token).
 
-At start-up, passes with some numbers of rows, the points, are measured with empty contexts. Real passes are slower
+At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes are slower
 because of longer contexts, sampling and other load. Each real pass is compared with the measurement, and the ratio is
 recorded at the two points nearest to its number of rows. Points without recent passes use the average ratio.
 """
@@ -13,7 +13,7 @@ _MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two rep
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # weight of the latest pass in a moving average
 _FADE = 0.995  # each pass multiplies the weight of every point by this
-_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was busy
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
 _DOUBT = 5.0  # weight of the average ratio at every point, as a number of passes
 
 
@@ -34,7 +34,7 @@ class CostModel:
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
         """Takes the fastest of several passes for each row count; `run(rows)` makes one pass and returns its seconds.
 
-        Each repetition measures all counts in turn, so that noise affects them alike.
+        Each repetition measures all counts in turn, so that noise affects all counts alike.
         """
         run(row_counts[-1])  # warm-up
         runs = [[run(rows) for rows in row_counts] for _ in range(2)]
@@ -55,8 +55,8 @@ class CostModel:
             rate = max(_RATE, 1.0 / (1.0 + self._weights[point])) * share
             self._ratios[point] += rate * (ratio - self._ratios[point])
         corrected = [
-            base * (weight * own + _DOUBT * self._ratio) / (weight + _DOUBT)
-            for base, weight, own in zip(self._measured, self._weights, self._ratios, strict=True)
+            base * (weight * ratio_here + _DOUBT * self._ratio) / (weight + _DOUBT)
+            for base, weight, ratio_here in zip(self._measured, self._weights, self._ratios, strict=True)
         ]
         self._current = _rising(corrected)
 

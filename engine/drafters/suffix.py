@@ -115,12 +115,12 @@ class SuffixDrafter(Drafter):
         survival: list[float] = []
         kinds: list[_Kind] = []
         heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, sequence number, depth, parent, claim
-        above, depth, parent, offered = 1.0, 0, -1, 0
+        parent_survival, depth, parent, offered = 1.0, 0, -1, 0
         while True:
             if depth < deepest:
                 for claim in self._claims(votes, depth, sampled):
-                    if above * claim[1] >= _LEAST_SURVIVAL:
-                        heapq.heappush(heap, (-above * claim[1], offered, depth, parent, claim))
+                    if parent_survival * claim[1] >= _LEAST_SURVIVAL:
+                        heapq.heappush(heap, (-parent_survival * claim[1], offered, depth, parent, claim))
                         offered += 1
             if not heap or len(tokens) == budget:
                 return Draft(tuple(tokens), tuple(parents), tuple(survival)), kinds
@@ -129,10 +129,13 @@ class SuffixDrafter(Drafter):
             parents.append(own_parent)
             survival.append(-negative)
             kinds.append(kind)
-            above, depth, parent = -negative, depth + 1, len(tokens) - 1
+            parent_survival, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first."""
+        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first.
+
+        A vote's fields are indexed as in `_Vote`: 1 is the continuation, 2 the source and 3 the weight.
+        """
         groups: dict[int, list[_Vote]] = {}
         total = 1.0  # the 1 of `all votes + 1`, so that a single vote is no certainty
         for vote in votes:

@@ -1,4 +1,4 @@
-"""LoRA adapters of the target. They are loaded by name, each request names one, and one pass may use several.
+"""LoRA adapters of the target. They are loaded by name. A request uses at most one adapter, and a pass may use several.
 
 The module reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear
 layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules) are refused.
@@ -119,9 +119,9 @@ def _layers(
         "gate_up": (H, {"gate_proj": intermediate, "up_proj": intermediate}),
         "down": (intermediate, {"down_proj": H}),
     }
-    known = {module for _, modules in products.values() for module in modules}
-    if foreign := {module for _, module, _ in parts} - known:
-        raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(known))}, got {', '.join(sorted(foreign))}")
+    served = {module for _, modules in products.values() for module in modules}
+    if others := {module for _, module, _ in parts} - served:
+        raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(served))}, got {', '.join(sorted(others))}")
     scale = _Scale(values)
     return tuple(
         LoraLayer(

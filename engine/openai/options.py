@@ -4,7 +4,7 @@ import re
 import secrets
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_CHOICES = 16
@@ -101,9 +101,9 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
     if not stream:
         raise InvalidRequest("stream_options needs stream to be true, got stream false", param="stream_options")
     options = Fields(fields.get("stream_options"), path="stream_options")
-    known_only(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
-    wanted = options.boolean("include_usage", False)
-    return wanted, wanted and options.boolean("continuous_usage_stats", False)
+    reject_unknown(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    include_usage = options.boolean("include_usage", False)
+    return include_usage, include_usage and options.boolean("continuous_usage_stats", False)
 
 
 def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:

@@ -30,8 +30,8 @@ class MedusaGraphDrafter:
         features = self._drafter.features(hidden, state.tokens)  # [B, K, H]
         B, K, _ = features.shape
         sampling = state.sampling_below(torch.arange(K, device=hidden.device))
-        found = candidates(self._best(features), sampling)
-        trees = grow_trees(found.tokens.view(B, K, -1), found.survival.view(B, K, -1), budget)
+        ranked = candidates(self._best(features), sampling)
+        trees = grow_trees(ranked.tokens.view(B, K, -1), ranked.survival.view(B, K, -1), budget)
         return Trees(trees.tokens, trees.parents, trees.survival, trees.counts * ready)
 
     def observe(self, verified: Verified) -> None:

@@ -168,7 +168,7 @@ class Engine:
                 self._drafting,
                 on_device,
                 stacks=self._stacks,
-                finish=self._finish,
+                commit_tokens=self._commit_graph_tokens,
                 node_counts=self._node_counts,
                 phase_seconds=self.phase_seconds,
             )
@@ -279,7 +279,7 @@ class Engine:
             output = replace(output, logprobs=logprobs)
         return output, path
 
-    def _finish(
+    def _commit_graph_tokens(
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""

@@ -29,7 +29,7 @@ class RowBuilder:
         self._roots: list[Hashable] = []
         self._paths: list[tuple[int, ...]] = []
         self._sampling_rows: list[int] = []  # indices of the rows that sample a token
-        self._table_entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # rows, positions, slots
+        self._table_entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # table rows, positions, slots
 
     @property
     def num_rows(self) -> int:

@@ -44,7 +44,7 @@ class CombinedDrafter(Drafter):
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         drafts = [self._drafts(drafter, sequences, budget) for drafter in self._drafters]
-        return [self._merged(sequence, own, budget) for sequence, *own in zip(sequences, *drafts, strict=True)]
+        return [self._merged(sequence, trees, budget) for sequence, *trees in zip(sequences, *drafts, strict=True)]
 
     def observe(self, done: Pass) -> None:
         """Passes each drafter its own slice of the taps."""
@@ -105,14 +105,14 @@ class _Union:
         nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
         for draft, survivals, inner in zip(drafts, self._survivals, self._inner, strict=True):
             union_nodes = {-1: -1}  # node of the draft -> node of the union
-            for own, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            for draft_node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
                 union_parent = union_nodes[parent]
                 node = nodes.setdefault((union_parent, token), len(self.tokens))
                 if node == len(self.tokens):
                     self.tokens.append(token)
                     self.parents.append(union_parent)
-                union_nodes[own] = node
-                survivals[node] = draft.survival[own]
+                union_nodes[draft_node] = node
+                survivals[node] = draft.survival[draft_node]
                 inner.add(union_parent)
 
     def claims(self, node: int) -> list[float]:

@@ -28,7 +28,7 @@ _VISITS = 16  # positions visited per context length
 ENOUGH = 8  # after this many matches, shorter contexts are not looked up
 
 
-# (number of matching tokens, the tokens that followed them); these are at least one, and may contain a BREAK
+# (number of matching tokens, the tokens that followed them: at least one, and possibly a BREAK among them)
 Match = tuple[int, Many[int]]
 
 

@@ -126,7 +126,7 @@ def _check_string(schema: dict[str, Any], path: str) -> None:
     groups = (("pattern",), ("format",), ("minLength", "maxLength"))
     given = ["/".join(group) for group in groups if schema.keys() & set(group)]
     if len(given) > 1:
-        raise ValueError(f"has {' and '.join(given)} at {path}, of which one alone is supported")
+        raise ValueError(f"has {' and '.join(given)} at {path}, of which only one is supported")
 
 
 def _check_required(schema: dict[str, Any], path: str) -> None:
@@ -134,7 +134,7 @@ def _check_required(schema: dict[str, Any], path: str) -> None:
     if not isinstance(required, list) or not isinstance(properties, dict):
         return
     if missing := [name for name in required if name not in properties]:
-        raise ValueError(f"requires at {path} what its properties do not name: {str(missing)[:80]}")
+        raise ValueError(f"requires names at {path} that are not in its properties: {str(missing)[:80]}")
 
 
 def _check_values(schema: dict[str, Any], values: Any, path: str) -> None:

@@ -40,10 +40,11 @@ def node_counts(draft_budget: int | None) -> tuple[int, ...]:
     return _NODE_COUNTS if draft_budget is None else tuple(sorted({0, draft_budget}))
 
 
-class Finish(Protocol):
+class CommitTokens(Protocol):
     def __call__(
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
-    ) -> tuple[StepOutput, tuple[int, ...]]: ...
+    ) -> tuple[StepOutput, tuple[int, ...]]:
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
 
 
 def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
@@ -81,7 +82,7 @@ class GraphDecoder:
         drafter: GraphDrafter | None,
         *,
         stacks: LoraStacks | None,
-        finish: Finish,
+        commit_tokens: CommitTokens,
         node_counts: tuple[int, ...],
         phase_seconds: dict[str, float],
     ) -> None:
@@ -89,7 +90,7 @@ class GraphDecoder:
         Args:
             drafter: drafts on the device; None: `drafting` drafts on the host, or there is no drafter.
             stacks: LoRA adapters of the sequences; None: no sequence has an adapter.
-            finish: commits tokens up to the end of the output; returns the output and the kept nodes.
+            commit_tokens: `Engine._commit_graph_tokens`.
             phase_seconds: the time spent in each phase is added here.
         """
         self.runner = runner
@@ -100,7 +101,7 @@ class GraphDecoder:
         self.drafter = drafter
         self._stacks = stacks
         self._stacks_version = 0
-        self._finish = finish
+        self._commit_tokens = commit_tokens
         self._in_flight: deque[_InFlight] = deque()
         self._loaded: set[Sequence] = set()
         self._node_counts = node_counts
@@ -252,7 +253,7 @@ class GraphDecoder:
             drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
             position, first_row = sequence.num_computed, index * (1 + flight.num_nodes)
             self._assign_slots(part, outcome)
-            output, path = self._finish(sequence, drafts[-1], outcome.tokens, outcome.path)
+            output, path = self._commit_tokens(sequence, drafts[-1], outcome.tokens, outcome.path)
             outputs.append(output)
             if output.finish_reason:
                 self._loaded.discard(sequence)

@@ -84,8 +84,10 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
     stop = fields.get("stop")
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
-        number = f"{len(strings)} of them" if isinstance(strings, list) else kind_of(stop)
-        raise InvalidRequest(f"stop must be a string or at most {MAX_STOP_STRINGS}, got {number}", param="stop")
+        got = f"a list of {len(strings)}" if isinstance(strings, list) else kind_of(stop)
+        raise InvalidRequest(
+            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings, got {got}", param="stop"
+        )
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
             raise InvalidRequest(

@@ -301,8 +301,8 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
         if all(_are_token_ids(item, tokenizer) for item in prompt):
             return tuple(tuple(item) for item in prompt)
     raise InvalidRequest(
-        f"prompt must be a string, a list of token ids in 0..{tokenizer.vocab_size - 1}, or a list of one of these, "
-        f"got {kind_of(prompt)}",
+        f"prompt must be a string, a list of token ids in 0..{tokenizer.vocab_size - 1}, a list of strings, "
+        f"or a list of lists of token ids, got {kind_of(prompt)}",
         param="prompt",
     )
 

@@ -90,7 +90,7 @@ class Operator:
         if fields.get("path") is not None:
             folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
         if "turbo_lora" in kind.split("+"):  # swapping its LoRA adapter would change running answers
-            message = "turbo_lora brings an adapter along: start the server with it"
+            message = "turbo_lora includes a LoRA adapter, so it can only be set when the server starts"
             raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
         async with self._lock:
             try:

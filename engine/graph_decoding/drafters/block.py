@@ -15,7 +15,7 @@ from engine.drafters.block_config import LayerAttention
 from engine.drafters.block_heads import CANDIDATES, PAIRED, mass_share, rescaled_to_confidence
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.drafters.base import Verified
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.models.dense import Decoder
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
@@ -34,7 +34,7 @@ class BlockGraphDrafter:
         self.max_depth = drafter.max_depth
         self._drafter = drafter
         self._heads = drafter.heads
-        self._head = GuessHead(drafter.heads.own_head or target.weights.lm_head_packed)
+        self._head = CandidateHead(drafter.heads.own_head or target.weights.lm_head_packed)
         self._last_position = target.max_positions - 1
         self._batch_slots = batch_slots
 

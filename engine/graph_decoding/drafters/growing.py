@@ -21,7 +21,7 @@ from engine.drafters.growing_tree import WIDTH
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.device import Device
 from engine.graph_decoding.drafters.base import Verified
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.graph_decoding.drafters.slot_buffers import BatchSlotBuffers
 from engine.models.base import Hidden
 from engine.sequence import Sequence
@@ -44,7 +44,7 @@ class Levels(Protocol):
     dtypes: tuple[torch.dtype, torch.dtype]
     last_position: int
     scratch: int  # the first scratch slot; the scratch slots follow the cache's, WIDTH for each tree and level
-    head: GuessHead
+    head: CandidateHead
 
     def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
         """Returns the module's inputs [M, H] for rows [M] of the target's pass."""

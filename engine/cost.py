@@ -26,9 +26,9 @@ class CostModel:
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
         self._current = list(self._measured)
-        self._ratio = 1.0
-        self._ratios = [1.0] * len(row_counts)
-        self._weights = [0.0] * len(row_counts)
+        self._ratio = 1.0  # average over all real passes of the time relative to the measurement
+        self._ratios = [1.0] * len(row_counts)  # the same average for each point
+        self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
@@ -61,11 +61,11 @@ class CostModel:
         self._current = _rising(corrected)
 
     def _right(self, rows: int) -> int:
-        """Index of the right one of the two points between which `rows` is interpolated."""
+        """Returns the index of the larger of the two points between which `rows` is interpolated."""
         return min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], tuple[int, float]]:
-        """The two nearest points and their interpolation weights in 0..1."""
+        """Returns the indices of the two nearest points and their interpolation weights in 0..1."""
         right = self._right(rows)
         x0, x1 = self._rows[right - 1], self._rows[right]
         share = min(1.0, max(0.0, (rows - x0) / (x1 - x0)))

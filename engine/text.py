@@ -1,8 +1,8 @@
 """Incremental decoding of token ids to text, and stop strings.
 
 The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
-that is completed first (the longest of those completed at the same character). This holds however the ids are split
-over the calls, so the text does not depend on the number of tokens per engine step.
+that is completed first (before the longest one if several are completed at the same character). This holds however the
+ids are split over the calls, so the text does not depend on the number of tokens per engine step.
 
     ids ─ decode the window of latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 
@@ -28,10 +28,10 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """The text of one answer. `push` takes the ids of each step, `finish` ends it; once `stopped`, both return ""."""
+    """The text of one answer. Call `push` with the ids of each step, then `finish`. Once `stopped`, both return ""."""
 
     def __init__(self, tokenizer: Detokenizer, *, stop: Sequence[str] = (), per_token: bool = False) -> None:
-        """`per_token`: fill `token_starts`, which is also filled if there are stop strings."""
+        """`per_token`: whether to record `token_starts`; with stop strings it is always recorded."""
         self._window = _Window(tokenizer)
         self._cutter = _StopCutter(stop)
         self._one_by_one = per_token or bool(stop)

@@ -12,7 +12,7 @@
                                                               tokens of min(drafter's, target's probability)
 
 The taps are the target's intermediate hidden states. The anchor is the last known token; the target has not computed
-its position yet, so it has no context.
+its position yet, so the anchor has no context.
 
 Shape letters: A blocks of B tokens, S context positions, T tap layers, H hidden size, D head size, Hkv key heads,
 G query heads per key head, N stored rows, V and Vd the target's and the drafter's vocabulary, r the Markov head's rank.

@@ -3,10 +3,9 @@
 The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. A hash
 of all tokens up to a slot's position is stored with the slot. If it differs from the hash of the current text, the
 slot's keys belong to another text: the position is called missing and is computed again. A step first runs all missing
-positions and the last token in one pass.
-Then one pass per depth runs each sequence's best candidate, with keys and values in scratch slots that follow the
-target's slots. The best candidates of all depths form the trunk of the tree; the other candidates become leaves.
-Unlikely paths are not continued.
+positions and the last token in one pass. Then one pass per depth runs each sequence's best candidate, with keys and
+values in scratch slots that follow the target's slots. The best candidates of all depths form the trunk of the tree;
+the other candidates become leaves. Unlikely paths are not continued.
 
 At T > 0, candidates are ranked with the target's sampling noise (choice.py), so a draft model with the target's logits
 is always right.
@@ -146,7 +145,7 @@ class DraftModelDrafter(Drafter):
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         paths = [_Path() for _ in sequences]
         max_depths = [min(self.max_depth, budget, sequence.num_remaining - 1) for sequence in sequences]
-        alive = [index for index, depth in enumerate(max_depths) if depth > 0]
+        alive = [index for index, depth in enumerate(max_depths) if depth > 0]  # sequences whose trunk still grows
         hidden = self._catch_up([(sequence, len(sequence.tokens)) for sequence in sequences])[alive]
         depth = 0
         while alive:

@@ -70,7 +70,7 @@ class Verified:
         B, N = accepted.nodes.shape
         n = 1 + min(self.depth, N)
         device = accepted.counts.device
-        index = torch.arange(n, device=device)
+        index = torch.arange(n, device=device)  # entry 0 is the last token, entry i the i-th accepted node
         used = index <= accepted.counts.unsqueeze(1)  # [B, n]
         nodes = torch.cat([accepted.counts.new_full((B, 1), -1), accepted.nodes[:, : n - 1]], dim=1)
         own_rows = torch.where(used, nodes, -1) + 1  # [B, n], in 0..N among the sequence's rows; 0: the last token

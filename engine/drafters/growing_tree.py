@@ -47,7 +47,7 @@ class GrowingTree:
 
     def frontier(self, width: int) -> list[int]:
         """Returns at most `width` nodes of the newest level that `draft` would return now, likeliest first."""
-        best = heapq.nlargest(self._budget, self._survival)
+        best = heapq.nlargest(self._budget, self._survival)  # survivals of the nodes of the current draft
         level = [node for node in range(self._level, len(self._tokens)) if self._survival[node] >= best[-1]]
         return heapq.nlargest(width, level, key=self._survival.__getitem__)
 

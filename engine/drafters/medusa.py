@@ -77,7 +77,8 @@ class MedusaDrafter(Drafter):
             last_tokens: [B] int64. The tokens sampled from `hidden`.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        best = self._choose(hidden, last_tokens, [greedy] * len(hidden), [0] * len(hidden))
+        positions = [0] * len(hidden)  # without effect, since greedy decoding draws no noise
+        best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions)
         return best.tokens, best.survival
 
     @torch.inference_mode()

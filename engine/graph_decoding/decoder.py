@@ -248,7 +248,7 @@ class GraphDecoder:
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:
                 self._loaded.discard(sequence)
-                self._scheduler.free_slots(part.slots)  # the sequence ended or was preempted before this step
+                self._scheduler.free_slots(part.slots)  # the sequence ended before this step was read
                 continue
             drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
             position, first_row = sequence.num_computed, index * (1 + flight.num_nodes)
@@ -273,6 +273,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
+        # If the scheduler has replaced slots by those of a shared block, `_load` writes them to the table again.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])
@@ -287,5 +288,5 @@ class GraphDecoder:
         budget.record_pass(len(flight.parts) * (1 + flight.num_nodes), verify_seconds)
 
     def _node_count(self, wanted: int) -> int:
-        """The smallest allowed number of draft nodes that is at least `wanted`."""
+        """Returns the smallest allowed number of draft nodes that is at least `wanted`."""
         return next(count for count in self._node_counts if count >= wanted)

@@ -109,8 +109,9 @@ def _layers(
         if match is None or int(match["layer"]) >= config.num_layers:
             raise AdapterNotLoadable(f"tensor {name} belongs to no layer of this model that can have LoRA")
         parts[int(match["layer"]), match["module"], match["side"]] = tensor.to(device=device, dtype=torch.float32)
-    if halves := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
-        raise AdapterNotLoadable(f"of {sorted(halves)[0]} there is only one of lora_A and lora_B")
+    # "AB"[side == "A"] is the other side of a pair
+    if incomplete := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
+        raise AdapterNotLoadable(f"of {sorted(incomplete)[0]} there is only one of lora_A and lora_B")
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     H, intermediate = config.hidden_size, config.intermediate_size
     products = {

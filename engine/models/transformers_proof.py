@@ -78,7 +78,7 @@ class _KernelProductsOnly(TorchDispatchMode):
 
 def _called_from_kernels() -> bool:
     """Whether the call comes from the reference implementations in kernels/."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # the caller of __torch_dispatch__
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").startswith("kernels."):
             return True
@@ -100,23 +100,24 @@ def _read(
     )
     slot_ids = torch.arange(T + num_other_rows, dtype=torch.int32, device=device)
     cache.slot_tables[0], cache.slot_tables[1, :num_other_rows] = slot_ids[:T], slot_ids[T:]
-    other_rows = slot_ids[T:].long()  # slots of the other text; its token at position p is in slot T + p
+    other_slots = slot_ids[T:].long()  # slots of the other text; its token at position p is in slot T + p
     pieces, start = [], 0
     for length in chunks:
         if start >= T:
             break
-        text_rows = torch.arange(start, min(T, start + length), device=device)
-        positions = torch.cat((other_rows - T, text_rows))
-        num_drafted = (text_rows - start + 1) if num_other_rows else torch.zeros_like(text_rows)
+        # position p of the text is in slot p
+        text_positions = torch.arange(start, min(T, start + length), device=device)
+        positions = torch.cat((other_slots - T, text_positions))
+        num_drafted = (text_positions - start + 1) if num_other_rows else torch.zeros_like(text_positions)
         attention = AttentionRows(
             slot_tables=cache.slot_tables,
-            seqs=torch.cat((torch.ones_like(other_rows), torch.zeros_like(text_rows))),
-            prefix_lens=torch.cat((other_rows - T + 1, text_rows + 1 - num_drafted)),
+            seqs=torch.cat((torch.ones_like(other_slots), torch.zeros_like(text_positions))),
+            prefix_lens=torch.cat((other_slots - T + 1, text_positions + 1 - num_drafted)),
             paths=slot_ids[start : start + length].repeat(positions.shape[0], 1),
-            path_lens=torch.cat((torch.zeros_like(other_rows), num_drafted)),
+            path_lens=torch.cat((torch.zeros_like(other_slots), num_drafted)),
         )
-        slots = torch.cat((other_rows, text_rows))
-        tokens = torch.cat((token_ids[other_rows - T], token_ids[text_rows]))
+        slots = torch.cat((other_slots, text_positions))
+        tokens = torch.cat((token_ids[other_slots - T], token_ids[text_positions]))
         hidden = model.forward(Rows(tokens, DecoderRows(positions, slots, attention)), cache).final
         pieces.append(hidden[num_other_rows:])
         start += length

@@ -45,7 +45,7 @@ class Record:
 
 
 def _settled(draft: Draft, next_tokens: Many[int]) -> Iterator[tuple[int, bool]]:
-    """Yields each node whose parent was right, and whether it is right; `next_tokens` follow the draft's root."""
+    """Yields each node whose parent was right, and whether the node is right; `next_tokens` follow the draft's root."""
     depths = {-1: 0}  # right node -> its depth; -1: the root
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         depth = depths.get(parent)
